@@ -1,0 +1,109 @@
+// The derivatives of the operators where they are called through the dispatcher, as eager and
+// traced code does: for given indices each is a linear map, and its backward is the other. What
+// this cannot do, forward mode and torch.func, goes through maxunpool_cuda/_autograd.py.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <string>
+#include <string_view>
+
+namespace maxunpool_cuda {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using Operator = at::Tensor(
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef output_size,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::string_view reduce);
+
+template <bool kForward>
+const c10::TypedOperatorHandle<Operator>& operator_handle() {
+  static const auto handle =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(
+              kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward", "")
+          .typed<Operator>();
+  return handle;
+}
+
+// The operator as it is below autograd.
+template <bool kForward, class... Arguments>
+at::Tensor redispatch(c10::DispatchKeySet keys, const Arguments&... arguments) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return operator_handle<kForward>().redispatch(keys & c10::after_autograd_keyset, arguments...);
+}
+
+template <bool kForward>
+class Unpool : public torch::autograd::Function<Unpool<kForward>> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* ctx,
+      c10::DispatchKeySet keys,
+      const at::Tensor& values,
+      const at::Tensor& indices,
+      c10::SymIntArrayRef output_size,
+      c10::SymIntArrayRef kernel_size,
+      c10::SymIntArrayRef stride,
+      c10::SymIntArrayRef padding,
+      c10::string_view reduce) {
+    ctx->save_for_backward({indices});
+    ctx->saved_data["output_size"] = output_size;
+    ctx->saved_data["kernel_size"] = kernel_size;
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    ctx->saved_data["reduce"] = std::string(reduce);
+    return redispatch<kForward>(
+        keys, values, indices, output_size, kernel_size, stride, padding, reduce);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto ints = [&](const char* name) { return ctx->saved_data[name].toSymIntVector(); };
+    const at::Tensor grad = operator_handle<!kForward>().call(
+        grads[0],
+        ctx->get_saved_variables()[0],
+        ints("output_size"),
+        ints("kernel_size"),
+        ints("stride"),
+        ints("padding"),
+        ctx->saved_data["reduce"].toStringView());
+    return {{}, grad, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+template <bool kForward>
+at::Tensor differentiable(
+    c10::DispatchKeySet keys,
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef output_size,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::string_view reduce) {
+  const bool wanted = (values.requires_grad() && at::GradMode::is_enabled()) ||
+                      values._fw_grad(0).defined(); // which a Function refuses, rather than lose it
+  if (wanted) {
+    return Unpool<kForward>::apply(
+        keys, values, indices, output_size, kernel_size, stride, padding, reduce);
+  }
+  return redispatch<kForward>(
+      keys, values, indices, output_size, kernel_size, stride, padding, reduce);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(maxunpool_cuda, Autograd, m) {
+  m.impl("max_unpool", differentiable<true>);
+  m.impl("max_unpool_backward", differentiable<false>);
+}
+
+} // namespace maxunpool_cuda

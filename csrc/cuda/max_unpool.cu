@@ -1,0 +1,173 @@
+// The CUDA kernels' face to PyTorch: allocation, launches on the current stream, and errors.
+// Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 asks for it.
+#include "../errors.h"
+#include "../operator.h"
+#include "dispatch.cuh"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace maxunpool_cuda {
+namespace {
+
+// The device's error record, made at its first call and never freed: a captured graph may write to
+// it at any later time.
+class ErrorRecords {
+ public:
+  static ErrorRecords& get() {
+    static ErrorRecords records;
+    return records;
+  }
+
+  ErrorRecord* of(c10::DeviceIndex device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ErrorRecord*& record = records_.at(device);
+    if (record == nullptr) {
+      // Allocation is no part of a graph that is being captured.
+      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+      void* memory = nullptr;
+      C10_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped));
+      record = new (memory) ErrorRecord{};
+    }
+    return record;
+  }
+
+  std::vector<c10::DeviceIndex> devices() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<c10::DeviceIndex> used;
+    for (size_t device = 0; device < records_.size(); ++device) {
+      if (records_[device] != nullptr) {
+        used.push_back(static_cast<c10::DeviceIndex>(device));
+      }
+    }
+    return used;
+  }
+
+ private:
+  ErrorRecords() : records_(c10::cuda::device_count()) {}
+
+  std::mutex mutex_;
+  std::vector<ErrorRecord*> records_;
+};
+
+void raise_if_reported(ErrorRecord* record) {
+  std::atomic_ref<uint32_t> ready(record->ready), claimed(record->claimed);
+  if (ready.load(std::memory_order_acquire) == 0) {
+    return;
+  }
+  const std::string message =
+      invalid_index(record->rank, record->out, record->index, record->position, record->plane);
+  ready.store(0, std::memory_order_relaxed);
+  claimed.store(0, std::memory_order_release);
+  TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
+}
+
+struct StreamLaunch {
+  cudaStream_t stream;
+  int device;
+
+  template <class... Parameters>
+  void operator()(
+      void (*kernel)(Parameters...),
+      uint64_t items,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    constexpr uint64_t kThreads = 256, kMostBlocks = std::numeric_limits<int32_t>::max();
+    const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  template <class... Parameters>
+  void cooperative(
+      void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
+    int processors = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    const void* pointers[] = {&arguments...};
+    C10_CUDA_CHECK(cudaLaunchCooperativeKernel(
+        reinterpret_cast<const void*>(kernel),
+        dim3(processors * kIrregularBlocksPerProcessor),
+        dim3(kIrregularThreads),
+        const_cast<void**>(pointers),
+        0,
+        stream));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+bool checks_in_step() {
+  const char* value = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+template <bool kForward>
+void run_on_device(const Call& call) {
+  TORCH_CHECK(
+      call.values.is_cuda(),
+      "max_unpool",
+      call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ",
+      call.values.device());
+  const c10::cuda::CUDAGuard guard(call.values.device());
+  ErrorRecord* error = ErrorRecords::get().of(call.values.device().index());
+  raise_if_reported(error);
+  const Arguments arguments{
+      call.geometry,
+      call.reduce,
+      at::globalContext().deterministicAlgorithms(),
+      call.values.scalar_type(),
+      call.indices.scalar_type(),
+      static_cast<size_t>(call.values.element_size()),
+      call.values.const_data_ptr(),
+      call.indices.const_data_ptr(),
+      call.result.mutable_data_ptr(),
+      error};
+  const WorkspacePlan plan(arguments, kForward);
+  const at::Tensor workspace = at::empty(
+      {static_cast<int64_t>(plan.bytes)}, call.values.options().dtype(c10::ScalarType::Byte));
+  const StreamLaunch launch{
+      c10::cuda::getCurrentCUDAStream().stream(), call.values.device().index()};
+  C10_CUDA_CHECK(cudaMemsetAsync(workspace.mutable_data_ptr(), 0, plan.zeroed, launch.stream));
+  const Dispatch dispatch(launch, arguments, kForward, workspace.mutable_data_ptr());
+  kForward ? dispatch.forward() : dispatch.backward();
+  if (checks_in_step()) {
+    C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
+    raise_if_reported(error);
+  }
+}
+
+} // namespace
+
+void check_errors() {
+  for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {
+    const c10::cuda::CUDAGuard guard(device);
+    C10_CUDA_CHECK(cudaDeviceSynchronize());
+    raise_if_reported(ErrorRecords::get().of(device));
+  }
+}
+
+TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
+  m.impl("max_unpool", run<true, run_on_device<true>>);
+  m.impl("max_unpool_backward", run<false, run_on_device<false>>);
+}
+
+} // namespace maxunpool_cuda

@@ -1,0 +1,77 @@
+// The schemas, and the kernels of tensors without data.
+#include "checks.h"
+#include "operator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+namespace maxunpool_cuda {
+namespace {
+
+template <bool kForward>
+at::Tensor meta(
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef output_size,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::string_view reduce) {
+  const Window<c10::SymInt> window{output_size, kernel_size, stride, padding};
+  check_window(window);
+  const Reduce parsed = parse_reduce(window.name(), reduce);
+  const auto unpooled = check(values, indices, window, parsed, kForward);
+  return at::empty_symint(
+      kForward ? c10::SymIntArrayRef(unpooled) : indices.sym_sizes(),
+      values.options(),
+      layout_of(values, indices, window.rank()));
+}
+
+#ifndef WITH_CUDA
+at::Tensor no_cuda(
+    const at::Tensor&,
+    const at::Tensor&,
+    at::IntArrayRef,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef,
+    at::IntArrayRef,
+    c10::string_view) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "max_unpool",
+      kernel_size.size(),
+      "d: expected CPU tensors but got CUDA tensors: this build of maxunpool_cuda has no CUDA "
+      "kernels. Install a CUDA toolkit and a CUDA build of PyTorch, then rebuild with "
+      "FORCE_CUDA=1 pip install --no-build-isolation .");
+}
+#endif
+
+} // namespace
+
+// `output_size` holds the spatial sizes alone. Both operators check their arguments alike, and for
+// given indices and sizes each is the transpose of the other.
+TORCH_LIBRARY(maxunpool_cuda, m) {
+  m.def(
+      "max_unpool(Tensor input, Tensor indices, SymInt[] output_size, SymInt[] kernel_size, "
+      "SymInt[] stride, SymInt[] padding, str reduce) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "max_unpool_backward(Tensor grad_output, Tensor indices, SymInt[] output_size, "
+      "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, str reduce) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(maxunpool_cuda, Meta, m) {
+  m.impl("max_unpool", meta<true>);
+  m.impl("max_unpool_backward", meta<false>);
+}
+
+#ifndef WITH_CUDA
+TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
+  m.impl("max_unpool", no_cuda);
+  m.impl("max_unpool_backward", no_cuda);
+}
+#endif
+
+} // namespace maxunpool_cuda

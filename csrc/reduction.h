@@ -1,0 +1,72 @@
+// What becomes of several pooled elements whose indices name the same output position.
+#pragma once
+
+#include "geometry.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+enum class Reduce : int8_t {
+  last, // the last in row-major order of the pooled plane is kept
+  sum,
+  mean, // integers round toward minus infinity, as torch.scatter_reduce does
+};
+
+// The type sums of T are accumulated in; integers wrap in it.
+template <class T>
+struct AccumulatorOf {
+  using type = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
+};
+template <>
+struct AccumulatorOf<c10::Half> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<c10::BFloat16> {
+  using type = float;
+};
+template <class T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+template <class T>
+MAXUNPOOL_HOST_DEVICE inline T mean_of(Accumulator<T> sum, int64_t count) {
+  using A = Accumulator<T>;
+  if constexpr (std::is_integral_v<T>) {
+    const int64_t quotient = sum / count;
+    return static_cast<T>(quotient - (sum % count < 0 ? 1 : 0));
+  } else if constexpr (std::is_floating_point_v<A>) {
+    return static_cast<T>(sum / static_cast<A>(count));
+  } else {
+    return sum / static_cast<typename A::value_type>(count);
+  }
+}
+
+// The sum and the number of the pooled elements that name one output position.
+template <class T>
+struct Sum {
+  Accumulator<T> sum;
+  uint64_t count;
+
+  MAXUNPOOL_HOST_DEVICE void add(T value) {
+    if constexpr (std::is_integral_v<T>) { // wraps
+      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(value));
+    } else {
+      sum += static_cast<Accumulator<T>>(value);
+    }
+    ++count;
+  }
+  MAXUNPOOL_HOST_DEVICE T result(Reduce reduce) const {
+    if (reduce == Reduce::mean && count > 1) {
+      return mean_of<T>(sum, static_cast<int64_t>(count));
+    }
+    return static_cast<T>(sum);
+  }
+};
+
+} // namespace maxunpool_cuda
