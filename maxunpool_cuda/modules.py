@@ -1,0 +1,115 @@
+"""Max unpooling as modules, in place of those of :mod:`torch.nn`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._geometry import IntOrInts
+from .functional import Reduce, check_reduce, max_unpool1d, max_unpool2d, max_unpool3d
+
+
+class _MaxUnpool(torch.nn.modules.pooling._MaxUnpoolNd):
+    """What the three modules share; the torch.nn class each derives from makes the tuples."""
+
+    _function: Callable[..., Tensor]
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    reduce: Reduce = "last"  # also where the state is that of a torch.nn module
+
+    def __init__(
+        self,
+        kernel_size: IntOrInts,
+        stride: IntOrInts | None = None,
+        padding: IntOrInts = 0,
+        *,
+        reduce: Reduce = "last",
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+        check_reduce(type(self).__name__, reduce)
+        self.reduce = reduce
+
+    def forward(
+        self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        window = (self.kernel_size, self.stride, self.padding)
+        return self._function(input, indices, *window, output_size, reduce=self.reduce)
+
+    def __prepare_scriptable__(self) -> None:
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name}: expected torch.compile, torch.export or torch.jit.trace but got "
+            "torch.jit.script, which it does not support"
+        )
+
+    def extra_repr(self) -> str:
+        inherited = super().extra_repr()
+        return inherited if self.reduce == "last" else f"{inherited}, reduce={self.reduce!r}"
+
+
+class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
+    """:class:`torch.nn.MaxUnpool1d`, as :func:`maxunpool_cuda.functional.max_unpool1d` does it.
+
+    Args:
+        kernel_size: size of the pooling window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding the pooling added.
+        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+
+    Example:
+        >>> import torch
+        >>> MaxUnpool1d(2)(torch.tensor([[7.0]]), torch.tensor([[1]]))
+        tensor([[0., 7.]])
+    """
+
+    _function = staticmethod(max_unpool1d)
+
+
+class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
+    """:class:`torch.nn.MaxUnpool2d`, as :func:`maxunpool_cuda.functional.max_unpool2d` does it.
+
+    Args:
+        kernel_size: size of the pooling window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding the pooling added.
+        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+
+    Shape:
+        - input, indices: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
+        - output: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, with sizes
+          ``(in - 1) * stride - 2 * padding + kernel_size`` or as ``output_size`` in the call says
+
+    Example:
+        >>> import torch
+        >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
+        >>> unpool = MaxUnpool2d(2)
+        >>> unpool
+        MaxUnpool2d(kernel_size=(2, 2), stride=(2, 2), padding=(0, 0))
+        >>> x = torch.randn(8, 3, 31, 32)
+        >>> unpool(*pool(x), output_size=x.shape).shape
+        torch.Size([8, 3, 31, 32])
+    """
+
+    _function = staticmethod(max_unpool2d)
+
+
+class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
+    """:class:`torch.nn.MaxUnpool3d`, as :func:`maxunpool_cuda.functional.max_unpool3d` does it.
+
+    Args:
+        kernel_size: size of the pooling window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding the pooling added.
+        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+
+    Example:
+        >>> import torch
+        >>> MaxUnpool3d((1, 1, 2))(torch.tensor([[[[7.0]]]]), torch.tensor([[[[0]]]]))
+        tensor([[[[7., 0.]]]])
+    """
+
+    _function = staticmethod(max_unpool3d)
