@@ -1,0 +1,194 @@
+"""Random calls, for every backend to agree with the reference on."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from reference import as_bytes, default_output_size
+from torch import Tensor
+
+ARITHMETIC = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+)
+MOVABLE = (
+    *ARITHMETIC,
+    torch.bool,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.complex32,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+LAYOUTS = ("contiguous", "channels_last", "strided")
+INDEX_KINDS = ("own window", "anywhere", "few")
+
+CUDA_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_ONLY))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    pooled: tuple[int, ...]  # spatial
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output: tuple[int, ...]  # spatial
+
+    @property
+    def dims(self) -> int:
+        return len(self.pooled)
+
+    def arguments(self, reduce: str) -> tuple:
+        """What follows the tensors in both operators."""
+        return (self.output, self.kernel, self.stride, self.padding, reduce)
+
+
+@dataclass(frozen=True)
+class Case:
+    geometry: Geometry
+    reduce: str
+    input: Tensor
+    indices: Tensor
+    grad_output: Tensor
+
+
+def random_geometry(rng: random.Random, most_cells: int = 64) -> Geometry:
+    """Any windows: overlapping or apart, padded, of every output size the default allows."""
+    dims = rng.choice((1, 2, 3))
+    while True:
+        pooled = tuple(rng.randint(1, 9) for _ in range(dims))
+        kernel = tuple(rng.randint(1, 4) for _ in range(dims))
+        if rng.random() < 0.4:  # as most networks have them
+            stride, padding = kernel, (0,) * dims
+        else:
+            stride = tuple(rng.randint(1, 6) for _ in range(dims))
+            padding = tuple(rng.randint(0, k // 2) for k in kernel)
+        default = default_output_size(pooled, kernel, stride, padding)
+        output = default
+        if rng.random() < 0.5:
+            output = tuple(
+                d + rng.randint(-s + 1, s - 1) for d, s in zip(default, stride, strict=True)
+            )
+        if min(output) > 0 and math.prod(pooled) <= most_cells and math.prod(output) <= 2000:
+            return Geometry(pooled, kernel, stride, padding, output)
+
+
+def random_indices(
+    rng: random.Random, geometry: Geometry, leading: tuple[int, ...], kind: str
+) -> Tensor:
+    """Contiguous int64 indices in the output plane."""
+    plane = math.prod(geometry.output)
+    choices = rng.sample(range(plane), k=min(plane, 3))
+
+    def in_window(cell: int) -> int:
+        index = 0
+        position = torch.unravel_index(torch.tensor(cell), geometry.pooled)
+        for p, k, s, pad, out in zip(
+            map(int, position),
+            geometry.kernel,
+            geometry.stride,
+            geometry.padding,
+            geometry.output,
+            strict=True,
+        ):
+            start, end = max(p * s - pad, 0), min(p * s - pad + k, out)
+            index = index * out + (rng.randrange(start, end) if start < end else out - 1)
+        return index
+
+    draw = {
+        "own window": in_window,
+        "anywhere": lambda _: rng.randrange(plane),
+        "few": lambda _: rng.choice(choices),
+    }[kind]
+    cells = math.prod(geometry.pooled)
+    flat = [draw(cell) for _ in range(math.prod(leading)) for cell in range(cells)]
+    return torch.tensor(flat, dtype=torch.int64).reshape(*leading, *geometry.pooled)
+
+
+def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Any bytes that are numbers: sums of them are exact or rounded, never NaN."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    if dtype.is_floating_point or dtype.is_complex:
+        real = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
+        if dtype.is_complex:
+            return torch.view_as_complex(real).to(dtype)
+        return real[..., 0].to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    numbers = torch.randint(-(2**62), 2**62, shape, generator=generator) >> 1
+    return (
+        numbers.view(torch.uint8)
+        .reshape(*shape, 8)[..., : dtype.itemsize]
+        .contiguous()
+        .view(dtype)
+        .reshape(shape)
+    )
+
+
+def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
+    """The same values in other strides."""
+    if layout == "strided":
+        wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
+        return tensor.contiguous(
+            memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d
+        )
+    return tensor.contiguous()
+
+
+def random_case(
+    rng: random.Random,
+    *,
+    reduce: str | None = None,
+    dtypes: tuple[torch.dtype, ...] | None = None,
+    most_cells: int = 64,
+) -> Case:
+    geometry = random_geometry(rng, most_cells)
+    reduce = reduce or rng.choice(("last", "sum", "mean"))
+    dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+    indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
+    indices = indices.to(rng.choice((torch.int64, torch.int32)))
+    layouts = [rng.choice(LAYOUTS)] * 3 if rng.random() < 0.7 else rng.choices(LAYOUTS, k=3)
+    tensors = (
+        random_values(rng, (*leading, *geometry.pooled), dtype),
+        indices,
+        random_values(rng, (*leading, *geometry.output), dtype),
+    )
+    laid = (laid_out(t, how, geometry.dims) for t, how in zip(tensors, layouts, strict=True))
+    return Case(geometry, reduce, *laid)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal in shape, dtype and every bit."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def with_whole_numbers(case: Case, rng: random.Random) -> Case:
+    """With small whole numbers for values, whose sums are the same in any order."""
+    dtype = case.input.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return case
+    values, grads = (
+        random_values(rng, tuple(t.shape), torch.int8).to(dtype)
+        for t in (case.input, case.grad_output)
+    )
+    return Case(case.geometry, case.reduce, values, case.indices, grads)

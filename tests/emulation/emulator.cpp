@@ -1,0 +1,128 @@
+// Runs calls that come on standard input through the CUDA kernels, as the dispatch chooses them,
+// and writes the results to standard output. test_emulation.py speaks the other end of the
+// protocol.
+#include "cuda_shim.h"
+
+#include "../../csrc/cuda/dispatch.cuh"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+namespace {
+
+using namespace maxunpool_cuda;
+
+// One call; all fields are int64, in this order.
+struct Request {
+  int64_t forward, reduce, deterministic, type, index_type, element_size;
+  int64_t narrow, slot_bytes; // the limits
+  int64_t blocks, threads, seed;
+  int64_t misaligned;         // elements the arrays start past a vector's alignment
+  int64_t skip_grid_barrier;  // seeds a race
+  int64_t missing_bytes;      // seeds writes past the end of the result, which is so much shorter
+  Geometry<int64_t> geometry; // its rank is padded to eight bytes
+};
+
+struct Launch {
+  const Request& request;
+  uint64_t* items; // of the last launch that was not cooperative
+
+  template <class... Parameters>
+  void operator()(
+      void (*kernel)(Parameters...),
+      uint64_t count,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    *items = count;
+    cooperative(kernel, arguments...);
+  }
+  template <class... Parameters>
+  void cooperative(
+      void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
+    shim::launch(
+        kernel,
+        static_cast<unsigned>(request.blocks),
+        static_cast<unsigned>(request.threads),
+        static_cast<unsigned>(request.seed),
+        arguments...);
+  }
+};
+
+// A block that ends where the array does, so that a step beyond it is seen.
+class Array {
+ public:
+  Array(size_t size, size_t misaligned)
+      : block_(std::malloc(size + misaligned)), data_(static_cast<char*>(block_) + misaligned) {
+    std::memset(data_, 0xa5, size);
+  }
+  ~Array() { std::free(block_); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  char* data() const { return data_; }
+
+ private:
+  void* block_;
+  char* data_;
+};
+
+void read(void* to, size_t size) {
+  if (std::fread(to, 1, size, stdin) != size) {
+    std::fputs("emulator: input ended early\n", stderr);
+    std::exit(2);
+  }
+}
+
+void run(const Request& request) {
+  const Geometry<int64_t>& g = request.geometry;
+  const size_t index_size = request.index_type == static_cast<int>(c10::ScalarType::Int) ? 4 : 8;
+  const size_t pooled = g.outer * g.in_slab(), unpooled = g.outer * g.out_slab();
+  const size_t values_size = (request.forward ? pooled : unpooled) * request.element_size;
+  const size_t result_size = (request.forward ? unpooled : pooled) * request.element_size;
+  const Array values(values_size, request.misaligned * request.element_size);
+  const Array indices(pooled * index_size, request.misaligned * index_size);
+  const Array result(
+      result_size - request.missing_bytes, request.misaligned * request.element_size);
+  read(values.data(), values_size);
+  read(indices.data(), pooled * index_size);
+
+  ErrorRecord error{};
+  const Arguments arguments{
+      g,
+      static_cast<Reduce>(request.reduce),
+      request.deterministic != 0,
+      static_cast<c10::ScalarType>(request.type),
+      static_cast<c10::ScalarType>(request.index_type),
+      static_cast<size_t>(request.element_size),
+      values.data(),
+      indices.data(),
+      result.data(),
+      &error,
+      {request.narrow, request.slot_bytes}};
+  const WorkspacePlan plan(arguments, request.forward != 0);
+  const Array workspace(plan.bytes, 0);
+  std::memset(workspace.data(), 0, plan.zeroed);
+  shim::skip_grid_barrier = request.skip_grid_barrier != 0;
+  uint64_t items = 0;
+  const Launch launch{request, &items};
+  const Dispatch dispatch(launch, arguments, request.forward != 0, workspace.data());
+  request.forward ? dispatch.forward() : dispatch.backward();
+
+  const int64_t reported[] = {
+      error.ready, error.index, error.position, error.plane, static_cast<int64_t>(items)};
+  std::fwrite(reported, 1, sizeof(reported), stdout);
+  std::fwrite(result.data(), 1, result_size - request.missing_bytes, stdout);
+}
+
+} // namespace
+
+int main() {
+  int64_t count = 0;
+  read(&count, sizeof(count));
+  for (int64_t i = 0; i < count; ++i) {
+    Request request{};
+    read(&request, sizeof(request));
+    run(request);
+  }
+}

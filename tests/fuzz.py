@@ -1,0 +1,178 @@
+"""Calls the package with random arguments, most of them wrong: python tests/fuzz.py SEED COUNT.
+
+Every call must give the reference's value or raise an exception. Anything else ends the program:
+a wrong value by an assertion, a crash by a signal. It prints how many calls did which.
+"""
+
+import math
+import random
+import resource
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases import Case, random_case, same
+from reference import max_unpool, max_unpool_backward
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+
+FUNCTIONS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
+HUGE = (2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63))
+PATIENCE = 30  # seconds for one call, which should take none
+
+
+class SymIntLike:
+    """Something that is an index, but no int."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+def strange(rng: random.Random) -> Any:
+    """An argument that is probably not what was meant."""
+    return rng.choice(
+        (
+            None,
+            0,
+            -1,
+            rng.randint(-5, 9),
+            rng.choice(HUGE),
+            True,
+            2.5,
+            float("nan"),
+            "2",
+            b"2",
+            (),
+            [],
+            [[2, 2]],
+            (2, None),
+            {2: 2},
+            {2, 3},
+            SymIntLike(rng.randint(-1, 3)),
+            tuple(rng.randint(-2, 5) for _ in range(rng.randint(1, 5))),
+            [rng.choice(HUGE), 2],
+            torch.tensor(2),
+            torch.tensor([2, 2]),
+            torch.tensor([2.5, 2.5]),
+            torch.Size([2, 2]),
+            range(2),
+            object(),
+            torch.int64,
+        )
+    )
+
+
+def strange_tensor(rng: random.Random, tensor: torch.Tensor) -> Any:
+    """A tensor that was changed in some way, or none at all."""
+    changes = (
+        lambda t: t.float(),
+        lambda t: t.to(rng.choice((torch.int16, torch.uint8, torch.bool, torch.bfloat16))),
+        lambda t: t[..., :-1],
+        lambda t: t[:0],
+        lambda t: t.unsqueeze(rng.randint(0, t.dim())),
+        lambda t: t[0],
+        lambda t: t.movedim(0, -1),
+        lambda t: t.expand(2, *t.shape),
+        lambda t: t.flatten(),
+        lambda t: t.to("meta"),
+        lambda t: t.to_sparse(),
+        lambda t: t.reshape(-1)[0],
+        lambda t: t.flip(-1).conj(),
+        lambda t: torch.as_strided(t, t.shape, [0] * t.dim()),
+        lambda t: t + rng.choice((1, -1, 2**31, 2**32, -(2**40), 2**62)),
+        lambda t: t.tolist(),
+        lambda t: t.numpy(),
+        lambda t: torch.nested.nested_tensor([t, t]),
+        lambda t: torch.empty(0, dtype=t.dtype),
+    )
+    try:
+        return rng.choice(changes)(tensor)
+    except Exception:
+        return strange(rng)
+
+
+def with_an_index_at_the_edge(rng: random.Random, case: Case) -> torch.Tensor:
+    plane = math.prod(case.geometry.output)
+    indices = case.indices.clone(memory_format=torch.contiguous_format)
+    if indices.numel() > 0:
+        where = rng.randrange(indices.numel())
+        indices.view(-1)[where] = rng.choice((-1, 0, plane - 1, plane, plane + 1))
+    return indices
+
+
+def call(rng: random.Random) -> str:
+    case = random_case(rng, most_cells=12)
+    g, reduce = case.geometry, case.reduce
+    forward = rng.random() < 0.8
+    arguments: list[Any] = [case.input if forward else case.grad_output, case.indices]
+    if rng.random() < 0.1:
+        arguments[1] = with_an_index_at_the_edge(rng, case)
+    as_operator = not forward or rng.random() < 0.3
+    windows: list[Any] = [g.kernel, g.stride, g.padding]
+    for i in (0, 1):
+        if rng.random() < 0.15:
+            arguments[i] = strange_tensor(rng, arguments[i])
+    for i in range(3):
+        if rng.random() < 0.12:
+            windows[i] = strange(rng)
+    output_size: Any = strange(rng) if rng.random() < 0.12 else g.output
+    if rng.random() < 0.03:
+        reduce = rng.choice(("", "max", None, 3, "LAST"))
+    dims = g.dims if rng.random() < 0.95 else rng.choice((1, 2, 3))
+    try:
+        if as_operator:
+            operators = torch.ops.maxunpool_cuda
+            operator = operators.max_unpool if forward else operators.max_unpool_backward
+            result = operator(*arguments, output_size, *windows, reduce)
+        elif rng.random() < 0.3:
+            module = getattr(maxunpool_cuda, f"MaxUnpool{dims}d")(*windows, reduce=reduce)
+            result = module(*arguments, output_size)
+        else:
+            result = FUNCTIONS[dims](*arguments, *windows, output_size, reduce=reduce)
+    except Exception as error:
+        return type(error).__name__
+    check(result, arguments, reduce, forward, case)
+    return "value"
+
+
+def check(result: Any, arguments: list[Any], reduce: str, forward: bool, case: Case) -> None:
+    values, indices = arguments
+    assert isinstance(result, torch.Tensor)
+    if result.device.type == "meta":
+        return
+    # However the sizes were given, the result's are those that count.
+    dims = case.geometry.dims
+    if forward:
+        expected = max_unpool(values, indices, tuple(result.shape[-dims:]), reduce)
+    else:
+        expected = max_unpool_backward(values, indices, tuple(values.shape[-dims:]), reduce)
+    assert same(result, expected), f"wrong value: {case.geometry}, {reduce}"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    seed, count = int(sys.argv[1]), int(sys.argv[2])
+    warnings.simplefilter("ignore")
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    for _ in range(count):
+        outcomes[call(rng)] += 1
+    before = resident_bytes()
+    again = random.Random(seed)  # the same calls: nothing new should stay
+    for _ in range(count):
+        call(again)
+    print({"grown": resident_bytes() - before, **outcomes})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Derivatives of every order, with duplicate indices, which PyTorch's backward gets wrong."""
+
+import random
+
+import pytest
+import torch
+from cases import DEVICES, Case, random_case, same
+from torch.autograd import gradcheck, gradgradcheck
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import _ops
+from maxunpool_cuda._autograd import gather, unpool
+
+REDUCES = ("last", "sum", "mean")
+
+
+def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype) -> Case:
+    while True:
+        case = random_case(rng, reduce=reduce, dtypes=(dtype,), most_cells=12)
+        duplicates = case.indices.unique().numel() < case.indices.numel()
+        if duplicates and case.grad_output.numel() < 400 and case.input.numel() < 100:
+            return case
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Random) -> None:
+    for _ in range(4):
+        case = differentiable_case(rng, reduce, dtype)
+        indices = case.indices.to(device)
+        arguments = case.geometry.arguments(reduce)
+        for function, values in ((unpool, case.input), (gather, case.grad_output)):
+            x = values.to(device).detach().requires_grad_()
+            assert gradcheck(function, (x, indices, *arguments), check_forward_ad=True)
+            assert gradgradcheck(function, (x, indices, *arguments))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_overlapping_windows_give_the_gradient_to_the_winner(device: str) -> None:
+    """With windows of 3 and a stride of 1, one maximum is in three windows."""
+    x = torch.tensor([[1.0, 2, 9, 3, 1]], device=device)
+    pooled, indices = torch.nn.functional.max_pool1d(x, 3, 1, return_indices=True)
+    assert indices.tolist() == [[2, 2, 2]]
+    pooled.requires_grad_()
+    for reduce, value, gradient in (
+        ("last", 9.0, [0, 0, 7]),
+        ("sum", 27.0, [7, 7, 7]),
+        ("mean", 9.0, [7 / 3] * 3),
+    ):
+        output = F.max_unpool1d(pooled, indices, 3, 1, reduce=reduce)
+        assert output.tolist() == [[0, 0, value, 0, 0]]
+        (grad,) = torch.autograd.grad(output[0, 2] * 7, pooled)
+        assert grad.tolist() == [torch.tensor(gradient).tolist()]
+
+
+def test_sum_is_the_backward_of_max_pooling(rng: random.Random) -> None:
+    x = torch.rand(2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
+    pooled, indices = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+    grad = torch.rand_like(pooled)
+    (expected,) = torch.autograd.grad(pooled, x, grad)
+    assert same(F.max_unpool2d(grad, indices, 3, 2, 1, (9, 11), reduce="sum"), expected)
+
+
+def test_no_graph_without_gradients() -> None:
+    x = torch.rand(1, 1, 2, requires_grad=True)
+    indices = torch.tensor([[[0, 3]]])
+    with torch.no_grad():
+        assert not F.max_unpool1d(x, indices, 2).requires_grad
+    assert F.max_unpool1d(x, indices, 2).requires_grad
+    assert not F.max_unpool1d(x.detach(), indices, 2).requires_grad
+    integers = torch.ones(1, 1, 2, dtype=torch.int32)
+    assert not F.max_unpool1d(integers, indices, 2).requires_grad
+
+
+def test_saved_indices_must_not_change() -> None:
+    x = torch.rand(1, 1, 2, requires_grad=True)
+    indices = torch.tensor([[[0, 3]]])
+    output = F.max_unpool1d(x, indices, 2)
+    indices += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_operators_are_each_others_transpose(rng: random.Random) -> None:
+    """<A x, y> == <x, A^T y>, exactly, on whole numbers."""
+    for _ in range(50):
+        case = random_case(rng, reduce=rng.choice(("last", "sum")), dtypes=(torch.int64,))
+        arguments = case.geometry.arguments(case.reduce)
+        x, y = case.input % 1000, case.grad_output % 1000
+        left = (_ops.max_unpool(x, case.indices, *arguments) * y).sum()
+        right = (x * _ops.max_unpool_backward(y, case.indices, *arguments)).sum()
+        assert left == right
+
+
+def test_compiled_training_step_is_the_eager_one() -> None:
+    unpool = maxunpool_cuda.MaxUnpool2d(2)
+    x = torch.rand(2, 3, 4, 4, requires_grad=True)
+    indices = torch.randint(0, 64, x.shape)
+    weight = torch.rand(2, 3, 8, 8)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (unpool(x, indices) * weight).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    (expected,) = torch.autograd.grad(loss(x), x)
+    (got,) = torch.autograd.grad(compiled(x), x)
+    assert same(got, expected)

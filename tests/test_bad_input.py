@@ -1,0 +1,221 @@
+"""Bad input: a clear error of the type that torch.nn raises, and nothing else.
+
+Every call runs in a child process, so that a crash or a hang is a failed test and no more.
+"""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+import maxunpool_cuda
+
+PATIENCE = 120  # seconds
+
+# expression, exception, what its text says. U is max_unpool2d; x and i fit each other and a 4x4
+# output; backward(g, i) is the operator for the same geometry.
+BAD_CALLS = [
+    # indices outside the plane, also those that a narrower type would wrap into it
+    ("U(x, i + 100, 2)", RuntimeError, "Found an invalid max index: 100 "),
+    ("U(x, i + 16, 2)", RuntimeError, "(output volumes are of size 4x4) at position 0 of plane 0"),
+    ("U(x, i - 1, 2)", RuntimeError, "Found an invalid max index: -1 "),
+    ("U(x, i + 2**31, 2)", RuntimeError, "Found an invalid max index: 2147483648 "),
+    ("U(x, i + 2**32, 2)", RuntimeError, "Found an invalid max index: 4294967296 "),
+    ("U(x, i - 2**63, 2)", RuntimeError, "Found an invalid max index: -9223372036854775808 "),
+    ("U(x, (i - 1).int(), 2)", RuntimeError, "Found an invalid max index: -1 "),
+    ("U(x, (i + 2**31 - 1 - 10).int(), 2)", RuntimeError, "Found an invalid max index: 2147483637"),
+    ("U(x, i + 16, 2, reduce='sum')", RuntimeError, "Found an invalid max index: 16 "),
+    ("U(x, i + 16, 2, reduce='mean')", RuntimeError, "Found an invalid max index: 16 "),
+    (
+        "U(x.repeat(2, 3, 1, 1), torch.cat([i] * 5 + [i - 3]).reshape(2, 3, 2, 2), 2)",
+        RuntimeError,
+        "Found an invalid max index: -3 (output volumes are of size 4x4) at position 0 of plane 5",
+    ),
+    ("U(channels_last(x, 3), channels_last(i - 5, 3), 2)", RuntimeError, "-5 (output volumes"),
+    ("backward(g, i + 16)", RuntimeError, "Found an invalid max index: 16 "),
+    ("backward(g, i - 1)", RuntimeError, "Found an invalid max index: -1 "),
+    ("backward(g, i + 2**32)", RuntimeError, "Found an invalid max index: 4294967296 "),
+    ("backward(g, i + 16, 'sum')", RuntimeError, "Found an invalid max index: 16 "),
+    ("backward(g, i + 16, 'mean')", RuntimeError, "Found an invalid max index: 16 "),
+    ("F.max_unpool1d(x[0], i[0] + 4, 2)", RuntimeError, "4 (output volumes are of size 4)"),
+    (
+        "F.max_unpool3d(x[None], i[None] + 99, 2)",
+        RuntimeError,
+        "(output volumes are of size 2x4x4)",
+    ),
+    # dtypes, shapes, devices
+    ("U(x, i.float(), 2)", RuntimeError, "elements in indices should be type int64"),
+    ("U(x, i.short(), 2)", RuntimeError, "but got: Short"),
+    ("U(x, i.bool(), 2)", RuntimeError, "but got: Bool"),
+    ("U(x, i[:, :, :1], 2)", RuntimeError, "Expected shape of indices to be same as"),
+    ("U(x, i[0], 2)", RuntimeError, "Expected shape of indices to be same as"),
+    ("U(x, i.to('meta'), 2)", RuntimeError, "on the same device but got cpu and meta"),
+    ("backward(g[..., :3], i)", RuntimeError, "expected grad_output of shape [1, 1, 4, 4]"),
+    ("backward(g, i[0])", RuntimeError, "with as many dimensions"),
+    ("backward(g.repeat(2, 1, 1, 1), i)", RuntimeError, "expected grad_output of shape"),
+    ("U(x[0, 0], i[0, 0], 2)", RuntimeError, "should be a 3d or 4d Tensor"),
+    ("U(x[None], i[None], 2)", RuntimeError, "expected input of 3 or 4 dimensions but got 5"),
+    ("U(x.sum(), i.sum(), 2)", RuntimeError, "but got 0"),
+    ("F.max_unpool3d(x[0], i[0], 2)", RuntimeError, "should be a 4d or 5d Tensor"),
+    ("F.max_unpool1d(x, i, 2)", RuntimeError, "expected input of 2 or 3 dimensions but got 4"),
+    ("U(x[:, :0], i[:, :0], 2)", RuntimeError, "with dimension 1 being empty"),
+    ("U(x[:, :, :0], i[:, :, :0], 2)", RuntimeError, "non-zero size for non-batch dimensions"),
+    ("U(x[0, :, :, :0], i[0, :, :, :0], 2)", RuntimeError, "with dimension 2 being empty"),
+    ("U(x.bool(), i, 2, reduce='sum')", NotImplementedError, "not implemented for: Bool"),
+    ("U(x.to(torch.float8_e5m2), i, 2, reduce='mean')", NotImplementedError, "Float8_e5m2"),
+    ("U([1.0], i, 2)", TypeError, "expected input to be a Tensor but got list"),
+    ("U(x, None, 2)", TypeError, "expected indices to be a Tensor but got NoneType"),
+    # output_size
+    ("U(x, i, 2, output_size=[])", ValueError, "but it has a length of '0'"),
+    ("U(x, i, 2, output_size=[4])", ValueError, "containing 2 or 4 elements"),
+    ("U(x, i, 2, output_size=[1, 4, 4])", ValueError, "but it has a length of '3'"),
+    ("U(x, i, 2, output_size=[1, 1, 1, 4, 4])", ValueError, "but it has a length of '5'"),
+    ("U(x[0], i[0], 2, output_size=[4])", ValueError, "containing 2, 3 or 4 elements"),
+    ("U(x, i, 2, output_size=[2, 1, 4, 4])", ValueError, "the input's leading sizes (1, 1)"),
+    ("U(x, i, 2, output_size=[1, 3, 4, 4])", ValueError, "but got (1, 3, 4, 4)"),
+    ("U(x[0], i[0], 2, output_size=[7, 4, 4])", ValueError, "the input's leading sizes (1,)"),
+    ("U(x, i, 2, output_size=[-1, 4])", ValueError, 'invalid output_size "[-1, 4]"'),
+    ("U(x, i, 2, output_size=[4, 9])", ValueError, "(dim 1 must be between 2 and 6)"),
+    ("U(x, i, 2, output_size=[2, 4])", ValueError, "(dim 0 must be between 2 and 6)"),
+    ("U(x, i, 2, output_size=[2**62, 4])", ValueError, "invalid output_size"),
+    ("U(x, i, 2, output_size=4)", TypeError, "expected output_size to be a sequence of ints"),
+    ("U(x, i, 2, output_size=[4.0, 4.0])", TypeError, "[4.0, 4.0]"),
+    ("U(x, i, 2, output_size='ab')", TypeError, "'ab'"),
+    ("U(x, i, 2, output_size=[None, 4])", TypeError, "[None, 4]"),
+    ("U(x, i, 2, output_size=[2**64, 4])", TypeError, "64-bit ints"),
+    # kernel_size, stride, padding
+    ("U(x, i, 0)", RuntimeError, "expected kernel_size greater than zero but got"),
+    ("U(x, i, -1)", RuntimeError, "kernel_size=[-1, -1]"),
+    ("U(x, i, 2, 0)", RuntimeError, "strides should be greater than zero"),
+    ("U(x, i, 2, (2, -3))", RuntimeError, "stride=[2, -3]"),
+    ("U(x, i, 2, 2, -1)", RuntimeError, "non-negative but got padding=[-1, -1]"),
+    ("U(x, i, 2, 2, 5)", ValueError, "positive spatial dimensions but got [-6, -6]"),
+    ("U(x, i, 2, 2, 2)", ValueError, "positive spatial dimensions but got [0, 0]"),
+    ("U(x[:0], i[:0], 2, 2, 2)", ValueError, "positive spatial dimensions but got [0, 0]"),
+    ("U(x, i, 2**31)", RuntimeError, "does not overflow"),
+    ("U(x, i, 2**62)", RuntimeError, "does not overflow"),
+    ("U(x, i, 2, 2**62)", RuntimeError, "does not overflow"),
+    ("U(x, i, 2, 2, 2**62)", ValueError, "positive spatial dimensions"),
+    ("U(x, i, 2**63 - 1, 2**63 - 1)", RuntimeError, "does not overflow"),
+    ("U(x, i, 2**40, 2**40, 2**39)", RuntimeError, "does not overflow"),
+    ("U(x, i, 2**22)", RuntimeError, "allocate"),
+    ("U(x, i, 2**64)", TypeError, "64-bit ints"),
+    ("U(x, i, 2.0)", TypeError, "expected kernel_size to be 64-bit ints"),
+    ("U(x, i, None)", TypeError, "expected kernel_size"),
+    ("U(x, i, 'a')", TypeError, "expected kernel_size"),
+    ("U(x, i, (2, 2, 2))", ValueError, "expected kernel_size to be an int or 2 ints"),
+    ("U(x, i, 2, (2,))", ValueError, "expected stride to be an int or 2 ints but got (2,)"),
+    ("U(x, i, 2, 2, ())", ValueError, "expected padding to be an int or 2 ints but got ()"),
+    # reduce
+    ("U(x, i, 2, reduce='max')", ValueError, "expected reduce to be 'last', 'sum' or 'mean'"),
+    ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "but got 'amax'"),
+    # the operator alone
+    ("op(x, i, [], [2] * 4, [2] * 4, [0] * 4, 'last')", ValueError, "1, 2 or 3 elements"),
+    ("op(x, i, [], [], [], [], 'last')", ValueError, "expected kernel_size of 1, 2 or 3"),
+    ("op(x, i, [4, 4], [2, 2], [2], [0, 0], 'last')", ValueError, "stride=[2]"),
+    ("op(x, i, [4], [2, 2], [2, 2], [0, 0], 'last')", ValueError, "of 2 spatial sizes but got"),
+    # meta tensors are checked alike
+    ("U(x.to('meta'), i.to('meta')[..., :1], 2)", RuntimeError, "Expected shape of indices"),
+    ("U(x.to('meta'), i.to('meta'), 2, 0)", RuntimeError, "strides should be greater than zero"),
+    ("U(x.to('meta'), i.to('meta'), 2, output_size=(9, 9))", ValueError, "invalid output_size"),
+]
+
+
+def outcome(expression: str) -> tuple[str, str]:
+    """In the child: the name of the exception and its text."""
+    import maxunpool_cuda.functional as F
+
+    def channels_last(tensor: torch.Tensor, channels: int) -> torch.Tensor:
+        return tensor.repeat(1, channels, 1, 1).contiguous(memory_format=torch.channels_last)
+
+    def backward(g: torch.Tensor, i: torch.Tensor, reduce: str = "last") -> torch.Tensor:
+        operator = torch.ops.maxunpool_cuda.max_unpool_backward
+        return operator(g, i, (4, 4), (2, 2), (2, 2), (0, 0), reduce)
+
+    names = {
+        "torch": torch,
+        "maxunpool_cuda": maxunpool_cuda,
+        "F": F,
+        "U": F.max_unpool2d,
+        "op": torch.ops.maxunpool_cuda.max_unpool,
+        "backward": backward,
+        "channels_last": channels_last,
+        "x": torch.rand(1, 1, 2, 2),
+        "i": torch.tensor([[[[0, 2], [8, 10]]]]),
+        "g": torch.rand(1, 1, 4, 4),
+    }
+    try:
+        value = eval(expression, names)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "no exception", repr(value)
+
+
+class Child:
+    """A process for the calls, and a new one where a call took the last with it."""
+
+    def __init__(self) -> None:
+        self.pool: ProcessPoolExecutor | None = None
+
+    def run(self, expression: str) -> tuple[str, str]:
+        if self.pool is None:
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
+        try:
+            return self.pool.submit(outcome, expression).result(timeout=PATIENCE)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.pool is not None:
+            for process in list(self.pool._processes.values()):
+                process.kill()
+            self.pool.shutdown(cancel_futures=True)
+            self.pool = None
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    process = Child()
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "exception", "text"), BAD_CALLS, ids=[call[0] for call in BAD_CALLS]
+)
+def test_bad_call(child: Child, expression: str, exception: type[Exception], text: str) -> None:
+    name, message = child.run(expression)
+    assert name == exception.__name__, message
+    assert text in message
+    if exception is not TypeError and "allocate" not in message:
+        assert message.startswith(("max_unpool", "MaxUnpool")), message
+
+
+def test_a_good_call_is_none_of_these(child: Child) -> None:
+    assert child.run("tuple(U(x, i, 2).shape)") == ("no exception", "(1, 1, 4, 4)")
+    assert child.run("tuple(backward(g, i).shape)") == ("no exception", "(1, 1, 2, 2)")
+
+
+def redispatch_to_cuda() -> None:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    x, i = torch.rand(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64)
+    operator = torch.ops.maxunpool_cuda.max_unpool.default
+    operator.redispatch(keys, x, i, (4, 4), (2, 2), (2, 2), (0, 0), "last")
+
+
+def test_cuda_tensors_on_a_cpu_build() -> None:
+    if maxunpool_cuda.build_info()["cuda"]:
+        pytest.skip("this build has CUDA kernels")
+    with pytest.raises(NotImplementedError, match="FORCE_CUDA=1 pip install"):
+        redispatch_to_cuda()
+
+
+def test_cpu_tensors_do_not_reach_cuda_kernels() -> None:
+    if not maxunpool_cuda.build_info()["cuda"]:
+        pytest.skip("this build has no CUDA kernels")
+    with pytest.raises(RuntimeError, match="expected CUDA tensors but got tensors on cpu"):
+        redispatch_to_cuda()

@@ -1,0 +1,159 @@
+"""What only a GPU can show: streams, graphs, errors that come late, nothing that waits."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cases import CUDA_ONLY, random_case, same
+from reference import max_unpool, max_unpool_backward
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import _ops
+
+pytestmark = CUDA_ONLY
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> Iterator[None]:
+    if torch.cuda.is_available():
+        maxunpool_cuda.check_errors()
+    yield
+    if torch.cuda.is_available():
+        maxunpool_cuda.check_errors()
+
+
+def tensors(index: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.ones(1, 1, 2, 2, device="cuda")
+    indices = torch.tensor([[[[0, 2], [8, 10]]]], device="cuda")
+    indices[0, 0, 1, 0] += index
+    return x, indices
+
+
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+@pytest.mark.parametrize("index", [8, -100, 2**32, -(2**40)])
+def test_a_bad_index_leaves_the_context_alive(index: int, reduce: str) -> None:
+    x, indices = tensors(index)
+    output = F.max_unpool2d(x, indices, 2, reduce=reduce)
+    message = f"Found an invalid max index: {8 + index} .* at position 2 of plane 0"
+    with pytest.raises(RuntimeError, match=message):
+        maxunpool_cuda.check_errors()
+    maxunpool_cuda.check_errors()
+    # The element is dropped, the others are where they belong.
+    assert output.flatten().nonzero().flatten().tolist() == [0, 2, 10]
+    x, indices = tensors()
+    assert F.max_unpool2d(x, indices, 2).sum() == 4
+
+
+def test_a_bad_index_is_raised_by_the_next_call() -> None:
+    x, indices = tensors(100)
+    F.max_unpool2d(x, indices, 2)
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 108"):
+        F.max_unpool2d(*tensors(), 2)
+    assert F.max_unpool2d(*tensors(), 2).sum() == 4
+
+
+def test_a_bad_index_in_the_backward() -> None:
+    _, indices = tensors(100)
+    grad = torch.ones(1, 1, 4, 4, device="cuda")
+    result = _ops.max_unpool_backward(grad, indices, (4, 4), (2, 2), (2, 2), (0, 0), "last")
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 108"):
+        maxunpool_cuda.check_errors()
+    assert result.flatten().tolist() == [1, 1, 0, 1]
+
+
+def test_errors_at_once_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 108"):
+        F.max_unpool2d(*tensors(100), 2)
+
+
+def test_nothing_waits(rng: random.Random) -> None:
+    cases = [random_case(rng, dtypes=(torch.float32,)) for _ in range(20)]
+    inputs = [(c, c.input.cuda(), c.indices.cuda(), c.grad_output.cuda()) for c in cases]
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for case, x, indices, grad in inputs:
+            arguments = case.geometry.arguments(case.reduce)
+            _ops.max_unpool(x, indices, *arguments)
+            _ops.max_unpool_backward(grad, indices, *arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def test_a_graph_can_be_captured(rng: random.Random) -> None:
+    """Forward and backward, replayed on other values."""
+    for _ in range(10):
+        case = random_case(rng, dtypes=(torch.int32,))
+        x, indices, grad = (t.cuda() for t in (case.input, case.indices, case.grad_output))
+        arguments = case.geometry.arguments(case.reduce)
+
+        def both() -> tuple[torch.Tensor, torch.Tensor]:
+            return (
+                _ops.max_unpool(x, indices, *arguments),  # noqa: B023
+                _ops.max_unpool_backward(grad, indices, *arguments),  # noqa: B023
+            )
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            both()  # what is allocated once is allocated now
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output, gathered = both()
+        for _ in range(2):
+            x.copy_(torch.randint_like(x, 100))
+            grad.copy_(torch.randint_like(grad, 100))
+            graph.replay()
+            size = case.geometry.output
+            assert same(output, max_unpool(x, indices, size, case.reduce))
+            assert same(gathered, max_unpool_backward(grad, indices, size, case.reduce))
+
+
+def test_memory_of_another_stream(rng: random.Random) -> None:
+    """Inputs made on one stream, used on another and freed at once."""
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        case = random_case(rng, reduce="last", dtypes=(torch.float32,))
+        x, indices = case.input.cuda(), case.indices.cuda()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            output = _ops.max_unpool(x, indices, *case.geometry.arguments("last"))
+        x.record_stream(side)
+        indices.record_stream(side)
+        del x, indices
+        torch.full((4096,), float("nan"), device="cuda")  # takes the memory, if it is free
+        side.synchronize()
+        assert same(output, max_unpool(case.input, case.indices, case.geometry.output, "last"))
+
+
+def test_side_streams_and_devices(rng: random.Random) -> None:
+    for device in range(torch.cuda.device_count()):
+        stream = torch.cuda.Stream(device)
+        case = random_case(rng, reduce="last", dtypes=(torch.float32,))
+        with torch.cuda.stream(stream):
+            x, indices = case.input.to(f"cuda:{device}"), case.indices.to(f"cuda:{device}")
+            output = _ops.max_unpool(x, indices, *case.geometry.arguments("last"))
+        stream.synchronize()
+        expected = max_unpool(case.input, case.indices, case.geometry.output, "last")
+        assert same(output, expected)
+
+
+def test_many_runs_give_the_same_bits() -> None:
+    x = torch.rand(4, 64, 112, 112, device="cuda")
+    indices = torch.randint(0, 224 * 224, x.shape, device="cuda")
+    first = F.max_unpool2d(x, indices, 2)
+    for _ in range(10):
+        assert same(F.max_unpool2d(x, indices, 2), first)
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    x, indices = tensors()
+    with pytest.raises(RuntimeError, match="on the same device but got"):
+        F.max_unpool2d(x, indices.cpu(), 2)
+    with pytest.raises(RuntimeError, match="on the same device but got"):
+        F.max_unpool2d(x.cpu(), indices, 2)

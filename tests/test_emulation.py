@@ -1,0 +1,315 @@
+"""The CUDA kernels without a GPU.
+
+The unmodified kernels and the dispatch that chooses them are compiled with g++ against a small
+stand-in for CUDA's language (emulation/), one build per sanitizer, and run one thread per CUDA
+thread. The results must equal the reference bit for bit, and the sanitizers must be silent.
+"""
+
+import math
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sysconfig
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import (
+    INDEX_KINDS,
+    Case,
+    Geometry,
+    random_case,
+    random_indices,
+    random_values,
+    same,
+    with_whole_numbers,
+)
+from reference import as_bytes, max_unpool, max_unpool_backward
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SANITIZERS = {"memory": "address,undefined", "threads": "thread"}
+REDUCES = ("last", "sum", "mean")
+TYPES = {  # c10::ScalarType
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+
+
+def build(sanitizer: str) -> Path:
+    """The emulator, built once for as long as its sources do not change."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no C++ compiler ({compiler})")
+    sources = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.cuh"), *HERE.glob("emulation/*")]
+    program = ROOT / "build" / "emulation" / f"emulator-{sanitizer}-{torch.__version__}"
+    if program.exists() and program.stat().st_mtime > max(s.stat().st_mtime for s in sources):
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    library = Path(torch.__file__).parent / "lib"
+    subprocess.run(
+        [
+            compiler,
+            "-std=c++20",
+            "-O1",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+            "-pthread",
+            f"-fsanitize={SANITIZERS[sanitizer]}",
+            "-fno-sanitize-recover=all",
+            *("-include", HERE / "emulation" / "cuda_shim.h"),
+            f"-I{HERE / 'emulation'}",
+            *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+            f"-isystem{sysconfig.get_path('include')}",
+            HERE / "emulation" / "emulator.cpp",
+            *("-o", program),
+            *(f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"),
+        ],
+        check=True,
+    )
+    return program
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def emulator(request: pytest.FixtureRequest) -> Path:
+    return build(request.param)
+
+
+class Call:
+    """One call of an operator, as the emulator reads it.
+
+    What `chosen` does not name of the request's fields is random.
+    """
+
+    def __init__(self, case: Case, rng: random.Random, forward: bool, **chosen: int) -> None:
+        self.case, self.forward = case, forward
+        g = case.geometry
+        values = case.input if forward else case.grad_output
+        batched = values.dim() == g.dims + 2
+        batch, channels = values.shape[:2] if batched else (1, values.shape[0])
+        self.channels_last = (
+            batched and g.dims > 1 and chosen.get("channels_last", rng.random() < 0.5)
+        )
+        outer, inner = (batch, channels) if self.channels_last else (batch * channels, 1)
+        lead = 3 - g.dims
+        axes = [(1, 1, 1, 1, 0)] * lead + list(
+            zip(g.pooled, g.output, g.kernel, g.stride, g.padding, strict=True)
+        )
+        size = values.element_size()
+        request = (
+            forward,
+            REDUCES.index(case.reduce),
+            chosen.get("deterministic", 0),
+            TYPES[values.dtype],
+            TYPES[case.indices.dtype],
+            size,
+            chosen.get("narrow", rng.choice((2**31, 2**31, 1))),  # 32-bit offsets, or 64-bit
+            rng.choice((32 << 20, 4096)),  # all irregular planes at once, or some at a time
+            chosen.get("blocks", rng.randint(1, 4)),
+            chosen.get("threads", rng.choice((1, 3, 8))),
+            rng.getrandbits(31),
+            chosen.get("misaligned", rng.choice((0, 0, 1))),
+            chosen.get("skip_grid_barrier", 0),
+            chosen.get("missing_bytes", 0),
+            outer,
+            inner,
+            *(number for axis in axes for number in axis),
+            g.dims,
+        )
+        self.bytes = struct.pack(f"{len(request)}q", *request)
+        self.bytes += self._bytes_of(values) + self._bytes_of(case.indices)
+        self.result_shape = tuple(values.shape[: values.dim() - g.dims])
+        self.result_shape += g.output if forward else g.pooled
+        self.dtype = values.dtype
+
+    def _bytes_of(self, tensor: torch.Tensor) -> bytes:
+        if self.channels_last:
+            tensor = tensor.movedim(1, -1)
+        return as_bytes(tensor).numpy().tobytes()
+
+    @property
+    def result_size(self) -> int:
+        return torch.Size(self.result_shape).numel() * self.dtype.itemsize
+
+    def result(self, data: bytes) -> torch.Tensor:
+        flat = torch.frombuffer(bytearray(data), dtype=self.dtype)
+        if not self.channels_last:
+            return flat.reshape(self.result_shape)
+        batch, channels, *spatial = self.result_shape
+        return flat.reshape(batch, *spatial, channels).movedim(-1, 1)
+
+    def expected(self) -> torch.Tensor:
+        case = self.case
+        reference = max_unpool if self.forward else max_unpool_backward
+        values = case.input if self.forward else case.grad_output
+        return reference(values, case.indices, case.geometry.output, case.reduce)
+
+
+def emulate(program: Path, calls: list[Call]) -> subprocess.CompletedProcess[bytes]:
+    stdin = struct.pack("q", len(calls)) + b"".join(call.bytes for call in calls)
+    return subprocess.run([program], input=stdin, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the emulator says of one call."""
+
+    bad: tuple[int, int, int] | None  # index, position, plane
+    items: int  # of the first kernel's grid
+    result: torch.Tensor
+
+
+def outcomes(program: Path, calls: list[Call]) -> list[Outcome]:
+    done = emulate(program, calls)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    data, found = done.stdout, []
+    for call in calls:
+        ready, index, position, plane, items = struct.unpack("5q", data[:40])
+        end = 40 + call.result_size
+        bad = (index, position, plane) if ready else None
+        found.append(Outcome(bad, items, call.result(data[40:end])))
+        data = data[end:]
+    assert not data
+    return found
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_kernels_agree_with_the_reference(
+    emulator: Path, reduce: str, forward: bool, rng: random.Random
+) -> None:
+    dtypes = tuple(t for t in TYPES if reduce == "last" or t != torch.bool)
+    calls = []
+    for _ in range(120):
+        case = random_case(rng, reduce=reduce, dtypes=dtypes, most_cells=24)
+        deterministic = rng.random() < 0.5  # else sums come in any order
+        case = case if deterministic else with_whole_numbers(case, rng)
+        calls.append(Call(case, rng, forward, deterministic=deterministic))
+    for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
+        assert outcome.bad is None
+        assert same(outcome.result, call.expected()), (call.case, call.channels_last)
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.complex128])
+def test_vectors(
+    emulator: Path, dtype: torch.dtype, layout: str, kind: str, rng: random.Random
+) -> None:
+    """Windows of 2 by 2 that do not overlap: the way of most networks, 16 bytes at a time."""
+    g = Geometry((3, 8), (2, 2), (2, 2), (0, 0), (6, 16))
+    calls = []
+    for forward in (True, False):
+        case = Case(
+            g,
+            "last",
+            random_values(rng, (2, 16, *g.pooled), dtype),
+            random_indices(rng, g, (2, 16), kind).to(rng.choice((torch.int64, torch.int32))),
+            random_values(rng, (2, 16, *g.output), dtype),
+        )
+        channels_last = layout == "channels_last"
+        aligned = {"channels_last": channels_last, "narrow": 2**31, "misaligned": 0}
+        calls.append(Call(case, rng, forward, **aligned))
+    forward, backward = outcomes(emulator, calls)
+    elements = 16 // dtype.itemsize
+    cells = 2 * 16 * 3 * 8
+    assert forward.items == cells // (
+        elements if layout == "channels_last" else max(1, elements // 2)
+    )
+    assert backward.items == cells // min(elements, 8)
+    assert same(forward.result, calls[0].expected())
+    assert same(backward.result, calls[1].expected())
+
+
+@pytest.mark.parametrize("index", [-1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_a_bad_index_is_dropped_and_reported(
+    emulator: Path, forward: bool, index: int, rng: random.Random
+) -> None:
+    calls, wheres = [], []
+    for _ in range(40):
+        dtypes = tuple(set(TYPES) - {torch.bool})
+        case = with_whole_numbers(random_case(rng, dtypes=dtypes, most_cells=24), rng)
+        value = index if rng.random() < 0.5 else index * 2**32 + rng.choice((0, 1))
+        wide = case.indices.to(torch.int64 if abs(value) > 2**31 else case.indices.dtype)
+        where = tuple(rng.randrange(n) for n in wide.shape)
+        bad = wide.clone(memory_format=torch.contiguous_format)
+        bad[where] = value
+        calls.append(Call(replace(case, indices=bad), rng, forward))
+        dims = case.geometry.dims
+        cell = int(np.ravel_multi_index(where[-dims:], wide.shape[-dims:]))
+        plane = int(np.ravel_multi_index(where[:-dims], wide.shape[:-dims]))
+        wheres.append((value, cell, plane, where))
+    for call, (value, cell, plane, where), outcome in zip(
+        calls, wheres, outcomes(emulator, calls), strict=True
+    ):
+        assert outcome.bad == (value, cell, plane)
+        assert same(outcome.result, expected_without(call, where)), (call.case, value)
+
+
+def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:
+    """The reference's result, had the pooled element at `where` not been there.
+
+    Its index is moved to a plane one position larger, of which it gets the last.
+    """
+    case = call.case
+    g = case.geometry
+    plane = math.prod(g.output)
+    indices = case.indices.clone()
+    indices[where] = plane
+    flat = (plane + 1,)
+    leading = tuple(indices.shape[: -g.dims])
+    if call.forward:
+        wide = max_unpool(case.input.flatten(-g.dims), indices.flatten(-g.dims), flat, case.reduce)
+        return wide[..., :plane].reshape(*leading, *g.output)
+    grads = case.grad_output.flatten(-g.dims)
+    padded = torch.cat((grads, torch.zeros_like(grads[..., :1])), -1)
+    flat_indices = indices.flatten(-g.dims)
+    return max_unpool_backward(padded, flat_indices, flat, case.reduce).reshape(indices.shape)
+
+
+def irregular_calls(rng: random.Random, **seeded: int) -> list[Call]:
+    """Calls that go through both kernels, with threads enough to get into each other's way."""
+    g = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
+    case = Case(
+        g,
+        "last",
+        random_values(rng, (4, 2, *g.pooled), torch.float32),
+        random_indices(rng, g, (4, 2), "few"),
+        random_values(rng, (4, 2, *g.output), torch.float32),
+    )
+    return [Call(case, rng, True, threads=8, blocks=4, **seeded) for _ in range(5)]
+
+
+def test_a_missing_grid_barrier_is_caught(rng: random.Random) -> None:
+    program = build("threads")
+    assert emulate(program, irregular_calls(rng)).returncode == 0
+    done = emulate(program, irregular_calls(rng, skip_grid_barrier=1))
+    assert done.returncode != 0
+    assert b"ThreadSanitizer: data race" in done.stderr
+
+
+def test_a_write_past_the_end_is_caught(rng: random.Random) -> None:
+    program = build("memory")
+    assert emulate(program, irregular_calls(rng)).returncode == 0
+    done = emulate(program, irregular_calls(rng, missing_bytes=4))
+    assert done.returncode != 0
+    assert b"AddressSanitizer: heap-buffer-overflow" in done.stderr

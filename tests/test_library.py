@@ -1,0 +1,94 @@
+"""What is in the compiled library, read from its machine code: no GPU is needed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import maxunpool_cuda
+from maxunpool_cuda import _C
+
+LIBRARY = Path(_C.__file__)
+ROOT = Path(__file__).parent.parent
+
+
+def cuobjdump(*arguments: str) -> str:
+    """CUDA's disassembler: from the toolkit, or from Triton, which comes with PyTorch."""
+    if not maxunpool_cuda.build_info()["cuda"]:
+        pytest.skip("this build has no CUDA kernels")
+    program = shutil.which("cuobjdump")
+    if program is None:
+        triton = pytest.importorskip("triton", reason="neither cuobjdump nor Triton is installed")
+        program = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+    return subprocess.run(
+        [program, *arguments, LIBRARY], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_forced_cuda_fails_where_it_cannot_be_built() -> None:
+    if torch.version.cuda:
+        pytest.skip("this PyTorch can have CUDA kernels")
+    command = [sys.executable, "setup.py", "--name"]
+    environment = {**os.environ, "FORCE_CUDA": "1", "FORCE_CPU": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "FORCE_CUDA=1 needs a CUDA build of PyTorch" in done.stderr
+
+
+def architectures(listing: str) -> list[str]:
+    return sorted(set(re.findall(r"\.sm_(\d+)\.", listing)))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[tuple[str, str], str]:
+    """(architecture, mangled name) to machine code."""
+    found = {}
+    for arch in architectures(cuobjdump("--list-elf")):
+        code = cuobjdump("-sass", "-arch", f"sm_{arch}")
+        for part in code.split("Function : ")[1:]:
+            name, _, text = part.partition("\n")
+            found[arch, name.strip()] = text
+    return found
+
+
+def test_every_architecture_asked_for_is_there() -> None:
+    asked = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
+    elf = architectures(cuobjdump("--list-elf"))
+    ptx = architectures(cuobjdump("--list-ptx"))
+    assert elf == sorted(a.removesuffix("+PTX").replace(".", "") for a in asked)
+    assert ptx == [a.removesuffix("+PTX").replace(".", "") for a in asked if a.endswith("+PTX")]
+
+
+def test_no_kernel_uses_local_memory() -> None:
+    """Spilled registers and stack frames both are local memory."""
+    usage = re.findall(r"STACK:(\d+) .*?LOCAL:(\d+)", cuobjdump("-res-usage"))
+    assert len(usage) > 100
+    assert set(usage) == {("0", "0")}
+
+
+def test_no_kernel_loads_or_stores_local_memory(kernels: dict[tuple[str, str], str]) -> None:
+    assert not [name for name, code in kernels.items() if re.search(r"\b(LDL|STL)\b", code)]
+
+
+def test_vectors_of_16_bytes(kernels: dict[tuple[str, str], str]) -> None:
+    """In the kernels for float32 (four bytes: j) and windows that do not overlap.
+
+    Rows of cells with a stride of 2 (2, 2), and channels (4, 0); int64 (l) indices.
+    """
+    for vector in ("Li2ELi2E", "Li4ELi0E"):
+        found = [
+            (arch, code) for (arch, name), code in kernels.items() if f"disjointIjl{vector}" in name
+        ]
+        assert {arch for arch, _ in found} == {arch for arch, _ in kernels}
+        for _, code in found:
+            assert re.search(r"\bLDG\.E\.128", code)
+            assert re.search(r"\bSTG\.E\.128", code)
+
+
+def test_the_library_stays_small() -> None:
+    assert LIBRARY.stat().st_size < 20e6

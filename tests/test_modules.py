@@ -1,0 +1,103 @@
+"""Modules, the replacement in models, and what else of the package is not an operator."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d, replace_max_unpool
+
+PAIRS = [
+    (MaxUnpool1d, nn.MaxUnpool1d),
+    (MaxUnpool2d, nn.MaxUnpool2d),
+    (MaxUnpool3d, nn.MaxUnpool3d),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_modules_are_torch_modules(ours: type, theirs: type) -> None:
+    for arguments in ((2,), (3, 2, 1), (4, None)):
+        module = ours(*arguments)
+        assert isinstance(module, theirs)
+        assert repr(module) == repr(theirs(*arguments))
+        assert module.state_dict() == {}
+        assert not list(module.parameters())
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert type(other) is ours
+            assert vars(other).keys() == vars(module).keys()
+            assert repr(other) == repr(module)
+    assert "reduce='mean'" in repr(ours(2, reduce="mean"))
+    assert pickle.loads(pickle.dumps(ours(2, reduce="mean"))).reduce == "mean"
+    assert ours(kernel_size=3, stride=2, padding=1).padding == theirs(3, 2, 1).padding
+
+
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+def test_modules_call_the_functions(reduce: str) -> None:
+    x = torch.rand(2, 3, 2, 2)
+    indices = torch.randint(0, 25, x.shape)
+    for module, function, tensors in (
+        (MaxUnpool1d, F.max_unpool1d, (x[0], indices[0] % 5)),
+        (MaxUnpool2d, F.max_unpool2d, (x, indices)),
+        (MaxUnpool3d, F.max_unpool3d, (x[None], indices[None])),
+    ):
+        expected = function(*tensors, 3, 2, 0, reduce=reduce)
+        assert torch.equal(module(3, 2, reduce=reduce)(*tensors), expected)
+    assert MaxUnpool2d(2)(x, indices % 16, [5, 4]).shape == (2, 3, 5, 4)
+    assert MaxUnpool2d(2)(input=x, indices=indices % 16, output_size=(4, 5)).shape == (2, 3, 4, 5)
+
+
+def test_a_module_made_by_torch_is_still_one_here() -> None:
+    """Pickles of torch.nn's modules have no `reduce`."""
+    module = MaxUnpool2d.__new__(MaxUnpool2d)
+    module.__setstate__(vars(nn.MaxUnpool2d(2)))
+    assert module(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)).shape == (1, 2, 2)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.MaxUnpool2d(2)
+        self.again = self.one
+        self.deep = nn.ModuleDict({"a": nn.Sequential(nn.MaxUnpool1d(3, 2, 1), nn.ReLU())})
+
+
+def test_replace_max_unpool() -> None:
+    model = Net().eval()
+    calls = []
+    model.one.register_forward_hook(lambda *_: calls.append(1))
+    assert replace_max_unpool(model, reduce="sum") is model
+    assert type(model.one) is MaxUnpool2d
+    assert model.again is model.one
+    assert not model.one.training
+    assert type(model.deep["a"][0]) is MaxUnpool1d
+    assert (model.deep["a"][0].stride, model.deep["a"][0].padding) == ((2,), (1,))
+    assert model.one.reduce == model.deep["a"][0].reduce == "sum"
+    assert type(model.deep["a"][1]) is nn.ReLU
+    model.one(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
+    assert calls == [1]
+
+
+def test_replace_max_unpool_of_a_model_that_is_one() -> None:
+    assert type(replace_max_unpool(nn.MaxUnpool3d(2))) is MaxUnpool3d
+
+
+def test_replace_max_unpool_leaves_subclasses_alone() -> None:
+    class Own(nn.MaxUnpool2d):
+        pass
+
+    model = nn.Sequential(Own(2), MaxUnpool2d(2, reduce="mean"))
+    replace_max_unpool(model)
+    assert type(model[0]) is Own
+    assert model[1].reduce == "mean"
+
+
+def test_version_and_build_info() -> None:
+    assert maxunpool_cuda.__version__.count(".") == 2
+    info = maxunpool_cuda.build_info()
+    assert set(info) == {"cuda", "cuda_version", "arch_list", "compiler", "torch_version"}
+    assert info["torch_version"] == torch.__version__.split("+")[0]
+    assert (info["cuda_version"] is not None) == info["cuda"]

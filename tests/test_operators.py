@@ -1,0 +1,177 @@
+"""Both operators against the reference: every rank, dtype, index dtype, layout and geometry."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cases import (
+    ARITHMETIC,
+    CUDA_ONLY,
+    DEVICES,
+    MOVABLE,
+    Case,
+    laid_out,
+    random_case,
+    same,
+    with_whole_numbers,
+)
+from reference import max_unpool, max_unpool_backward
+
+from maxunpool_cuda import _ops
+
+
+def both(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = case.geometry.arguments(case.reduce)
+    indices = case.indices.to(device)
+    return (
+        _ops.max_unpool(case.input.to(device), indices, *arguments),
+        _ops.max_unpool_backward(case.grad_output.to(device), indices, *arguments),
+    )
+
+
+def check(case: Case, device: str) -> None:
+    output, grad_input = both(case, device)
+    spatial = case.geometry.output
+    assert same(output, max_unpool(case.input, case.indices, spatial, case.reduce)), case
+    expected = max_unpool_backward(case.grad_output, case.indices, spatial, case.reduce)
+    assert same(grad_input, expected), case
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", MOVABLE, ids=str)
+def test_last_agrees_with_the_reference(
+    device: str, dtype: torch.dtype, rng: random.Random
+) -> None:
+    for _ in range(20):
+        check(random_case(rng, reduce="last", dtypes=(dtype,)), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ARITHMETIC, ids=str)
+def test_sums_agree_with_the_reference(
+    device: str, dtype: torch.dtype, reduce: str, rng: random.Random
+) -> None:
+    for _ in range(20):
+        check(random_case(rng, reduce=reduce, dtypes=(dtype,)), device)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@CUDA_ONLY
+def test_sums_in_any_order(reduce: str, rng: random.Random) -> None:
+    """By atomics, without deterministic algorithms: whole numbers add up all the same."""
+    torch.use_deterministic_algorithms(False)
+    for _ in range(100):
+        case = random_case(rng, reduce=reduce, dtypes=ARITHMETIC)
+        check(with_whole_numbers(case, rng), "cuda")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_threads_are_used(tmp_path: Path) -> None:
+    script = """
+import os, torch
+from maxunpool_cuda import _ops
+torch.set_num_threads(1)
+x = torch.ones(4, 1, 300, 300)
+indices = torch.zeros(x.shape, dtype=torch.int64)
+before = len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+_ops.max_unpool(x, indices, (600, 600), (2, 2), (2, 2), (0, 0), "last")
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+def test_threads_do_not_matter(reduce: str, rng: random.Random) -> None:
+    before = torch.get_num_threads()
+    try:
+        # Larger than what one thread is given, with fewer slabs than threads and with more.
+        for leading in ((1, 1), (3, 40)):
+            input = torch.rand(*leading, 300, 300)
+            indices = torch.randint(0, 600 * 600, input.shape)
+            arguments = ((600, 600), (2, 2), (2, 2), (0, 0), reduce)
+            for layout in ("contiguous", "channels_last"):
+                x, i = laid_out(input, layout, 2), laid_out(indices, layout, 2)
+                results = []
+                for threads in (1, 2, 7):
+                    torch.set_num_threads(threads)
+                    output = _ops.max_unpool(x, i, *arguments)
+                    results.append((output, _ops.max_unpool_backward(output, i, *arguments)))
+                for output, grad_input in results[1:]:
+                    assert same(output, results[0][0])
+                    assert same(grad_input, results[0][1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_channels_last_stays(device: str, dims: int) -> None:
+    format = torch.channels_last if dims == 2 else torch.channels_last_3d
+    x = torch.rand(2, 5, *[3] * dims, device=device).contiguous(memory_format=format)
+    indices = torch.zeros_like(x, dtype=torch.int64)
+    arguments = ((6,) * dims, *[(2,) * dims] * 2, (0,) * dims, "last")
+    output = _ops.max_unpool(x, indices, *arguments)
+    assert output.is_contiguous(memory_format=format)
+    grad = _ops.max_unpool_backward(output, indices, *arguments)
+    assert grad.is_contiguous(memory_format=format)
+    # An expanded gradient has no layout of its own; the indices' is kept.
+    expanded = torch.ones((), device=device).expand(output.shape)
+    grad = _ops.max_unpool_backward(expanded, indices, *arguments)
+    assert grad.is_contiguous(memory_format=format)
+    assert _ops.max_unpool(x.contiguous(), indices, *arguments).is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_are_fresh_memory(device: str) -> None:
+    x = torch.rand(1, 1, 2, 2, device=device)
+    indices = torch.arange(4, device=device).reshape(1, 1, 2, 2)
+    output = _ops.max_unpool(x, indices, (2, 2), (1, 1), (1, 1), (0, 0), "last")
+    assert same(output, x)
+    assert output.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+def test_empty_batch(device: str, reduce: str) -> None:
+    x = torch.rand(0, 3, 2, 2, device=device)
+    indices = torch.zeros(0, 3, 2, 2, dtype=torch.int64, device=device)
+    arguments = ((4, 4), (2, 2), (2, 2), (0, 0), reduce)
+    output = _ops.max_unpool(x, indices, *arguments)
+    assert output.shape == (0, 3, 4, 4)
+    assert _ops.max_unpool_backward(output, indices, *arguments).shape == x.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels", [1, 16])
+def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
+    """In one plane (more than an int32 can count), and in a channels-last slab."""
+    cells = 2**28 // channels + 1
+    shape = (1, channels, 1, cells)
+    x = torch.ones(shape, dtype=torch.uint8, device=device)
+    last = cells * 8 - 1
+    indices = torch.arange(7, cells * 8, 8, device=device).expand(shape)
+    format = torch.channels_last if channels > 1 else torch.contiguous_format
+    x, indices = x.contiguous(memory_format=format), indices.contiguous(memory_format=format)
+    arguments = ((1, cells * 8), (1, 8), (1, 8), (0, 0), "last")
+    output = _ops.max_unpool(x, indices, *arguments)
+    assert output.numel() > 2**31
+    for channel in (0, channels - 1):
+        assert output[0, channel, 0, last] == 1
+    assert int(output.count_nonzero()) == x.numel()
+    assert bool((output[..., 7::8] == 1).all())
+    grad = _ops.max_unpool_backward(output, indices, *arguments)
+    assert bool((grad == 1).all())
+
+
+def test_negative_zero_and_nan_are_moved_as_they_are() -> None:
+    bits = torch.tensor([0x80000000, 0x7FC12345, 0xFF800000], dtype=torch.uint32)
+    x = bits.view(torch.float32).reshape(1, 3)
+    output = _ops.max_unpool(x, torch.tensor([[1, 2, 4]]), (6,), (2,), (2,), (0,), "last")
+    assert output.view(torch.uint32).tolist() == [[0, *bits[:2].tolist(), 0, int(bits[2]), 0]]

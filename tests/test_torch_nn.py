@@ -1,0 +1,166 @@
+"""In place of torch.nn: its results on one thread, its documentation's examples, its samples."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cases import DEVICES, random_geometry, random_indices, random_values, same
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+
+OURS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
+THEIRS = {
+    1: nn.functional.max_unpool1d,
+    2: nn.functional.max_unpool2d,
+    3: nn.functional.max_unpool3d,
+}
+OP_INFOS = [op for op in op_db if op.name.startswith("nn.functional.max_unpool")]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On several threads torch.nn's result for duplicate indices is anybody's."""
+    before = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(False)  # under which torch.nn's unpooling raises
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_same_as_torch_on_one_thread(rng: random.Random) -> None:
+    for _ in range(200):
+        g = random_geometry(rng)
+        dtype = rng.choice((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+        x = random_values(rng, (2, 3, *g.pooled), dtype)
+        kind = rng.choice(("own window", "anywhere", "few"))
+        indices = random_indices(rng, g, (2, 3), kind)
+        arguments = (x, indices, g.kernel, g.stride, g.padding, g.output)
+        if g.dims == 1:  # torch.nn's 1d takes only tuples of one int as ints
+            arguments = (x, indices, *(v[0] for v in (g.kernel, g.stride, g.padding)), g.output)
+        assert same(OURS[g.dims](*arguments), THEIRS[g.dims](*arguments)), g
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("op", OP_INFOS, ids=lambda op: op.formatted_name)
+def test_pytorchs_own_samples(op: object) -> None:
+    ours = getattr(F, op.name.removeprefix("nn.functional."))
+    count = 0
+    for sample in op.sample_inputs("cpu", torch.float32):
+        theirs = op(sample.input, *sample.args, **sample.kwargs)
+        assert same(ours(sample.input, *sample.args, **sample.kwargs), theirs)
+        count += 1
+    for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True):
+        assert torch.autograd.gradcheck(
+            lambda x, s=sample: ours(x, *s.args, **s.kwargs), (sample.input,), fast_mode=True
+        )
+        count += 1
+    assert count > 0
+    if op.error_inputs_func is not None:
+        for error in op.error_inputs("cpu"):
+            sample = error.sample_input
+            with pytest.raises(error.error_type, match=error.error_regex):
+                ours(sample.input, *sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_documentation_of_max_unpool1d(device: str) -> None:
+    pool = nn.MaxPool1d(2, stride=2, return_indices=True)
+    unpool = maxunpool_cuda.MaxUnpool1d(2, stride=2)
+    x = torch.tensor([[[1.0, 2, 3, 4, 5, 6, 7, 8]]], device=device)
+    pooled, indices = pool(x)
+    assert unpool(pooled, indices).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8]]]
+    x = torch.tensor([[[1.0, 2, 3, 4, 5, 6, 7, 8, 9]]], device=device)
+    pooled, indices = pool(x)
+    assert unpool(pooled, indices, output_size=x.size()).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8, 0]]]
+    assert unpool(pooled, indices).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8]]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_documentation_of_max_unpool2d_in_1_8(device: str) -> None:
+    """Unpooled to another size, the indices of a 4x4 plane lie outside their windows."""
+    pool = nn.MaxPool2d(2, stride=2, return_indices=True)
+    unpool = maxunpool_cuda.MaxUnpool2d(2, stride=2)
+    pooled, indices = pool(torch.arange(1.0, 17.0, device=device).reshape(1, 1, 4, 4))
+    assert unpool(pooled, indices).tolist() == [
+        [[[0, 0, 0, 0], [0, 6, 0, 8], [0, 0, 0, 0], [0, 14, 0, 16]]]
+    ]
+    output = unpool(pooled, indices, output_size=torch.Size([1, 1, 5, 5]))
+    assert output.tolist() == [
+        [[[0, 0, 0, 0, 0], [6, 0, 8, 0, 0], [0, 0, 0, 14, 0], [16, 0, 0, 0, 0], [0, 0, 0, 0, 0]]]
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_documentation_of_max_unpool2d_in_2_1(device: str) -> None:
+    pool = nn.MaxPool2d(2, stride=2, return_indices=True)
+    unpool = maxunpool_cuda.MaxUnpool2d(2, stride=2)
+    x = torch.tensor(
+        [[[[1.0, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]]],
+        device=device,
+    )
+    pooled, indices = pool(x)
+    assert unpool(pooled, indices, output_size=x.size()).tolist() == [
+        [[[0, 0, 0, 0, 0], [0, 7, 0, 9, 0], [0, 0, 0, 0, 0], [0, 17, 0, 19, 0]]]
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_documentation_of_max_unpool3d(device: str) -> None:
+    pool = nn.MaxPool3d(3, stride=2, return_indices=True)
+    unpool = maxunpool_cuda.MaxUnpool3d(3, stride=2)
+    pooled, indices = pool(torch.randn(20, 16, 51, 33, 15, device=device))
+    output = unpool(pooled, indices)
+    assert output.shape == (20, 16, 51, 33, 15)
+    assert same(output.flatten(2).gather(2, indices.flatten(2)), pooled.flatten(2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_documentation_of_lucid(device: str) -> None:
+    """int32 indices, all zero: Lucid averages what falls together."""
+    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=2, stride=2, reduce="mean")
+    x = torch.arange(1.0, 5.0, device=device).reshape(1, 1, 2, 2)
+    indices = torch.zeros(1, 1, 2, 2, dtype=torch.int32, device=device)
+    output = unpool(x, indices)
+    assert output.shape == (1, 1, 4, 4)
+    assert output[0, 0, 0, 0] == 2.5
+    assert int(output.count_nonzero()) == 1
+
+    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=3, stride=2, padding=0, reduce="mean")
+    x = torch.ones(1, 3, 7, 7, device=device)
+    output = unpool(x, torch.zeros(1, 3, 7, 7, dtype=torch.int32, device=device))
+    assert output.shape == (1, 3, 15, 15)
+    assert output.flatten(2).sum(2).tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "output_size",
+    [
+        (5, 7),
+        [5, 7],
+        torch.Size([5, 7]),
+        (2, 3, 5, 7),
+        torch.Size([2, 3, 5, 7]),
+        torch.tensor([5, 7]),
+        None,
+    ],
+    ids=repr,
+)
+def test_forms_of_output_size(output_size: object) -> None:
+    x = torch.rand(2, 3, 2, 3)
+    indices = torch.arange(6).reshape(2, 3).expand(x.shape)
+    expected = (4, 6) if output_size is None else (5, 7)
+    assert F.max_unpool2d(x, indices, 2, output_size=output_size).shape == (2, 3, *expected)
+
+
+@pytest.mark.parametrize("output_size", [(5, 7), (3, 5, 7), (1, 3, 5, 7)])
+def test_forms_of_output_size_of_an_unbatched_input(output_size: tuple[int, ...]) -> None:
+    x = torch.rand(3, 2, 3)
+    indices = torch.arange(6).reshape(2, 3).expand(x.shape)
+    assert F.max_unpool2d(x, indices, 2, output_size=output_size).shape == (3, 5, 7)

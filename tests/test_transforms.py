@@ -1,0 +1,244 @@
+"""What PyTorch makes of an operator: torch.func, forward mode, torch.compile, torch.export."""
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from cases import DEVICES, laid_out, random_case, same
+from torch.autograd import forward_ad
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vmap
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import _ops
+
+REDUCES = ("last", "sum", "mean")
+OPERATORS = (_ops.max_unpool, _ops.max_unpool_backward)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_slow_fallback() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="There is a performance drop")
+        yield
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def batches(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five inputs and the indices of each, many of them the same."""
+    x = torch.rand(5, 2, 3, 2, 2, dtype=torch.float64, device=device)
+    return x, torch.randint(0, 16, x.shape, device=device)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_jacobians(device: str, reduce: str) -> None:
+    (x, *_), (indices, *_) = batches(device)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.max_unpool2d(x, indices, 2, reduce=reduce)
+
+    expected = torch.autograd.functional.jacobian(function, x)
+    assert same(jacrev(function)(x), expected)
+    assert same(jacfwd(function)(x), expected)
+    assert same(jvp(function, (x,), (x,))[1], function(x))
+    with forward_ad.dual_level():
+        dual = function(forward_ad.make_dual(x, x))
+        assert same(forward_ad.unpack_dual(dual).tangent, function(x))
+
+
+def test_hessian(device: str) -> None:
+    (x, *_), (indices, *_) = batches(device)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.max_unpool2d(x, indices, 2).pow(3).sum()
+
+    expected = torch.autograd.functional.hessian(function, x)
+    torch.testing.assert_close(jacfwd(jacrev(function))(x), expected)
+    torch.testing.assert_close(jacrev(jacfwd(function))(x), expected)
+
+
+@pytest.mark.parametrize("unbatched", [False, True])
+@pytest.mark.parametrize("out_dim", [0, 1, -1])
+def test_vmap(device: str, unbatched: bool, out_dim: int) -> None:
+    x, indices = (t[:, 0] if unbatched else t for t in batches(device))
+
+    def function(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return F.max_unpool2d(x, indices, 2)
+
+    for in_dims in ((0, 0), (0, None), (None, 0), (1, 0), (-1, 2), (None, -1)):
+        pick = [
+            t if dim is not None else t[0] for t, dim in zip((x, indices), in_dims, strict=True)
+        ]
+        moved = [
+            t if dim is None else t.movedim(0, dim) for t, dim in zip(pick, in_dims, strict=True)
+        ]
+        result = vmap(function, in_dims, out_dim)(*moved)
+        rows = [
+            function(*(t if dim is None else t[k] for t, dim in zip(pick, in_dims, strict=True)))
+            for k in range(5)
+        ]
+        assert same(result, torch.stack(rows, out_dim)), in_dims
+
+
+def test_vmap_of_the_operators_and_of_themselves(device: str) -> None:
+    x, indices = batches(device)
+    geometry = ((4, 4), (2, 2), (2, 2), (0, 0), "last")
+    for operator in OPERATORS:
+        values = x if operator is _ops.max_unpool else torch.rand(5, 2, 3, 4, 4, device=device)
+        expected = torch.stack(
+            [operator(v, i, *geometry) for v, i in zip(values, indices, strict=True)]
+        )
+        assert same(vmap(lambda v, i, f=operator: f(v, i, *geometry))(values, indices), expected)
+    nested = vmap(vmap(lambda v, i: F.max_unpool2d(v, i, 2)))
+    assert same(nested(x, indices), vmap(lambda v, i: F.max_unpool2d(v, i, 2))(x, indices))
+
+
+def test_gradients_of_batches(device: str) -> None:
+    x, indices = batches(device)
+
+    def loss(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return F.max_unpool2d(x, indices, 2).pow(2).sum()
+
+    rows = torch.stack([grad(loss)(v, i) for v, i in zip(x, indices, strict=True)])
+    assert same(vmap(grad(loss))(x, indices), rows)
+    assert same(grad(lambda x: vmap(loss)(x, indices).sum())(x), rows)
+
+
+def test_batches_of_gradients(device: str) -> None:
+    (x, *_), (indices, *_) = batches(device)
+    x = x.clone().requires_grad_()
+    output = F.max_unpool2d(x, indices, 2)
+    grads = torch.rand(4, *output.shape, dtype=output.dtype, device=device)
+    (batch,) = torch.autograd.grad(output, x, grads, is_grads_batched=True, retain_graph=True)
+    rows = [torch.autograd.grad(output, x, g, retain_graph=True)[0] for g in grads]
+    assert same(batch, torch.stack(rows))
+
+
+def test_functionalize(device: str) -> None:
+    (x, *_), (indices, *_) = batches(device)
+    assert same(
+        functionalize(lambda x: F.max_unpool2d(x, indices, 2))(x), F.max_unpool2d(x, indices, 2)
+    )
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+def test_opcheck(operator: Callable, rng: random.Random) -> None:
+    for reduce in REDUCES:
+        for _ in range(3):
+            case = random_case(rng, reduce=reduce, dtypes=(torch.float32,), most_cells=12)
+            values = case.input if operator is _ops.max_unpool else case.grad_output
+            for requires_grad in (False, True):
+                leaf = values.detach().clone().requires_grad_(requires_grad)
+                torch.library.opcheck(
+                    operator, (leaf, case.indices, *case.geometry.arguments(reduce))
+                )
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic: bool, layout: str) -> None:
+    unpool = maxunpool_cuda.MaxUnpool2d(2)
+    x, indices = (laid_out(t[0].float(), layout, 2) for t in batches("cpu"))
+    indices = indices.long()
+    compiled = torch.compile(unpool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    assert same(compiled(x, indices), unpool(x, indices))
+    assert compiled(x, indices).stride() == unpool(x, indices).stride()
+    x = x.requires_grad_()
+    output, expected = compiled(x, indices), unpool(x, indices)
+    assert output.stride() == expected.stride()
+    weight = torch.rand_like(expected)
+    (got,) = torch.autograd.grad(output, x, weight)
+    (want,) = torch.autograd.grad(expected, x, weight)
+    assert same(got, want)
+    assert got.stride() == want.stride()
+
+
+@pytest.mark.skipif(
+    torch.__version__ < torch.torch_version.TorchVersion("2.15"),
+    reason="Dynamo of PyTorch before 2.15 calls the operator itself under torch.func",
+)
+def test_compile_of_grad() -> None:
+    (x, *_), (indices, *_) = batches("cpu")
+    function = grad(lambda x: F.max_unpool2d(x, indices, 2).pow(2).sum())
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert same(compiled(x), function(x))
+
+
+def test_compile_does_not_recompile_for_every_batch() -> None:
+    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(maxunpool_cuda.MaxUnpool2d(2), fullgraph=True, backend=count)
+    for batch in range(2, 12):
+        x = torch.rand(batch, 3, 2, 2)
+        compiled(x, torch.zeros(x.shape, dtype=torch.int64))
+    assert count.frame_count <= 2  # the first size, then any
+
+
+class RoundTrip(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = torch.nn.MaxPool2d(2, return_indices=True)
+        self.unpool = maxunpool_cuda.MaxUnpool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.unpool(*self.pool(x))
+
+
+def test_export_with_dynamic_sizes() -> None:
+    batch, height, width = (torch.export.Dim(name) for name in ("batch", "height", "width"))
+    program = torch.export.export(
+        RoundTrip(),
+        (torch.rand(2, 3, 8, 6),),
+        dynamic_shapes={"x": {0: batch, 2: 2 * height, 3: 2 * width}},
+    )
+    x = torch.rand(5, 3, 12, 4, requires_grad=True)
+    output = program.module()(x)
+    assert same(output, RoundTrip()(x))
+    (got,) = torch.autograd.grad(output.sum(), x)
+    (want,) = torch.autograd.grad(RoundTrip()(x).sum(), x)
+    assert same(got, want)
+
+
+BAD = {
+    "indices of another shape": lambda x, i: F.max_unpool2d(x, i[..., :1], 2),
+    "indices of another dtype": lambda x, i: F.max_unpool2d(x, i.float(), 2),
+    "a bad index": lambda x, i: F.max_unpool2d(x, i + 100, 2),
+    "kernel_size": lambda x, i: F.max_unpool2d(x, i, 0),
+    "stride": lambda x, i: F.max_unpool2d(x, i, 2, 0),
+    "padding": lambda x, i: F.max_unpool2d(x, i, 2, 2, -1),
+    "too much padding": lambda x, i: F.max_unpool2d(x, i, 2, 2, 3),
+    "output_size out of range": lambda x, i: F.max_unpool2d(x, i, 2, output_size=(9, 9)),
+    "output_size of a length": lambda x, i: F.max_unpool2d(x, i, 2, output_size=(4,)),
+    "no int": lambda x, i: F.max_unpool2d(x, i, 2.5),
+    "overflow": lambda x, i: F.max_unpool2d(x, i, 2**62),
+    "reduce": lambda x, i: F.max_unpool2d(x, i, 2, reduce="max"),
+    "dtype": lambda x, i: F.max_unpool2d(x.bool(), i, 2, reduce="sum"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_errors_are_the_same_in_every_way(kind: str) -> None:
+    call = BAD[kind]
+    x, indices = torch.rand(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64)
+    with pytest.raises(Exception, match=r"^max_unpool2d: ") as eager:
+        call(x, indices)
+    for way in (
+        lambda x: vmap(call)(x[None], indices[None]),
+        lambda x: grad(lambda x: call(x, indices).sum())(x),
+        torch.compile(lambda x: call(x, indices), backend="aot_eager"),
+    ):
+        with pytest.raises(eager.type) as caught:
+            way(x)
+        assert str(eager.value).split(" but got")[0] in str(caught.value)
