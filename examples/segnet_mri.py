@@ -1,0 +1,303 @@
+"""A small SegNet learns grey and white matter from the MNI152 brain, with deterministic unpooling.
+
+The encoder's pools hand their indices to the decoder's unpools; the windows of the middle one
+overlap. The network trains twice from one seed, and the losses are equal bit for bit. At the end:
+Dice on slices it has not seen, a picture, and what torch.nn does in the same place.
+
+    python examples/segnet_mri.py [--dims 3] [--device cuda]
+"""
+
+import argparse
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import matplotlib
+import nibabel
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+import maxunpool_cuda
+from maxunpool_cuda import functional
+
+CLASSES = ("background", "grey matter", "white matter")
+SEED = 0
+console = Console()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What depends on the number of dimensions."""
+
+    step: int  # of the 1 mm template's voxels
+    size: tuple[int, ...]  # of a sample
+    held_out: tuple[int, int]  # slices kept for the test, away from those trained on
+    margin: int
+    channels: tuple[int, int, int]
+    batch: int
+    iterations: int
+
+
+SETUPS = {
+    2: Setup(2, (112, 96), (36, 56), 2, (16, 24, 32), 12, 150),
+    3: Setup(3, (8, 72, 64), (34, 42), 1, (16, 24, 32), 3, 200),
+}
+
+
+def load_brain(step: int) -> tuple[Tensor, Tensor]:
+    """The T1-weighted MNI152 template and its tissue labels, (slices, height, width).
+
+    The three files are part of the nilearn package.
+    """
+
+    def volume(kind: str) -> np.ndarray:
+        name = f"mni_icbm152_{kind}_tal_nlin_sym_09a_converted.nii.gz"
+        image = nibabel.load(str(files("nilearn.datasets") / "data" / name))
+        axial = np.asarray(image.dataobj).transpose(2, 1, 0)[:, ::-1]
+        return axial[::step, ::step, ::step].astype(np.float32) / 255
+
+    grey, white = volume("gm"), volume("wm")
+    labels = np.stack((1 - grey - white, grey, white)).argmax(0)
+    return torch.from_numpy(volume("t1")), torch.from_numpy(labels)
+
+
+class Pool(torch.autograd.Function):
+    """Max pooling whose backward is deterministic on CUDA too: unpooling that adds up."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, window: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        ctx.dims, ctx.window, ctx.size = x.dim() - 2, window, x.shape
+        pool = getattr(nn.functional, f"max_pool{ctx.dims}d")
+        pooled, indices = pool(x, *window, return_indices=True)
+        ctx.save_for_backward(indices)
+        ctx.mark_non_differentiable(indices)
+        return pooled, indices
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _: None) -> tuple[Tensor, None]:
+        unpool = getattr(functional, f"max_unpool{ctx.dims}d")
+        (indices,) = ctx.saved_tensors
+        return unpool(grad, indices, *ctx.window, output_size=ctx.size, reduce="sum"), None
+
+
+class SegNet(nn.Module):
+    """Three stages down and up; the second pools with overlapping windows."""
+
+    windows = ((2, 2, 0), (3, 2, 1), (2, 2, 0))  # kernel_size, stride, padding
+
+    def __init__(self, dims: int, channels: tuple[int, int, int], unpool: type[nn.Module]) -> None:
+        super().__init__()
+        convolution = getattr(nn, f"Conv{dims}d")
+        norm = getattr(nn, f"BatchNorm{dims}d")
+
+        def block(inputs: int, outputs: int) -> nn.Module:
+            return nn.Sequential(
+                convolution(inputs, outputs, 3, padding=1, bias=False), norm(outputs), nn.ReLU()
+            )
+
+        a, b, c = channels
+        self.encoder = nn.ModuleList((block(1, a), block(a, b), block(b, c)))
+        self.decoder = nn.ModuleList((block(c, b), block(b, a), block(a, a)))
+        self.unpools = nn.ModuleList(unpool(*window) for window in reversed(self.windows))
+        self.head = convolution(a, len(CLASSES), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for block, window in zip(self.encoder, self.windows, strict=True):
+            x = block(x)
+            size = x.shape
+            x, indices = Pool.apply(x, window)
+            kept.append((indices, size))
+        for block, unpool in zip(self.decoder, self.unpools, strict=True):
+            indices, size = kept.pop()
+            x = block(unpool(x, indices, output_size=size))
+        return self.head(x)
+
+
+def samples(setup: Setup, brain: Tensor, held_out: bool) -> list[slice]:
+    """Where along the slices samples start and end: single slices in 2d, slabs in 3d."""
+    low, high = setup.held_out
+    if held_out:
+        return [slice(low, high)]
+    thick = setup.size[0] if len(setup.size) == 3 else 1
+    starts = range(len(brain) - thick + 1)
+    return [
+        slice(start, start + thick)
+        for start in starts
+        if start + thick <= low - setup.margin or start >= high + setup.margin
+    ]
+
+
+def crop(volume: Tensor, where: slice, setup: Setup) -> Tensor:
+    """Slices of a volume, cut about their centre to the size of a sample."""
+    height, width = setup.size[-2:]
+    top, left = (volume.shape[1] - height) // 2, (volume.shape[2] - width) // 2
+    return volume[where, top : top + height, left : left + width]
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy, by a sum whose gradient is deterministic on CUDA too."""
+    wanted = nn.functional.one_hot(labels, len(CLASSES)).movedim(-1, 1)
+    return -(logits.log_softmax(1) * wanted).sum(1).mean()
+
+
+def train(
+    setup: Setup, brain: Tensor, labels: Tensor, unpool: type[nn.Module], title: str
+) -> tuple[SegNet, list[float]]:
+    """A network trained from SEED, and its losses."""
+    torch.manual_seed(SEED)
+    dims = len(setup.size)
+    model = SegNet(dims, setup.channels, unpool).to(brain.device)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, setup.iterations)
+    places = samples(setup, brain, held_out=False)
+    losses = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(title, total=setup.iterations, loss=float("nan"))
+        for _ in range(setup.iterations):
+            chosen = [places[i] for i in torch.randperm(len(places))[: setup.batch]]
+            x = torch.stack([crop(brain, where, setup) for where in chosen])
+            y = torch.stack([crop(labels, where, setup) for where in chosen])
+            if dims == 3:
+                x = x[:, None]
+            else:
+                y = y[:, 0]
+            loss = loss_of(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            progress.update(bar, advance=1, loss=losses[-1])
+    return model, losses
+
+
+def predict(
+    model: SegNet, setup: Setup, brain: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Held-out slices, their labels, the predictions and what the last unpool put out."""
+    (where,) = samples(setup, brain, held_out=True)
+    x, y = crop(brain, where, setup), crop(labels, where, setup)
+    features = []
+    hook = model.unpools[-1].register_forward_hook(lambda _, __, out: features.append(out))
+    batch = x[:, None] if len(setup.size) == 2 else x[None, None]
+    with torch.no_grad():
+        predicted = model.eval()(batch).argmax(1)
+    hook.remove()
+    # As (slices, height, width) in both cases, and the busiest of the channels.
+    unpooled = features[0] if len(setup.size) == 2 else features[0][0].movedim(0, 1)
+    busiest = unpooled.abs().sum((0, 2, 3)).argmax()
+    return x, y, predicted.reshape(y.shape), unpooled[:, busiest]
+
+
+def dice(predicted: Tensor, labels: Tensor) -> list[float]:
+    """Per class, twice the overlap over the sum of the sizes."""
+    scores = []
+    for c in range(len(CLASSES)):
+        p, y = predicted == c, labels == c
+        scores.append(float(2 * (p & y).sum() / (p.sum() + y.sum())))
+    return scores
+
+
+def draw(path: Path, x: Tensor, y: Tensor, predicted: Tensor, features: Tensor) -> None:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    middle = len(x) // 2
+    tissue = matplotlib.colors.ListedColormap(["#101418", "#8aa0b4", "#f4efe6"])
+    panels = (
+        ("held-out slice", x, {"cmap": "gray"}),
+        ("label", y, {"cmap": tissue, "vmin": 0, "vmax": 2, "interpolation": "nearest"}),
+        ("prediction", predicted, {"cmap": tissue, "vmin": 0, "vmax": 2}),
+        ("unpooled feature map", features, {"cmap": "magma"}),
+    )
+    figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6), facecolor="#101418")
+    for axis, (title, volume, options) in zip(axes, panels, strict=True):
+        axis.imshow(volume[middle].cpu(), **options)
+        axis.set_title(title, color="#f4efe6", fontsize=11)
+        axis.axis("off")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def show_torch(dims: int, device: str) -> None:
+    """What torch.nn does in the same place."""
+    flat = (1,) * (dims - 1)
+    kernel = (*flat, 3)
+    x = torch.tensor([0.0, 0, 9, 0, 0], device=device).reshape(1, 1, *flat, 5)
+    pool = getattr(nn.functional, f"max_pool{dims}d")
+    pooled, indices = pool(x, kernel, 1, return_indices=True)
+    name = f"max_unpool{dims}d"
+    theirs, ours = getattr(nn.functional, name), getattr(functional, name)
+
+    try:
+        theirs(pooled, indices, kernel, 1)
+        console.print(f"torch.nn.functional.{name} ran under deterministic algorithms")
+    except RuntimeError as error:
+        console.print(
+            f"[bold]torch.nn.functional.{name}[/] raises: {str(error).split(', but')[0]}."
+        )
+
+    def gradient(unpool) -> list[float]:
+        leaf = pooled.detach().requires_grad_()
+        unpool(leaf, indices, kernel, 1).sum().backward()
+        return leaf.grad.flatten().tolist()
+
+    def differences() -> list[float]:
+        base = ours(pooled, indices, kernel, 1).sum()
+        steps = torch.eye(pooled.numel(), device=device).reshape(-1, *pooled.shape)
+        return [float(ours(pooled + step, indices, kernel, 1).sum() - base) for step in steps]
+
+    torch.use_deterministic_algorithms(False)
+    table = Table("gradient of the sum", "three windows that hold one maximum")
+    table.add_row(f"torch.nn.functional.{name}", str(gradient(theirs)))
+    table.add_row("maxunpool_cuda", str(gradient(ours)))
+    table.add_row("finite differences", str(differences()))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dims", type=int, choices=SETUPS, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--iterations", type=int, help="of each training run")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture")
+    options = parser.parse_args()
+
+    torch.use_deterministic_algorithms(True)
+    setup = SETUPS[options.dims]
+    if options.iterations is not None:
+        setup = Setup(**{**vars(setup), "iterations": options.iterations})
+    brain, labels = (volume.to(options.device) for volume in load_brain(setup.step))
+    unpool = getattr(maxunpool_cuda, f"MaxUnpool{options.dims}d")
+
+    model, losses = train(setup, brain, labels, unpool, "first run ")
+    _, again = train(setup, brain, labels, unpool, "second run")
+    if losses != again:
+        raise SystemExit("the two runs differ")
+    console.print(f"[green]{len(losses)} losses of two runs are equal, bit for bit.[/]")
+
+    x, y, predicted, features = predict(model, setup, brain, labels)
+    table = Table("tissue", "Dice on held-out slices")
+    for name, score in zip(CLASSES, dice(predicted, y), strict=True):
+        table.add_row(name, f"{score:.3f}")
+    console.print(table)
+    picture = options.out / f"segnet_mri_{options.dims}d.png"
+    draw(picture, x, y, predicted, features)
+    console.print(f"The picture is in {picture}")
+    show_torch(options.dims, options.device)
+
+
+if __name__ == "__main__":
+    main()
