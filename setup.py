@@ -51,7 +51,7 @@ def default_arch_list() -> str:
 def extension(cuda: bool) -> Extension:
     """The one extension, for the CPU alone or with CUDA."""
     name = "maxunpool_cuda._C"
-    sources = ["csrc/bindings.cpp", "csrc/ops.cpp", "csrc/autograd.cpp", "csrc/cpu/max_unpool.cpp"]
+    sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
     # PyTorch 2.11 compiles C++17 unless told; later releases ask for C++20 themselves.
     # Without -fopenmp PyTorch's parallel_for is one thread. The OpenMP runtime is PyTorch's.
     flags = ["-O3", "-std=c++20", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]

@@ -1,9 +1,10 @@
 // The derivatives of the operators where they are called through the dispatcher, as eager and
 // traced code does: for given indices each is a linear map, and its backward is the other. What
 // this cannot do, forward mode and torch.func, goes through maxunpool_cuda/_autograd.py.
+#include "handles.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -15,25 +16,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-using Operator = at::Tensor(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    c10::SymIntArrayRef output_size,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::string_view reduce);
-
-template <bool kForward>
-const c10::TypedOperatorHandle<Operator>& operator_handle() {
-  static const auto handle =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow(
-              kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward", "")
-          .typed<Operator>();
-  return handle;
-}
 
 // The operator as it is below autograd.
 template <bool kForward, class... Arguments>

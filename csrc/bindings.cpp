@@ -1,5 +1,7 @@
-// The Python face of the library: facts about the build. The operators go through the dispatcher.
+// The Python face of the library: facts about the build, and a short way to the operator, which
+// goes through the dispatcher like any call of it.
 #include "errors.h"
+#include "plain_call.h"
 
 #include <torch/extension.h>
 
@@ -28,10 +30,32 @@ pybind11::dict build_info() {
   return info;
 }
 
+// The tensor, or None where the call is not a plain one.
+pybind11::object call_plain(
+    int64_t dims,
+    pybind11::handle input,
+    pybind11::handle indices,
+    pybind11::handle kernel_size,
+    pybind11::handle stride,
+    pybind11::handle padding,
+    pybind11::handle output_size,
+    pybind11::handle reduce) {
+  return pybind11::cast(call_if_plain(
+      {dims,
+       input.ptr(),
+       indices.ptr(),
+       kernel_size.ptr(),
+       stride.ptr(),
+       padding.ptr(),
+       output_size.ptr(),
+       reduce.ptr()}));
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
+  m.def("call_if_plain", torch::wrap_pybind_function(&call_plain));
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from . import _ops
 from ._autograd import unpool
 from ._geometry import IntOrInts, ints, per_dim, spatial_output_size
 
@@ -33,7 +35,17 @@ def _max_unpool(
     output_size: Sequence[int] | None,
     reduce: Reduce,
 ) -> Tensor:
-    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``."""
+    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``.
+
+    Most calls end in the first lines. What follows takes every other argument there is, or says
+    what is wrong with it, in Python: so that traced calls raise what eager ones do.
+    """
+    if not torch.compiler.is_compiling():
+        result = _ops.call_if_plain(
+            dims, input, indices, kernel_size, stride, padding, output_size, reduce
+        )
+        if result is not None:
+            return result
     if has_torch_function((input, indices)):
         overridden: Tensor = handle_torch_function(
             function,

@@ -1,15 +1,18 @@
 """Calls the package with random arguments, most of them wrong: python tests/fuzz.py SEED COUNT.
 
-Every call must give the reference's value or raise an exception. Anything else ends the program:
-a wrong value by an assertion, a crash by a signal. It prints how many calls did which.
+Every call must give the reference's value or raise an exception, and do the same when the short
+way of plain calls is closed to it. Anything else ends the program: a wrong value by an assertion, a
+crash by a signal. It prints how many calls did which.
 """
 
 import math
 import random
 import resource
 import sys
+import unittest.mock
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from reference import max_unpool, max_unpool_backward
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
+from maxunpool_cuda import _ops
 
 FUNCTIONS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 HUGE = (2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63))
@@ -126,20 +130,40 @@ def call(rng: random.Random) -> str:
     if rng.random() < 0.03:
         reduce = rng.choice(("", "max", None, 3, "LAST"))
     dims = g.dims if rng.random() < 0.95 else rng.choice((1, 2, 3))
-    try:
+    as_module = rng.random() < 0.3
+
+    def run() -> Any:
         if as_operator:
             operators = torch.ops.maxunpool_cuda
             operator = operators.max_unpool if forward else operators.max_unpool_backward
-            result = operator(*arguments, output_size, *windows, reduce)
-        elif rng.random() < 0.3:
+            return operator(*arguments, output_size, *windows, reduce)
+        if as_module:
             module = getattr(maxunpool_cuda, f"MaxUnpool{dims}d")(*windows, reduce=reduce)
-            result = module(*arguments, output_size)
-        else:
-            result = FUNCTIONS[dims](*arguments, *windows, output_size, reduce=reduce)
-    except Exception as error:
-        return type(error).__name__
-    check(result, arguments, reduce, forward, case)
+            return module(*arguments, output_size)
+        return FUNCTIONS[dims](*arguments, *windows, output_size, reduce=reduce)
+
+    results = [outcome(run)]
+    if not as_operator:
+        with unittest.mock.patch.object(_ops, "call_if_plain", return_value=None):
+            results.append(outcome(run))
+    assert len({described(result) for result in results}) == 1, results
+    for result in results:
+        if isinstance(result, Exception):
+            return type(result).__name__
+        check(result, arguments, reduce, forward, case)
+        assert result.stride() == results[0].stride()
     return "value"
+
+
+def described(result: Any) -> str:
+    return f"{type(result).__name__}: {result}" if isinstance(result, Exception) else "value"
+
+
+def outcome(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        return error
 
 
 def check(result: Any, arguments: list[Any], reduce: str, forward: bool, case: Case) -> None:

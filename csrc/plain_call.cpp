@@ -1,0 +1,170 @@
+#include "plain_call.h"
+
+#include "handles.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
+#include <pybind11/gil.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+namespace maxunpool_cuda {
+namespace {
+
+constexpr int64_t kMostDims = 3, kMostSizes = kMostDims + 2;
+constexpr int64_t kLimit = int64_t{1} << 31; // for each number, so that no formula overflows
+
+// Up to kMostSizes ints, or nothing at all (size == 0).
+struct Ints {
+  std::array<int64_t, kMostSizes> at{};
+  int64_t size = 0;
+
+  c10::SymIntArrayRef last(int64_t count) const {
+    return c10::fromIntArrayRefKnownNonNegative({at.data() + size - count, at.data() + size});
+  }
+};
+
+// A number from 0 on, or -1.
+int64_t plain_int(PyObject* object) {
+  if (!PyLong_CheckExact(object)) {
+    return -1;
+  }
+  int overflow = 0;
+  const int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+  return overflow == 0 && value >= 0 && value < kLimit ? value : -1;
+}
+
+// The ints of a tuple.
+Ints plain_ints(PyObject* object) {
+  Ints ints;
+  if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) > kMostSizes) {
+    return ints;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    ints.at[i] = plain_int(PyTuple_GET_ITEM(object, i));
+    if (ints.at[i] < 0) {
+      return {};
+    }
+  }
+  ints.size = PyTuple_GET_SIZE(object);
+  return ints;
+}
+
+// One int per dimension, from a tuple of them or one int for all.
+Ints plain_per_dim(PyObject* object, int64_t dims) {
+  if (!PyLong_CheckExact(object)) {
+    const Ints ints = plain_ints(object);
+    return ints.size == dims ? ints : Ints{};
+  }
+  Ints ints;
+  ints.at.fill(plain_int(object));
+  ints.size = ints.at[0] < 0 ? 0 : dims;
+  return ints;
+}
+
+// A tensor that only the dispatcher has a say in.
+const at::Tensor* plain_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) {
+    return nullptr;
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const bool plain = tensor.defined() &&
+                     !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+                     !tensor._fw_grad(0).defined();
+  return plain ? &tensor : nullptr;
+}
+
+bool eager() {
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return !at::impl::torch_function_mode_enabled() && !torch::jit::tracer::isTracing() &&
+         !included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+         !included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+}
+
+std::string_view plain_string(PyObject* object) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : "";
+  if (text == nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  return {text, static_cast<size_t>(size)};
+}
+
+// The spatial sizes of the output, where _geometry.spatial_output_size would return some.
+Ints plain_output_size(
+    c10::IntArrayRef shape,
+    const Ints& kernel,
+    const Ints& stride,
+    const Ints& padding,
+    PyObject* output_size) {
+  const auto total = static_cast<int64_t>(shape.size());
+  const int64_t dims = kernel.size, leading = total - dims;
+  Ints given;
+  if (output_size != Py_None) {
+    given = plain_ints(output_size);
+    if (given.size != dims && given.size != total) {
+      return {};
+    }
+  }
+  Ints sizes;
+  for (int64_t d = 0; d < dims; ++d) {
+    if (shape[leading + d] <= 0 || shape[leading + d] >= kLimit || kernel.at[d] == 0 ||
+        stride.at[d] == 0) {
+      return {};
+    }
+    const int64_t middle =
+        (shape[leading + d] - 1) * stride.at[d] - 2 * padding.at[d] + kernel.at[d];
+    sizes.at[d] = given.size == 0 ? middle : given.at[given.size - dims + d];
+    if (sizes.at[d] <= 0 || std::abs(sizes.at[d] - middle) >= stride.at[d]) {
+      return {};
+    }
+  }
+  for (int64_t d = 0; d < given.size - dims; ++d) {
+    if (given.at[d] != shape[d]) {
+      return {};
+    }
+  }
+  sizes.size = dims;
+  return sizes;
+}
+
+} // namespace
+
+std::optional<at::Tensor> call_if_plain(const PythonCall& call) {
+  const at::Tensor* input = plain_tensor(call.input);
+  const at::Tensor* indices = plain_tensor(call.indices);
+  const std::string_view reduce = plain_string(call.reduce);
+  if (input == nullptr || indices == nullptr || !eager() ||
+      (reduce != "last" && reduce != "sum" && reduce != "mean") ||
+      (input->dim() != call.dims + 1 && input->dim() != call.dims + 2)) {
+    return std::nullopt;
+  }
+  const Ints kernel = plain_per_dim(call.kernel_size, call.dims);
+  const Ints stride = call.stride == Py_None ? kernel : plain_per_dim(call.stride, call.dims);
+  const Ints padding = plain_per_dim(call.padding, call.dims);
+  if (kernel.size == 0 || stride.size == 0 || padding.size == 0) {
+    return std::nullopt;
+  }
+  const Ints sizes = plain_output_size(input->sizes(), kernel, stride, padding, call.output_size);
+  if (sizes.size == 0) {
+    return std::nullopt;
+  }
+  const pybind11::gil_scoped_release without_gil;
+  return operator_handle<true>().call(
+      *input,
+      *indices,
+      sizes.last(call.dims),
+      kernel.last(call.dims),
+      stride.last(call.dims),
+      padding.last(call.dims),
+      reduce);
+}
+
+} // namespace maxunpool_cuda
