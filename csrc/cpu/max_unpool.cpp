@@ -4,6 +4,7 @@
 #include "../geometry.h"
 #include "../operator.h"
 #include "../reduction.h"
+#include "huge_pages.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -11,13 +12,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
 
 namespace maxunpool_cuda {
 namespace {
+
+constexpr int64_t kGrain = 1 << 15; // elements worth a task of their own
 
 // The output positions [begin, end) of every plane of a slab. One thread owns them, and with them
 // each pooled element whose index lies among them.
@@ -29,9 +34,11 @@ struct Part {
   int64_t size() const { return end - begin; }
 };
 
-// Where the first bad index of the whole tensor lies.
-class FirstBad {
+// The first index of the whole tensor that is not where it was looked for: bad, where all of its
+// plane was looked at.
+class FirstOutside {
  public:
+  bool any() const { return element_.load() != kNone; }
   void found(int64_t element) {
     int64_t seen = element_.load(std::memory_order_relaxed);
     while (element < seen && !element_.compare_exchange_weak(seen, element)) {
@@ -59,56 +66,141 @@ class FirstBad {
   std::atomic<int64_t> element_{kNone};
 };
 
-// Calls work(part) for parts that together cover every slab. Slabs are split only where there are
-// fewer of them than threads: each thread of a split slab reads all of its indices.
-template <class Work>
-void for_each_part(const Geometry<int64_t>& geometry, const Work& work) {
-  constexpr int64_t kGrain = 1 << 15; // elements worth a task of their own
-  const int64_t positions = geometry.out_plane(), threads = at::get_num_threads();
-  const int64_t worth = geometry.out_slab() / kGrain + 1;
-  const int64_t wanted = geometry.outer < threads ? (threads - 1) / geometry.outer + 1 : 1;
-  const int64_t splits = std::min({wanted, worth, positions});
-  const int64_t grain = std::max<int64_t>(1, kGrain * splits / geometry.out_slab());
-  at::parallel_for(0, geometry.outer * splits, grain, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      const int64_t split = part % splits;
-      const int64_t quotient = positions / splits, remainder = positions % splits;
-      const int64_t begin = split * quotient + std::min(split, remainder);
-      work(Part{part / splits, begin, begin + quotient + (split < remainder ? 1 : 0)});
-    }
+bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
+  return std::all_of(std::begin(geometry.axis), std::end(geometry.axis), [](const auto& axis) {
+    return axis.kernel <= axis.stride && axis.padding == 0;
   });
 }
+
+// Memory of a thread, for one part after the other.
+class Scratch {
+ public:
+  template <class T>
+  T* zeroed(int64_t count) {
+    const size_t bytes = count * sizeof(T);
+    memory_.resize(std::max(memory_.size(), (bytes - 1) / sizeof(Unit) + 1));
+    std::memset(memory_.data(), 0, bytes);
+    return reinterpret_cast<T*>(memory_.data());
+  }
+
+ private:
+  struct alignas(16) Unit {
+    char bytes[16];
+  };
+  std::vector<Unit> memory_;
+};
+
+// How a call is cut into parts, and which indices the owner of a part reads. Slabs are cut only
+// where there are fewer of them than threads.
+class Partition {
+ public:
+  // `every`: each owner reads every index of its slab. Else only those of the pooled rows whose
+  // windows reach its part, and notes an index outside their reach.
+  Partition(const Geometry<int64_t>& geometry, bool every)
+      : geometry_(geometry), positions_(geometry.out_plane()) {
+    const int64_t threads = at::get_num_threads();
+    const int64_t worth = geometry.out_slab() / kGrain + 1;
+    const int64_t wanted = geometry.outer < threads ? (threads - 1) / geometry.outer + 1 : 1;
+    splits_ = std::min({wanted, worth, positions_});
+    while (lead_ < 2 && geometry.axis[lead_].in == 1 && geometry.axis[lead_].out == 1) {
+      ++lead_;
+    }
+    for (int a = lead_ + 1; a < Geometry<int64_t>::kAxes; ++a) {
+      row_cells_ *= geometry.axis[a].in;
+      row_positions_ *= geometry.axis[a].out;
+    }
+    const Axis<int64_t>& axis = geometry.axis[lead_];
+    const bool reaches =
+        axis.kernel > axis.padding && (axis.in - 1) * axis.stride - axis.padding < axis.out;
+    every_ = every || splits_ == 1 || !reaches;
+    rows_ = every_ ? axis.in : std::max<int64_t>(1, kBlockCells / row_cells_);
+  }
+
+  // Calls work(part, scratch) for parts that together cover every slab, each thread from its first
+  // part on or in reverse, as work reads: memory is fast to read in one direction only.
+  template <bool kReverse, class Work>
+  void for_each_part(const Work& work) const {
+    const int64_t grain = std::max<int64_t>(1, kGrain * splits_ / geometry_.out_slab());
+    at::parallel_for(0, geometry_.outer * splits_, grain, [&](int64_t first, int64_t last) {
+      Scratch scratch;
+      for (int64_t part = first; part < last; ++part) {
+        const int64_t split = part % splits_;
+        const int64_t quotient = positions_ / splits_, remainder = positions_ % splits_;
+        const int64_t begin = split * quotient + std::min(split, remainder);
+        work(Part{part / splits_, begin, begin + quotient + (split < remainder ? 1 : 0)}, scratch);
+      }
+    });
+  }
+
+  // A block of pooled rows, along the first axis that has some.
+  struct Block {
+    int64_t begin, end;              // cells
+    uint64_t reach_begin, reach_end; // output positions, of this block's windows
+  };
+  int64_t blocks() const { return (geometry_.axis[lead_].in - 1) / rows_ + 1; }
+  Block block(int64_t i) const {
+    const Axis<int64_t>& axis = geometry_.axis[lead_];
+    const int64_t begin = i * rows_, end = std::min(begin + rows_, axis.in);
+    if (every_) {
+      return {begin * row_cells_, end * row_cells_, 0, static_cast<uint64_t>(positions_)};
+    }
+    const int64_t first = std::max<int64_t>(0, begin * axis.stride - axis.padding);
+    const int64_t last = std::min(axis.out, (end - 1) * axis.stride - axis.padding + axis.kernel);
+    return {
+        begin * row_cells_,
+        end * row_cells_,
+        static_cast<uint64_t>(first * row_positions_),
+        static_cast<uint64_t>(last * row_positions_)};
+  }
+
+ private:
+  static constexpr int64_t kBlockCells = 1 << 10;
+
+  const Geometry<int64_t>& geometry_;
+  int64_t positions_, splits_ = 1, row_cells_ = 1, row_positions_ = 1, rows_ = 1;
+  int lead_ = 0;
+  bool every_ = true;
+};
 
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
 // order or in reverse. source counts elements of the pooled slab, target those of the part.
 template <bool kReverse, class Index, class Visit>
 void for_each_index(
     const Geometry<int64_t>& geometry,
+    const Partition& partition,
     const Part& part,
     const Index* indices,
-    FirstBad& bad,
+    FirstOutside& outside,
     const Visit& visit) {
-  const int64_t cells = geometry.in_plane(), first = part.outer * geometry.in_slab();
-  const auto positions = static_cast<uint64_t>(geometry.out_plane());
+  const int64_t slab = part.outer * geometry.in_slab();
   const auto begin = static_cast<uint64_t>(part.begin), size = static_cast<uint64_t>(part.size());
-  const auto run = [&](auto inner) { // a constant 1 makes a simple loop of it
-    for (int64_t i = 0; i < cells; ++i) {
+  const auto run = [&](const Partition::Block& block, auto inner) {
+    const uint64_t reach = block.reach_end - block.reach_begin;
+    for (int64_t i = 0; i < block.end - block.begin; ++i) {
+      const int64_t cell = kReverse ? block.end - 1 - i : block.begin + i;
       for (int64_t j = 0; j < inner; ++j) { // in reverse too: memory is read in one direction
         const int64_t channel = kReverse ? inner - 1 - j : j;
-        const int64_t source = (kReverse ? cells - 1 - i : i) * inner + channel;
-        const auto index = static_cast<uint64_t>(static_cast<int64_t>(indices[first + source]));
+        const int64_t source = cell * inner + channel;
+        const auto index = static_cast<uint64_t>(static_cast<int64_t>(indices[slab + source]));
         if (index - begin < size) {
           visit(source, static_cast<int64_t>(index - begin) * inner + channel);
-        } else if (index >= positions) {
-          bad.found(first + source);
+        } else if (index - block.reach_begin >= reach) {
+          outside.found(slab + source);
         }
       }
     }
   };
-  if (geometry.inner == 1) {
-    run(std::integral_constant<int64_t, 1>{});
-  } else {
-    run(geometry.inner);
+  const int64_t blocks = partition.blocks();
+  for (int64_t i = 0; i < blocks; ++i) {
+    const Partition::Block block = partition.block(kReverse ? blocks - 1 - i : i);
+    if (block.reach_end <= begin || begin + size <= block.reach_begin) {
+      continue;
+    }
+    if (geometry.inner == 1) {
+      run(block, std::integral_constant<int64_t, 1>{}); // a constant makes a simple loop of it
+    } else {
+      run(block, geometry.inner);
+    }
   }
 }
 
@@ -130,103 +222,166 @@ struct Slabs {
   Element* grad_input(const Part& part) const { return result + part.outer * geometry.in_slab(); }
 };
 
+// One part of a call, and what doing it takes.
 template <class Element, class Index>
-void forward_last(const Slabs<Element, Index>& slabs, const Part& part, FirstBad& bad) {
-  const Element* input = slabs.input(part);
-  Element* output = slabs.output(part);
-  std::fill_n(output, part.size() * slabs.geometry.inner, Element{});
-  for_each_index<false>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t source, int64_t target) {
-        output[target] = input[source];
-      });
-}
+struct Task {
+  const Slabs<Element, Index>& slabs;
+  const Partition& partition;
+  const Part& part;
+  Scratch& scratch;
+  FirstOutside& outside;
+
+  int64_t outputs() const { return part.size() * slabs.geometry.inner; }
+
+  template <bool kReverse, class Visit>
+  void for_each_index(const Visit& visit) const {
+    maxunpool_cuda::for_each_index<kReverse>(
+        slabs.geometry, partition, part, slabs.indices, outside, visit);
+  }
+};
 
 template <class Element, class Index>
-void forward_sum(const Slabs<Element, Index>& slabs, const Part& part, FirstBad& bad) {
-  const Element* input = slabs.input(part);
-  Element* output = slabs.output(part);
-  std::vector<Sum<Element>> sums(part.size() * slabs.geometry.inner);
-  for_each_index<false>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t source, int64_t target) {
-        sums[target].add(input[source]);
+void forward_last(const Task<Element, Index>& task) {
+  const Element* input = task.slabs.input(task.part);
+  Element* output = task.slabs.output(task.part);
+  std::fill_n(output, task.outputs(), Element{});
+  task.template for_each_index<false>(
+      [&](int64_t source, int64_t target) { output[target] = input[source]; });
+}
+
+// Sums that need neither a wider type nor a count are added up in the output.
+template <class Element, class Index>
+void forward_sum(const Task<Element, Index>& task) {
+  const Element* input = task.slabs.input(task.part);
+  Element* output = task.slabs.output(task.part);
+  if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
+    if (task.slabs.call.reduce == Reduce::sum) {
+      std::fill_n(output, task.outputs(), Element{});
+      task.template for_each_index<false>([&](int64_t source, int64_t target) {
+        Sum<Element> sum{static_cast<Accumulator<Element>>(output[target]), 0};
+        sum.add(input[source]);
+        output[target] = sum.result(Reduce::sum);
       });
-  std::transform(sums.begin(), sums.end(), output, [&](const Sum<Element>& sum) {
-    return sum.result(slabs.call.reduce);
+      return;
+    }
+  }
+  auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs());
+  task.template for_each_index<false>(
+      [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
+  std::transform(sums, sums + task.outputs(), output, [&](const Sum<Element>& sum) {
+    return sum.result(task.slabs.call.reduce);
   });
 }
 
-// The last visitor of a position is the first one in reverse: it takes the gradient.
+// For windows that are disjoint: equal indices are rare then. False: there are some.
 template <class Element, class Index>
-void backward_last(const Slabs<Element, Index>& slabs, const Part& part, FirstBad& bad) {
-  const Element* grad_output = slabs.grad_output(part);
-  Element* grad_input = slabs.grad_input(part);
-  std::vector<uint8_t> taken(part.size() * slabs.geometry.inner);
-  for_each_index<true>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t source, int64_t target) {
-        grad_input[source] = taken[target] ? Element{} : grad_output[target];
-        taken[target] = 1;
-      });
+bool backward_different(const Task<Element, Index>& task) {
+  const Element* grad_output = task.slabs.grad_output(task.part);
+  Element* grad_input = task.slabs.grad_input(task.part);
+  auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
+  uint8_t equal = 0;
+  task.template for_each_index<false>([&](int64_t source, int64_t target) {
+    grad_input[source] = grad_output[target];
+    equal |= taken[target];
+    taken[target] = 1;
+  });
+  return equal == 0;
+}
+
+// The last visitor of a position is the first one in reverse: it takes the gradient. Whether one
+// did is as good as random, so nothing branches on it.
+template <class Element, class Index>
+void backward_last(const Task<Element, Index>& task) {
+  const Element* grad_output = task.slabs.grad_output(task.part);
+  Element* grad_input = task.slabs.grad_input(task.part);
+  auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
+  task.template for_each_index<true>([&](int64_t source, int64_t target) {
+    if constexpr (std::is_integral_v<Element>) {
+      grad_input[source] = grad_output[target] & (Element{taken[target]} - Element{1});
+    } else {
+      grad_input[source] = taken[target] ? Element{} : grad_output[target];
+    }
+    taken[target] = 1;
+  });
 }
 
 template <class Element, class Index>
-void backward_sum(const Slabs<Element, Index>& slabs, const Part& part, FirstBad& bad) {
-  const Element* grad_output = slabs.grad_output(part);
-  Element* grad_input = slabs.grad_input(part);
-  for_each_index<false>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t source, int64_t target) {
-        grad_input[source] = grad_output[target];
-      });
+void backward_sum(const Task<Element, Index>& task) {
+  const Element* grad_output = task.slabs.grad_output(task.part);
+  Element* grad_input = task.slabs.grad_input(task.part);
+  task.template for_each_index<false>(
+      [&](int64_t source, int64_t target) { grad_input[source] = grad_output[target]; });
 }
 
 template <class Element, class Index>
-void backward_mean(const Slabs<Element, Index>& slabs, const Part& part, FirstBad& bad) {
-  const Element* grad_output = slabs.grad_output(part);
-  Element* grad_input = slabs.grad_input(part);
-  std::vector<int64_t> counts(part.size() * slabs.geometry.inner);
-  for_each_index<false>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t, int64_t target) { ++counts[target]; });
-  for_each_index<false>(
-      slabs.geometry, part, slabs.indices, bad, [&](int64_t source, int64_t target) {
-        grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
-      });
+void backward_mean(const Task<Element, Index>& task) {
+  const Element* grad_output = task.slabs.grad_output(task.part);
+  Element* grad_input = task.slabs.grad_input(task.part);
+  auto* counts = task.scratch.template zeroed<int64_t>(task.outputs());
+  task.template for_each_index<false>([&](int64_t, int64_t target) { ++counts[target]; });
+  task.template for_each_index<false>([&](int64_t source, int64_t target) {
+    grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
+  });
 }
 
-// Runs kernel(slabs, part, bad) over all parts, then raises if an index was bad.
-template <class Element, class Kernel>
+// Runs kernel(task) over all parts; a second time where an index lay elsewhere than in the first
+// one's short search. Then raises if an index is bad.
+template <class Element, bool kReverse = false, class Kernel>
 void run_parts(const Call& call, const Kernel& kernel) {
   with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
     const Slabs<Element, Index> slabs{call};
-    FirstBad bad;
-    for_each_part(call.geometry, [&](const Part& part) { kernel(slabs, part, bad); });
-    bad.raise_if_any(call.geometry, slabs.indices);
+    const auto run = [&](bool every, FirstOutside& outside) {
+      const Partition partition(call.geometry, every);
+      partition.template for_each_part<kReverse>([&](const Part& part, Scratch& scratch) {
+        kernel(Task<Element, Index>{slabs, partition, part, scratch, outside});
+      });
+    };
+    FirstOutside outside, bad;
+    run(false, outside);
+    if (outside.any()) {
+      run(true, bad);
+      bad.raise_if_any(call.geometry, slabs.indices);
+    }
   });
 }
 
 void forward(const Call& call) {
+  use_huge_pages(call.result);
   if (call.reduce == Reduce::last) {
     with_bytes(call.values.element_size(), [&]<class Element>(std::type_identity<Element>) {
-      run_parts<Element>(call, [](auto&... args) { forward_last(args...); });
+      run_parts<Element>(call, [](const auto& task) { forward_last(task); });
     });
   } else {
     with_arithmetic_type(
         call.values.scalar_type(), [&]<class Element>(std::type_identity<Element>) {
-          run_parts<Element>(call, [](auto&... args) { forward_sum(args...); });
+          run_parts<Element>(call, [](const auto& task) { forward_sum(task); });
         });
   }
 }
 
 void backward(const Call& call) {
+  use_huge_pages(call.result);
   if (call.reduce == Reduce::mean) {
     with_arithmetic_type(
         call.values.scalar_type(), [&]<class Element>(std::type_identity<Element>) {
-          run_parts<Element>(call, [](auto&... args) { backward_mean(args...); });
+          run_parts<Element>(call, [](const auto& task) { backward_mean(task); });
         });
   } else {
     with_bytes(call.values.element_size(), [&]<class Element>(std::type_identity<Element>) {
-      if (call.reduce == Reduce::last) {
-        run_parts<Element>(call, [](auto&... args) { backward_last(args...); });
-      } else {
-        run_parts<Element>(call, [](auto&... args) { backward_sum(args...); });
+      if (call.reduce == Reduce::sum) {
+        run_parts<Element>(call, [](const auto& task) { backward_sum(task); });
+        return;
+      }
+      std::atomic<bool> different{windows_are_disjoint(call.geometry)};
+      if (different) {
+        run_parts<Element>(call, [&](const auto& task) {
+          if (!backward_different(task)) {
+            different = false;
+          }
+        });
+      }
+      if (!different) {
+        run_parts<Element, true>(call, [](const auto& task) { backward_last(task); });
       }
     });
   }
