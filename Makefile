@@ -1,4 +1,4 @@
-# make demo and make test need Python >= 3.10 and a C++ compiler, and bring the rest.
+# make demo, test and bench need Python >= 3.10 and a C++ compiler, and bring the rest.
 #
 #   TORCH   the PyTorch to install, as pip takes it:  make test TORCH=torch==2.13.0
 #   VENV    the virtual environment to make and use
@@ -13,13 +13,16 @@ SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -nam
 # Says in its name which PyTorch was asked for; another one is installed over it.
 REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
 
-.PHONY: demo test lint gpu-check clean
+.PHONY: demo test bench lint gpu-check clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
 
 test: $(VENV)/.test
 	$(VENV)/bin/pytest $(ARGS)
+
+bench: $(VENV)/.bench
+	$(VENV)/bin/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
@@ -40,7 +43,7 @@ $(REQUIREMENT):
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
 
-$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(SOURCES) | $(REQUIREMENT)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) | $(REQUIREMENT)
 	@echo "Building maxunpool_cuda. With CUDA kernels this takes some minutes."
 	$(PIP) --no-build-isolation ".[$*]"
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \

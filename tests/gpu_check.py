@@ -1,8 +1,9 @@
 """Everything that needs a GPU, in one command, with a report: make gpu-check PYTHON=python3.
 
 Uses the interpreter that runs it and what is installed there (torch with CUDA, a CUDA toolkit,
-ninja, setuptools, numpy, pytest, expecttest); installs nothing. Builds into build/gpu, runs every
-test, then a few of them under compute-sanitizer, and writes benchmarks/results/.
+ninja, setuptools, numpy, pytest, expecttest; for the benchmarks matplotlib and rich); installs
+nothing. Builds into build/gpu, runs every test, then a few of them under compute-sanitizer, then
+the benchmarks, and writes benchmarks/results/.
 """
 
 import argparse
@@ -91,6 +92,8 @@ def main() -> None:
             else:
                 no_cache = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
                 steps.append(run(tool, command, BUILD, PYTHONPATH=path, **no_cache))
+        command = [python, "-m", "benchmarks", "--device", "cuda"]
+        steps.append(run("benchmarks", command, ROOT, PYTHONPATH=path))
 
     device = torch.cuda.get_device_name().lower().replace(" ", "-")
     default = ROOT / "benchmarks" / "results" / f"gpu-check-{device}.md"

@@ -1,0 +1,186 @@
+"""Who is timed. Each takes a case and its tensors, and gives the call, or why it has none."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import maxunpool_cuda.functional
+
+from . import model
+from .cases import Case
+from .data import Data
+
+Unpool = Callable[[Tensor, Tensor], Tensor]
+OURS, CLONE, TORCH, COMPILED, ONNX, TRITON = (
+    "maxunpool_cuda",
+    "clone",
+    "torch.nn",
+    "torch.compile",
+    "ONNX Runtime",
+    "Triton",
+)
+PEERS = (TORCH, COMPILED, ONNX, TRITON)
+
+
+class Unable(Exception):  # noqa: N818
+    """A contender does not do the case; the message says why."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A contender that is ready for a case.
+
+    Attributes:
+        calls: one for each copy of the data; each gives a fresh result.
+        tensors: what :func:`data.definition` returns, from a result; None: nothing to compare.
+        note: what was done beforehand that its user has to do as well.
+    """
+
+    calls: Sequence[Callable[[], Any]]
+    tensors: Callable[[Any], tuple[Tensor, ...]] | None = tuple
+    note: str = ""
+
+
+Contender = Callable[[Case, Sequence[Data]], Prepared]
+
+
+def directed(case: Case, data: Data, unpool: Unpool) -> Callable[[], tuple[Tensor, ...]]:
+    """The call of ``unpool``, or of its gradient through autograd, that the case asks for.
+
+    For the gradient alone the forward has been called here, and its graph is kept.
+    """
+    values, indices, grad_output = data.input, data.indices, data.grad_output
+    if grad_output is None:
+        return lambda: (unpool(values, indices),)
+    values = values.detach().requires_grad_()
+    if case.direction == "backward":
+        kept = unpool(values, indices)
+        return lambda: torch.autograd.grad(kept, values, grad_output, retain_graph=True)
+
+    def both() -> tuple[Tensor, ...]:
+        output = unpool(values, indices)
+        return output.detach(), *torch.autograd.grad(output, values, grad_output)
+
+    return both
+
+
+def _unpool_of(module: Any, case: Case) -> Unpool:
+    """A function of ``module``, which is torch.nn.functional or like it, for the case."""
+    function = getattr(module, f"max_unpool{case.rank}d")
+    window = (case.kernel_size, case.stride, case.padding)
+    size = case.shape[2:]
+
+    def unpool(values: Tensor, indices: Tensor) -> Tensor:
+        result: Tensor = function(values, indices, *window, output_size=size)
+        return result
+
+    return unpool
+
+
+def ours(case: Case, copies: Sequence[Data]) -> Prepared:
+    """This package."""
+    unpool = _unpool_of(maxunpool_cuda.functional, case)
+    return Prepared([directed(case, data, unpool) for data in copies])
+
+
+def clone(case: Case, copies: Sequence[Data]) -> Prepared:
+    """The ceiling: a copy reads and writes as many bytes as the case's call has use for.
+
+    Two copies where there are two calls. Every byte has been written before: reading memory never
+    written to reads one page of zeros.
+    """
+    calls = 2 if case.direction == "both" else 1
+    words = -(-model.useful_bytes(case) // (8 * calls))  # 4 bytes that are read and written
+    sources = [torch.ones(words, device=copies[0].input.device) for _ in copies]
+
+    def copy(source: Tensor) -> list[Tensor]:
+        return [source.clone() for _ in range(calls)]
+
+    return Prepared([functools.partial(copy, source) for source in sources], tensors=None)
+
+
+def _int64(copies: Sequence[Data]) -> tuple[Sequence[Data], str]:
+    if copies[0].indices.dtype == torch.int64:
+        return copies, ""
+    wide = [Data(data.input, data.indices.long(), data.grad_output) for data in copies]
+    return wide, "takes int64 indices only: made beforehand"
+
+
+def torch_nn(case: Case, copies: Sequence[Data]) -> Prepared:
+    """torch.nn, eager."""
+    unpool = _unpool_of(torch.nn.functional, case)
+    wide, note = _int64(copies)
+    return Prepared([directed(case, data, unpool) for data in wide], note=note)
+
+
+def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
+    """torch.compile of torch.nn, for the shapes of this case alone."""
+    torch.compiler.reset()
+    unpool = torch.compile(_unpool_of(torch.nn.functional, case), fullgraph=True, dynamic=False)
+    wide, note = _int64(copies)
+    return Prepared([directed(case, data, unpool) for data in wide], note=note)
+
+
+def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
+    """ONNX Runtime on the CPU."""
+    missing = [name for name in ("onnx", "onnxruntime") if not importlib.util.find_spec(name)]
+    if missing:
+        raise Unable(f"not installed: {', '.join(missing)}")
+    if copies[0].input.device.type != "cpu":
+        raise Unable("timed on the CPU only")
+    if case.direction != "forward":
+        raise Unable("has no gradient")
+    if case.dtype != "float32" or case.layout != "contiguous":
+        raise Unable("takes contiguous float32 only")
+    peer = importlib.import_module(".onnx_peer", __package__)
+    prepared = [peer.prepare(case, data) for data in copies]
+    note = "takes int64 indices over the whole tensor: made beforehand"
+    return Prepared([call for call, _ in prepared], prepared[0][1], note)
+
+
+def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
+    """A memset and a scatter in Triton."""
+    if copies[0].input.device.type != "cuda":
+        raise Unable("needs CUDA")
+    if not importlib.util.find_spec("triton"):
+        raise Unable("not installed: triton")
+    if case.direction != "forward":
+        raise Unable("has no gradient")
+    peer = importlib.import_module(".triton_scatter", __package__)
+    size = case.shape[2:]
+
+    def unpool(values: Tensor, indices: Tensor) -> Tensor:
+        result: Tensor = peer.max_unpool(values, indices, size)
+        return result
+
+    return Prepared([directed(case, data, unpool) for data in copies])
+
+
+CONTENDERS: dict[str, Contender] = {
+    OURS: ours,
+    CLONE: clone,
+    TORCH: torch_nn,
+    COMPILED: torch_compile,
+    ONNX: onnx_runtime,
+    TRITON: triton_scatter,
+}
+
+
+def by_default(case: Case, quick: bool) -> list[str]:
+    """The peers timed where none are named.
+
+    torch.compile takes seconds for each case. It is left out of the sweep and of all but float32
+    with int64 indices, and where it has to be quick, of all but the networks.
+    """
+    compiled = (case.dtype, case.index_dtype) == ("float32", "int64") and case.family != "sweep"
+    if quick:
+        compiled = compiled and case.family == "networks"
+    return [peer for peer in PEERS if peer != COMPILED or compiled]

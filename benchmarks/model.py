@@ -1,0 +1,134 @@
+"""What a case should cost, before it is measured, and the table of MODEL.md. See there for why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .cases import CASES, ITEM_SIZE, Case
+
+DOCUMENT = Path(__file__).with_name("MODEL.md")
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+NOT_MEASURED = "not measured yet"
+
+# The GPU that times are predicted for: a clone reaches 0.9 of an H100 SXM's 3.35 TB/s.
+CLONE_BYTES_PER_SECOND = 0.9 * 3.35e12
+LAUNCH_SECONDS = 5e-6
+SECTOR = {"cuda": 32, "cpu": 64}
+CPU_EFFICIENCY = 0.77
+
+
+def _sizes(case: Case) -> tuple[int, int, int]:
+    """Bytes of the pooled values, of the indices and of the output."""
+    item = ITEM_SIZE[case.dtype]
+    return case.cells * item, case.cells * ITEM_SIZE[case.index_dtype], case.outputs * item
+
+
+def useful_bytes(case: Case) -> int:
+    """Every tensor of the call once: values and indices of a pooled element, and the output."""
+    return sum(_sizes(case)) * (2 if case.direction == "both" else 1)
+
+
+def touched(case: Case, device: str) -> float:
+    """The expected fraction of grad_output's sectors (of a CPU: cache lines) that hold an index.
+
+    A window's index may be anywhere in it; a sector is a piece of a row, in channels_last of one
+    position's channels. Of windows that overlap, all of them.
+    """
+    elements = SECTOR[device] // ITEM_SIZE[case.dtype]
+    window = case.kernel_size**case.rank
+    if case.overlapping:
+        return 1.0
+    if case.layout == "channels_last":
+        return 1 - math.pow(1 - 1 / window, min(elements, case.shape[1]))
+    windows = elements / case.kernel_size
+    return 1 - math.pow(1 - case.kernel_size / window, windows)
+
+
+def floor_bytes(case: Case, device: str) -> tuple[float, float]:
+    """What the memory has to move at least, forward and backward; 0 of what is not called."""
+    values, indices, output = _sizes(case)
+    forward = values + indices + output
+    backward = values + indices + touched(case, device) * output
+    return (
+        0.0 if case.direction == "backward" else forward,
+        0.0 if case.direction == "forward" else backward,
+    )
+
+
+def cuda_efficiency(case: Case) -> tuple[float, float]:
+    """The aim, forward and backward: which part of a clone's bandwidth the floor moves at."""
+    if case.dilation != 1:
+        return 0.5, 0.5  # irregular: every plane is written again, by atomics
+    if case.stride == 1:
+        return 0.5, 0.5  # as many candidates as a window has cells, for each element
+    return 0.95, 0.85
+
+
+def cuda_seconds(case: Case) -> float:
+    """Predicted for the H100."""
+    calls = 2 if case.direction == "both" else 1
+    parts = zip(floor_bytes(case, "cuda"), cuda_efficiency(case), strict=True)
+    moved = sum(size / efficiency for size, efficiency in parts)
+    return calls * LAUNCH_SECONDS + moved / CLONE_BYTES_PER_SECOND
+
+
+def cuda_fraction(case: Case) -> float:
+    """Predicted fraction of the clone, launches apart."""
+    parts = zip(floor_bytes(case, "cuda"), cuda_efficiency(case), strict=True)
+    return useful_bytes(case) / sum(size / efficiency for size, efficiency in parts)
+
+
+def cpu_fraction(case: Case) -> float:
+    """Predicted fraction of the clone on a CPU of few cores, calls' overhead apart."""
+    return CPU_EFFICIENCY * useful_bytes(case) / sum(floor_bytes(case, "cpu"))
+
+
+def _measured(rows: dict[str, Any], case: Case) -> str:
+    result = rows.get(case.name, {}).get("results", {}).get("maxunpool_cuda", {})
+    if "median" not in result:
+        return NOT_MEASURED
+    return f"{result['median'] * 1e3:.3g} ms, {result['fraction_of_clone']:.2f}"
+
+
+def table(reports: Sequence[dict[str, Any]]) -> str:
+    """The Markdown table of all cases, with what the reports (as in the JSON) measured."""
+    measured: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {}}
+    devices = {"cuda": NOT_MEASURED, "cpu": NOT_MEASURED}
+    for report in sorted(reports, key=lambda report: report["facts"]["date"]):
+        kind = report["facts"]["kind"]
+        measured[kind] = {row["name"]: row for row in report["rows"]}
+        devices[kind] = report["facts"]["device"]
+    lines = [
+        "Bytes are for each pooled element; fractions are of the clone.",
+        f"GPU: {devices['cuda']}. CPU: {devices['cpu']}.\n",
+        "| case | useful | floor | H100, predicted | GPU, measured | CPU, predicted | measured |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for case in CASES:
+        useful, floor = useful_bytes(case), sum(floor_bytes(case, "cuda"))
+        cells = (
+            case.name,
+            f"{useful / case.cells:.3g}",
+            f"{floor / case.cells:.3g}",
+            f"{cuda_seconds(case) * 1e3:.3g} ms, {cuda_fraction(case):.2f}",
+            _measured(measured["cuda"], case),
+            f"{cpu_fraction(case):.2f}",
+            _measured(measured["cpu"], case),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def section() -> str:
+    """The table as MODEL.md has it."""
+    return DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def write(text: str) -> None:
+    """Put a table into MODEL.md."""
+    before, begin, rest = DOCUMENT.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    DOCUMENT.write_text(before + begin + text + end + after)

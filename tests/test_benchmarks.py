@@ -1,0 +1,271 @@
+"""The benchmarks run, check what they time, and say what they predict. No time is asserted."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+for package in ("matplotlib", "rich"):
+    pytest.importorskip(package, reason=f"the benchmarks need {package}")
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
+
+from benchmarks import cases, contenders, data, model, plot, report, runner  # noqa: E402
+from benchmarks.cases import CASES, Case  # noqa: E402
+from benchmarks.timing import Budget, CpuClock, interleave  # noqa: E402
+
+ONCE = Budget(seconds=0, fewest_rounds=2, most_rounds=2, warm_up=1)
+COLUMNS = {
+    "median",
+    "first_quartile",
+    "third_quartile",
+    "rounds",
+    "useful_gb_per_s",
+    "fraction_of_clone",
+    "peak_bytes",
+}
+
+
+@pytest.fixture(autouse=True)
+def any_algorithms(poisoned_memory: None) -> None:
+    """As the benchmarks run: torch.nn's raises under deterministic algorithms."""
+    torch.use_deterministic_algorithms(False)
+
+
+def shrunk(case: Case) -> Case:
+    """The same call of a small tensor."""
+    spatial = (min(n, 11 + case.padding) for n in case.shape[2:])
+    return dataclasses.replace(case, shape=(2, 3, *spatial))
+
+
+# Calls that differ in more than their size.
+DISTINCT = tuple(
+    dict.fromkeys(
+        dataclasses.replace(shrunk(case), family="any", layer="small", quick=False)
+        for case in CASES
+    )
+)
+
+
+def test_cases_are_valid() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    for case in CASES:
+        assert case.rank in (1, 2, 3), case
+        assert min(case.pooled) > 0, case
+        assert 2 * case.padding <= case.kernel_size, case
+        assert case.dtype in cases.DTYPES, case
+        assert case.index_dtype in cases.INDEX_DTYPES, case
+        assert case.layout == "contiguous" or case.rank > 1, case
+        assert case.direction in cases.DIRECTIONS, case
+        default = (
+            (n - 1) * case.stride - 2 * case.padding + case.kernel_size for n in case.pooled[2:]
+        )
+        for size, middle in zip(case.shape[2:], default, strict=True):
+            assert abs(size - middle) < case.stride, case
+
+
+def test_every_combination_is_there() -> None:
+    for window in ("2x2/2", "3x3/2 padding 1", "4x4/4", "2x2x2/2"):
+        found = {
+            (case.dtype, case.index_dtype, case.layout, case.direction)
+            for case in CASES
+            if case.family == window
+        }
+        options = (cases.DTYPES, cases.INDEX_DTYPES, cases.LAYOUTS, cases.DIRECTIONS)
+        assert found == set(itertools.product(*options))
+    sizes = [case.outputs for case in CASES if case.family == "sweep"]
+    assert sizes == [2**exponent for exponent in range(10, 29)]
+
+
+def test_predicted_bytes() -> None:
+    def of(dtype: str, index_dtype: str) -> float:
+        case = Case("", "", (1, 1, 8, 8), dtype=dtype, index_dtype=index_dtype)
+        assert sum(model.floor_bytes(case, "cuda")) == model.useful_bytes(case)
+        return model.useful_bytes(case) / case.cells
+
+    assert of("float32", "int64") == 28
+    assert of("float32", "int32") == 24
+    assert of("bfloat16", "int64") == 18
+
+
+@pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
+def test_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone's result is as defined; one element that is not is found; a failure is a reason."""
+    monkeypatch.setattr("benchmarks.timing.cache_bytes", lambda device: 0)  # one copy is enough
+
+    def sabotaged(case: Case, copies: Sequence[data.Data]) -> contenders.Prepared:
+        prepared = contenders.ours(case, copies)
+
+        def call() -> tuple[Tensor, ...]:
+            results = prepared.calls[0]()
+            spoilt = results[-1].clone(memory_format=torch.contiguous_format)
+            spoilt.view(-1)[-1] += 1
+            return (*results[:-1], spoilt)
+
+        return contenders.Prepared([call])
+
+    def broken(case: Case, copies: Sequence[data.Data]) -> contenders.Prepared:
+        raise RuntimeError("no such call\nwith details")
+
+    everyone = contenders.CONTENDERS | {"sabotaged": sabotaged, "broken": broken}
+    peers = [contenders.TORCH, contenders.ONNX, contenders.TRITON, "sabotaged", "broken"]
+    results = runner.run(case, "cpu", peers, ONCE, everyone)["results"]
+    assert results["sabotaged"]["agreement"] == "wrong"
+    assert "median" not in results["sabotaged"]
+    assert results["broken"] == {"reason": "RuntimeError: no such call"}
+    assert results[contenders.TRITON] == {"reason": "needs CUDA"}
+    for name in (contenders.OURS, contenders.CLONE, contenders.TORCH):
+        assert results[name].keys() >= COLUMNS, results[name]
+    assert results[contenders.OURS]["agreement"] == "equal"
+    own_gradient = case.overlapping and case.with_gradient and case.dilation == 1
+    assert results[contenders.TORCH]["agreement"] == ("differs" if own_gradient else "equal")
+    if case.direction == "forward" and importlib.util.find_spec("onnxruntime"):
+        plain = case.dtype == "float32" and case.layout == "contiguous"
+        assert ("median" in results[contenders.ONNX]) == plain, results[contenders.ONNX]
+
+
+def test_own_wrong_result_fails() -> None:
+    case = shrunk(CASES[0])
+
+    def wrong(case: Case, copies: Sequence[data.Data]) -> contenders.Prepared:
+        return contenders.Prepared([lambda: (torch.zeros(case.shape),)])
+
+    everyone = contenders.CONTENDERS | {contenders.OURS: wrong}
+    row = runner.run(case, "cpu", [contenders.TORCH], ONCE, everyone)
+    assert report.wrong({"rows": [row]}) == [case.name]
+
+
+def test_gradient_of_the_definition() -> None:
+    """Three windows hold one maximum: the last of them has the gradient."""
+    case = Case("", "", (1, 1, 5), kernel_size=3, stride=1, direction="both")
+    given = data.Data(
+        torch.tensor([[[7.0, 7, 7]]]), torch.tensor([[[2, 2, 2]]]), torch.arange(5.0).view(1, 1, 5)
+    )
+    output, gradient = data.definition(case, given)
+    assert output.tolist() == [[[0, 0, 7, 0, 0]]]
+    assert gradient.tolist() == [[[0, 0, 2]]]
+    assert data.definition(case, given, to_losers=True)[1].tolist() == [[[2, 2, 2]]]
+
+
+def test_rounds_rotate() -> None:
+    order: list[str] = []
+    calls = {name: [lambda name=name: order.append(name)] for name in "abc"}
+    times = interleave(calls, CpuClock(), Budget(0, fewest_rounds=4, most_rounds=4, warm_up=0))
+    assert "".join(order) == "abcbcacababc"
+    assert [times[name].rounds for name in "abc"] == [4, 4, 4]
+
+
+def test_copies_exceed_the_cache() -> None:
+    given = data.make(shrunk(CASES[0]), "cpu")
+    copies = data.rotation(given, cache_bytes=3 * given.bytes_read)
+    assert len(copies) == 7
+    assert len({copy.input.data_ptr() for copy in copies}) == 7
+    assert len(data.rotation(given, cache_bytes=2**30)) == data.MOST_COPIES
+
+
+def test_too_large_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_bytes", lambda device: 2**30)
+    row = runner.run(CASES[-1], "cpu", [], ONCE)
+    assert "results" not in row
+    assert "1 are available" in row["reason"]
+    facts = {"device": "none", "torch": "2", "date": "2000-01-01", "kind": "cpu"}
+    assert report.rich_table({"facts": facts, "rows": [row]}).row_count == 1
+    assert plot.sweep({"facts": facts, "rows": [row]}) is not None
+
+
+def test_document_has_the_table_of_the_runner() -> None:
+    assert model.section() == model.table(report.load_all()), "python -m benchmarks --model write"
+
+
+def run(*arguments: str) -> str:
+    """From the root, as ``make bench`` does, with the package that the tests have."""
+    import maxunpool_cuda
+
+    path = os.pathsep.join((str(Path(maxunpool_cuda.__file__).parent.parent), *sys.path))
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_end_to_end(tmp_path: Path) -> None:
+    out = run(
+        *("--device", "cpu", "--quick", "--seconds", "0", "--output", str(tmp_path)),
+        *("--filter", "^(tiny|sweep-1024|sweep-2048)"),
+    )
+    (path,) = tmp_path.glob("*.json")
+    results = json.loads(path.read_text())
+    assert results["facts"].keys() >= {"device", "cores", "torch", "python", "date", "build_info"}
+    assert len(results["rows"]) == 5
+    for row in results["rows"]:
+        assert row["name"] in out
+        assert row["results"][contenders.OURS].keys() >= COLUMNS
+        assert row["results"][contenders.TORCH].keys() >= {*COLUMNS, "times_ours"}
+    forward = results["rows"][0]
+    assert forward["case"]["direction"] == "forward"
+    # 2*8*16*16 float32 outputs, and nothing beside them.
+    assert forward["results"][contenders.OURS]["peak_bytes"] == 2 * 8 * 16 * 16 * 4
+    plots = sorted(plot.name for plot in tmp_path.glob("*.png"))
+    assert [name.rpartition("-")[2] for name in plots] == ["fractions.png", "sweep.png"]
+    table = run("--table", str(path))
+    assert "| tiny | forward | 1 |" in table
+    assert "| sweep | forward | 2 |" in table
+
+
+def test_torch_compile() -> None:
+    case = dataclasses.replace(shrunk(CASES[0]), direction="both")
+    results = runner.run(case, "cpu", [contenders.COMPILED], ONCE)["results"]
+    assert results[contenders.COMPILED].get("agreement") == "equal", results
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
+def test_cuda(case: Case) -> None:
+    peers = [contenders.TORCH, contenders.TRITON]
+    results = runner.run(case, "cuda", peers, ONCE)["results"]
+    assert results[contenders.OURS]["agreement"] == "equal"
+    assert results[contenders.TORCH].keys() >= COLUMNS, results[contenders.TORCH]
+    if case.direction == "forward" and importlib.util.find_spec("triton"):
+        assert results[contenders.TRITON].keys() >= COLUMNS, results[contenders.TRITON]
+
+
+TRITON = """
+import sys
+import torch
+sys.path.append(sys.argv[1])
+from benchmarks import data, triton_scatter
+from benchmarks.cases import Case
+for layout in ("contiguous", "channels_last"):
+    for index_dtype in ("int64", "int32"):
+        for shape in ((2, 3, 20, 14), (1, 5, 6, 4, 10), (3, 2, 66)):
+            if layout == "contiguous" or len(shape) > 3:
+                case = Case("", "", shape, index_dtype=index_dtype, layout=layout)
+                given = data.make(case, "cpu")
+                result = triton_scatter.max_unpool(given.input, given.indices, case.shape[2:])
+                assert torch.equal(result, *data.definition(case, given)), case
+                assert result.is_contiguous() == given.input.is_contiguous()
+print("equal")
+"""
+
+
+def test_triton_in_its_interpreter() -> None:
+    if not importlib.util.find_spec("triton"):
+        pytest.skip("Triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", TRITON, str(ROOT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "equal\n"
