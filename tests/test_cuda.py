@@ -143,6 +143,29 @@ def test_side_streams_and_devices(rng: random.Random) -> None:
         assert same(output, expected)
 
 
+@pytest.mark.parametrize("size", [20, 224, 640], ids=["one launch", "shared memory", "workspace"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_any_indices(size: int, layout: torch.memory_format) -> None:
+    """The kernels for indices outside their own windows, for planes of each size."""
+    x = torch.rand(2, 40, size // 2, size // 2).contiguous(memory_format=layout)
+    indices = torch.randint(size**2, x.shape).contiguous(memory_format=layout)
+    grad = torch.rand(2, 40, size, size).contiguous(memory_format=layout)
+    geometry = ((size, size), (2, 2), (2, 2), (0, 0), "last")
+    output = _ops.max_unpool(x.cuda(), indices.cuda(), *geometry)
+    assert same(output.cpu(), _ops.max_unpool(x, indices, *geometry))
+    gathered = _ops.max_unpool_backward(grad.cuda(), indices.cuda(), *geometry)
+    assert same(gathered.cpu(), _ops.max_unpool_backward(grad, indices, *geometry))
+
+
+def test_a_bad_index_beside_an_irregular_one() -> None:
+    x = torch.rand(4, 64, 112, 112, device="cuda")
+    indices = torch.randint(224 * 224, x.shape, device="cuda")
+    indices[3, 5, 111, 7] = 224 * 224
+    F.max_unpool2d(x, indices, 2)
+    with pytest.raises(RuntimeError, match=f"index: {224 * 224} .* at position 12439 of plane 197"):
+        maxunpool_cuda.check_errors()
+
+
 def test_many_runs_give_the_same_bits() -> None:
     x = torch.rand(4, 64, 112, 112, device="cuda")
     indices = torch.randint(0, 224 * 224, x.shape, device="cuda")

@@ -66,8 +66,8 @@ def build(sanitizer: str) -> Path:
         [
             compiler,
             "-std=c++20",
-            "-O1",
-            "-g",
+            "-O0",  # compiling takes longer than running
+            "-g1",
             "-Wall",
             "-Wextra",
             "-Werror",
@@ -109,6 +109,7 @@ class Call:
             batched and g.dims > 1 and chosen.get("channels_last", rng.random() < 0.5)
         )
         outer, inner = (batch, channels) if self.channels_last else (batch * channels, 1)
+        self.inner = inner
         lead = 3 - g.dims
         axes = [(1, 1, 1, 1, 0)] * lead + list(
             zip(g.pooled, g.output, g.kernel, g.stride, g.padding, strict=True)
@@ -123,11 +124,15 @@ class Call:
             size,
             chosen.get("narrow", rng.choice((2**31, 2**31, 1))),  # 32-bit offsets, or 64-bit
             rng.choice((32 << 20, 4096)),  # all irregular planes at once, or some at a time
+            chosen.get("shared_bytes", rng.choice((48 << 10, 48 << 10, 0))),  # or in global memory
+            chosen.get("small_bytes", rng.choice((4 << 20, 0, 0))),  # one kernel, or two
+            4096,
+            chosen.get("enough_threads", rng.choice((1 << 19, 3))),  # a plane per thread, or more
             chosen.get("blocks", rng.randint(1, 4)),
             chosen.get("threads", rng.choice((1, 3, 8))),
             rng.getrandbits(31),
             chosen.get("misaligned", rng.choice((0, 0, 1))),
-            chosen.get("skip_grid_barrier", 0),
+            chosen.get("skip_barriers", 0),
             chosen.get("missing_bytes", 0),
             outer,
             inner,
@@ -174,6 +179,7 @@ class Outcome:
 
     bad: tuple[int, int, int] | None  # index, position, plane
     items: int  # of the first kernel's grid
+    launches: int
     result: torch.Tensor
 
 
@@ -182,10 +188,10 @@ def outcomes(program: Path, calls: list[Call]) -> list[Outcome]:
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     data, found = done.stdout, []
     for call in calls:
-        ready, index, position, plane, items = struct.unpack("5q", data[:40])
-        end = 40 + call.result_size
+        ready, index, position, plane, items, launches = struct.unpack("6q", data[:48])
+        end = 48 + call.result_size
         bad = (index, position, plane) if ready else None
-        found.append(Outcome(bad, items, call.result(data[40:end])))
+        found.append(Outcome(bad, items, launches, call.result(data[48:end])))
         data = data[end:]
     assert not data
     return found
@@ -208,35 +214,104 @@ def test_kernels_agree_with_the_reference(
         assert same(outcome.result, call.expected()), (call.case, call.channels_last)
 
 
-@pytest.mark.parametrize("kind", INDEX_KINDS)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.complex128])
-def test_vectors(
-    emulator: Path, dtype: torch.dtype, layout: str, kind: str, rng: random.Random
-) -> None:
-    """Windows of 2 by 2 that do not overlap: the way of most networks, 16 bytes at a time."""
-    g = Geometry((3, 8), (2, 2), (2, 2), (0, 0), (6, 16))
-    calls = []
-    for forward in (True, False):
-        case = Case(
-            g,
-            "last",
-            random_values(rng, (2, 16, *g.pooled), dtype),
-            random_indices(rng, g, (2, 16), kind).to(rng.choice((torch.int64, torch.int32))),
-            random_values(rng, (2, 16, *g.output), dtype),
-        )
-        channels_last = layout == "channels_last"
-        aligned = {"channels_last": channels_last, "narrow": 2**31, "misaligned": 0}
-        calls.append(Call(case, rng, forward, **aligned))
-    forward, backward = outcomes(emulator, calls)
-    elements = 16 // dtype.itemsize
-    cells = 2 * 16 * 3 * 8
-    assert forward.items == cells // (
-        elements if layout == "channels_last" else max(1, elements // 2)
+def the_case(
+    rng: random.Random, g: Geometry, leading: tuple[int, ...], dtype: torch.dtype, kind: str
+) -> Case:
+    return Case(
+        g,
+        "last",
+        random_values(rng, (*leading, *g.pooled), dtype),
+        random_indices(rng, g, leading, kind).to(rng.choice((torch.int64, torch.int32))),
+        random_values(rng, (*leading, *g.output), dtype),
     )
-    assert backward.items == cells // min(elements, 8)
-    assert same(forward.result, calls[0].expected())
-    assert same(backward.result, calls[1].expected())
+
+
+WINDOWS = {  # kernel, stride, padding; with the cells of a thread of float32 and its outputs
+    "2x2/2": (2, 2, 0, 2, 4),
+    "3x3/3": (3, 3, 0, 4, 12),
+    "4x4/4": (4, 4, 0, 1, 4),
+    "3x3/4": (3, 4, 0, 1, 4),
+    "3x3/2 padded": (3, 2, 1, 2, 4),
+    "3x3/2": (3, 2, 0, 2, 4),
+    "3x3/1 padded": (3, 1, 1, 4, 4),
+    "2x2/1": (2, 1, 0, 4, 4),
+}
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> None:
+    """Contiguous tensors, in vectors: where rows divide into them and where not."""
+    kernel, stride, padding, cells, outputs = WINDOWS[window]
+    for even, more in ((True, 0), (True, 0), (False, 0), (False, 1), (False, -1), (False, 3)):
+        dims = rng.choice((1, 2, 3) if stride == 2 else (1, 2))
+        width = rng.choice((8, 16)) if even else rng.randint(1, 9)
+        pooled = (*(rng.randint(1, 3) for _ in range(dims - 1)), width)
+        output = [stride * n for n in pooled]
+        output[-1] = max(1, output[-1] + more)
+        g = Geometry(pooled, (kernel,) * dims, (stride,) * dims, (padding,) * dims, tuple(output))
+        planes = rng.choice((1, 4))  # that a thread does
+        chosen = {
+            "channels_last": 0,
+            "narrow": 2**31,
+            "small_bytes": 0,
+            "misaligned": 0 if even else rng.choice((0, 1)),
+            "enough_threads": 1 << 19 if planes == 1 else 1,
+        }
+        calls = []
+        for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64, torch.complex128):
+            case = the_case(rng, g, (2, 4), dtype, kind)
+            calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
+        for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
+            assert same(outcome.result, call.expected()), (call.case, call.forward)
+            if even and call.dtype == torch.float32:
+                rows = 2 * 4 * math.prod(pooled[:-1])
+                assert width // cells == output[-1] // outputs
+                if call.forward:
+                    assert outcome.items == rows * width // cells // planes
+                else:
+                    assert outcome.items == rows * width // 4
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) -> None:
+    """A vector of channels per thread, 16 bytes long."""
+    kernel, stride, padding, *_ = WINDOWS[window]
+    for more in (0, 1, -1, stride):
+        pooled = (rng.randint(1, 3), rng.randint(1, 4))
+        output = tuple(max(1, stride * n + more) for n in pooled)
+        g = Geometry(pooled, (kernel,) * 2, (stride,) * 2, (padding,) * 2, output)
+        calls = []
+        for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64, torch.complex128):
+            case = the_case(rng, g, (2, 16), dtype, kind)
+            chosen = {"channels_last": 1, "narrow": 2**31, "misaligned": 0, "small_bytes": 0}
+            calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
+        for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
+            assert same(outcome.result, call.expected()), (call.case, call.forward)
+            vector = min(16 // call.dtype.itemsize, 8)
+            if not call.forward and kernel > stride:
+                vector = min(vector, 4)
+            if more == 0 or not call.forward:
+                assert outcome.items == 2 * 16 * math.prod(pooled) // vector
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_small_calls_are_one_launch(
+    emulator: Path, forward: bool, kind: str, rng: random.Random
+) -> None:
+    calls = []
+    for _ in range(20):
+        case = random_case(rng, reduce="last", most_cells=24, dtypes=tuple(TYPES))
+        leading = tuple(case.input.shape[: -case.geometry.dims])
+        case = replace(case, indices=random_indices(rng, case.geometry, leading, kind))
+        calls.append(Call(case, rng, forward, narrow=2**31, small_bytes=4 << 20))
+    for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
+        channels = min(call.inner, 16 // call.dtype.itemsize)
+        fits = channels * math.prod(call.case.geometry.output) <= 4096
+        assert outcome.launches == (1 if fits else 2)
+        assert same(outcome.result, call.expected()), call.case
 
 
 @pytest.mark.parametrize("index", [-1, -(2**31), 2**31 - 1])
@@ -286,23 +361,45 @@ def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:
     return max_unpool_backward(padded, flat_indices, flat, case.reduce).reshape(indices.shape)
 
 
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_a_bad_index_beside_an_irregular_one(
+    emulator: Path, forward: bool, rng: random.Random
+) -> None:
+    """The one makes a plane the second kernel's, the other is reported all the same."""
+    calls, wheres = [], []
+    g = Geometry((4, 8), (2, 2), (2, 2), (0, 0), (8, 16))
+    for _ in range(40):
+        case = the_case(rng, g, (2, 4), torch.float32, "own window")
+        stray, bad = rng.sample([*np.ndindex(2, 4, 4, 8)], k=2)
+        if rng.random() < 0.7:
+            bad = (*stray[:-1], (stray[-1] + rng.randint(1, 7)) % 8)
+        case.indices[stray] = 127 if stray[2:] != (3, 7) else 0
+        case.indices[bad] = 128
+        calls.append(Call(case, rng, forward))
+        cell, plane = bad[2] * 8 + bad[3], bad[0] * 4 + bad[1]
+        wheres.append((128, cell, plane, bad))
+    for call, (value, cell, plane, where), outcome in zip(
+        calls, wheres, outcomes(emulator, calls), strict=True
+    ):
+        assert outcome.bad == (value, cell, plane)
+        assert same(outcome.result, expected_without(call, where))
+
+
 def irregular_calls(rng: random.Random, **seeded: int) -> list[Call]:
     """Calls that go through both kernels, with threads enough to get into each other's way."""
     g = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
-    case = Case(
-        g,
-        "last",
-        random_values(rng, (4, 2, *g.pooled), torch.float32),
-        random_indices(rng, g, (4, 2), "few"),
-        random_values(rng, (4, 2, *g.output), torch.float32),
-    )
-    return [Call(case, rng, True, threads=8, blocks=4, **seeded) for _ in range(5)]
+    case = the_case(rng, g, (4, 2), torch.float32, "few")
+    chosen = {"threads": 8, "blocks": 4, "small_bytes": 0, "narrow": 2**31, **seeded}
+    return [Call(case, rng, True, **chosen) for _ in range(5)]
 
 
-def test_a_missing_grid_barrier_is_caught(rng: random.Random) -> None:
+@pytest.mark.parametrize("shared_bytes", [0, 48 << 10], ids=["grid", "block"])
+def test_a_missing_barrier_is_caught(shared_bytes: int, rng: random.Random) -> None:
     program = build("threads")
-    assert emulate(program, irregular_calls(rng)).returncode == 0
-    done = emulate(program, irregular_calls(rng, skip_grid_barrier=1))
+    calls = irregular_calls(rng, shared_bytes=shared_bytes)
+    assert emulate(program, calls).returncode == 0
+    calls = irregular_calls(rng, shared_bytes=shared_bytes, skip_barriers=1)
+    done = emulate(program, calls)
     assert done.returncode != 0
     assert b"ThreadSanitizer: data race" in done.stderr
 

@@ -75,19 +75,36 @@ def test_no_kernel_loads_or_stores_local_memory(kernels: dict[tuple[str, str], s
     assert not [name for name, code in kernels.items() if re.search(r"\b(LDL|STL)\b", code)]
 
 
-def test_vectors_of_16_bytes(kernels: dict[tuple[str, str], str]) -> None:
-    """In the kernels for float32 (four bytes: j) and windows that do not overlap.
+# The kernels of most networks, for float32 and bfloat16 (j and t: they move bytes) and int64 (l)
+# indices: contiguous rows that divide into vectors, and vectors of channels.
+FAST = {
+    f"{layout}, {window}, {dtype}": name
+    for window, shape in {"2x2/2": "Li2ELi2ELi0E", "3x3/2 padded": "Li3ELi2ELi1E"}.items()
+    for dtype, element, channels in (("float32", "j", 4), ("bfloat16", "t", 8))
+    for layout, name in {
+        "contiguous": f"forward_rowsI{element}lNS_8RowShapeI{element}{shape}Lb1ELb0EEEE",
+        "channels_last": f"forward_channelsI{element}lLi{channels}ENS_12ChannelShapeI{shape}EEE",
+    }.items()
+}
 
-    Rows of cells with a stride of 2 (2, 2), and channels (4, 0); int64 (l) indices.
-    """
-    for vector in ("Li2ELi2E", "Li4ELi0E"):
-        found = [
-            (arch, code) for (arch, name), code in kernels.items() if f"disjointIjl{vector}" in name
-        ]
-        assert {arch for arch, _ in found} == {arch for arch, _ in kernels}
-        for _, code in found:
-            assert re.search(r"\bLDG\.E\.128", code)
-            assert re.search(r"\bSTG\.E\.128", code)
+
+@pytest.mark.parametrize("name", FAST.values(), ids=FAST)
+def test_fast_kernels(kernels: dict[tuple[str, str], str], name: str) -> None:
+    """They move 16 bytes at a time, and never divide."""
+    found = {arch: code for (arch, kernel), code in kernels.items() if name in kernel}
+    assert set(found) == {arch for arch, _ in kernels}
+    for code in found.values():
+        assert re.search(r"\bLDG\.E\.128", code)
+        assert re.search(r"\bSTG\.E\.128", code)
+        assert not re.search(r"\b(MUFU|I2F)", code)  # of which a division is made
+
+
+@pytest.mark.parametrize("name", FAST.values(), ids=FAST)
+def test_fast_kernels_leave_room_for_others(name: str) -> None:
+    """Half of the threads that a processor can hold, at least: what hides memory's latency."""
+    usage = re.findall(rf"Function \S*{name}\S*:\s+REG:(\d+)", cuobjdump("-res-usage"))
+    assert usage
+    assert max(map(int, usage)) <= 64
 
 
 def test_the_library_stays_small() -> None:

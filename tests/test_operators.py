@@ -1,5 +1,6 @@
 """Both operators against the reference: every rank, dtype, index dtype, layout and geometry."""
 
+import math
 import random
 import subprocess
 import sys
@@ -7,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import (
     ARITHMETIC,
     CUDA_ONLY,
     DEVICES,
     MOVABLE,
     Case,
+    Geometry,
     laid_out,
     random_case,
     same,
@@ -108,6 +111,35 @@ def test_threads_do_not_matter(reduce: str, rng: random.Random) -> None:
                     assert same(grad_input, results[0][1])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (1, 3, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(35000,), (170, 210), (33, 31, 35)], ids=str)
+def test_few_planes_are_shared_among_threads(
+    shape: tuple[int, ...], window: tuple[int, int, int], rng: random.Random
+) -> None:
+    """Each thread reads the indices whose windows reach its part, and all if one lies elsewhere."""
+    kernel, stride, padding = ((n,) * len(shape) for n in window)
+    pool = getattr(F, f"max_pool{len(shape)}d")
+    pooled, regular = pool(torch.randn(1, 1, *shape), *window, return_indices=True)
+    geometry = Geometry(tuple(pooled.shape[2:]), kernel, stride, padding, shape)
+    astray = regular.clone()
+    astray.view(-1)[rng.randrange(astray.numel())] = rng.randrange(math.prod(shape))
+    grad_output = torch.randn(1, 1, *shape)
+    for indices in (regular, astray, regular.flip(-1).int()):
+        reduce = rng.choice(("last", "sum", "mean"))
+        check(Case(geometry, reduce, pooled, indices, grad_output), "cpu")
+
+
+def test_large_results_are_right() -> None:
+    """They are given huge pages, where there are some."""
+    values = torch.randn(1, 2, 600, 600)
+    indices = torch.arange(600 * 600).mul(4).flip(0).reshape(1, 1, 600, 600).repeat(1, 2, 1, 1)
+    output = _ops.max_unpool(values, indices, (1200, 1200), (2, 2), (2, 2), (0, 0), "last")
+    assert output.nbytes > 4 << 20
+    expected = torch.zeros(2, 1200 * 1200)
+    expected[:, ::4] = values.flatten(2)[0].flip(-1)
+    assert torch.equal(output.flatten(2)[0], expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,6 +1,7 @@
 // Which kernels a call runs, with which arguments. Everything but the launch itself, which `Launch`
 // does, so that the choice can be tested without a GPU:
-//   launch(kernel, items, arguments...)        a grid of any size, for so many items
+//   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
+//   launch.shared(kernel, shape, arguments...)   a grid and blocks of any size; see SharedShape
 //   launch.cooperative(kernel, arguments...)   a grid that is resident at once
 #pragma once
 
@@ -22,13 +23,18 @@ namespace maxunpool_cuda {
 
 // Where a call goes another way because of its size. Tests lower them.
 struct Limits {
-  int64_t narrow = int64_t{1} << 31; // offsets are 32-bit where all intermediate values stay below
-  int64_t slot_bytes = 32 << 20;     // for all slots, or one unit's where that is more
+  int64_t narrow = int64_t{1} << 31; // offsets are 32-bit where all values stay below
+  int64_t slot_bytes = 32 << 20;     // for slots in global memory, or one piece's if that is more
+  int64_t shared_bytes = 48 << 10;   // for slots in a block's shared memory
+  int64_t small_bytes = 4 << 20;     // one launch for planes of at most small_plane where the
+  int64_t small_plane = 4096;        // unpooled tensor is no larger
+  int64_t enough_threads = 1 << 19;  // beyond them, planes share a thread
 };
 
 struct Arguments {
   Geometry<int64_t> geometry;
   Reduce reduce;
+  bool forward;
   bool deterministic;   // also in the last bits of sums
   c10::ScalarType type; // of the values
   c10::ScalarType index_type;
@@ -38,44 +44,84 @@ struct Arguments {
   void* result; // output, or grad_input
   ErrorRecord* error;
   Limits limits{};
+  int64_t threads = kThreads;
 };
 
-// The workspace of one call. Its first `zeroed` bytes start out as zeros, the rest as anything.
-struct WorkspacePlan {
-  bool wide; // 64-bit offsets
-  int64_t channels, blocks, units, capacity;
-  size_t zeroed, list, slots, bytes; // offsets of the parts, then the whole
+// What a kernel with slots in shared memory has to do.
+struct SharedShape {
+  int64_t pieces; // at most so many blocks have work
+  int64_t slots;  // of a piece
+  int64_t bytes;  // of shared memory, for each block
+  bool likely;    // that the pieces need anything done
+};
 
-  WorkspacePlan(const Arguments& arguments, bool forward) {
+// How a call is cut up, and its workspace, which may start out as anything.
+struct Plan {
+  bool wide;                                  // 64-bit offsets
+  bool shared;                                // the second kernel's slots are in shared memory
+  bool alone;                                 // and there is no first kernel
+  int64_t channels, groups, pieces, capacity; // of the second kernel; see Pieces
+  int64_t slots;                              // of a piece
+  size_t astray_slab, global_slots, bytes;    // offsets of the parts, then the whole
+
+  explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
-    channels = std::min<int64_t>(g.inner, kUnitChannels);
-    blocks = (g.inner - 1) / channels + 1;
-    units = g.outer * blocks;
-    wide = !fits(g, blocks * channels, arguments.limits.narrow);
-    const int64_t slot = slot_size(arguments, forward);
-    const int64_t unit = slot * g.out_plane() * channels;
-    capacity = slot == 0 ? 0 : std::clamp<int64_t>(arguments.limits.slot_bytes / unit, 1, units);
-    const auto align = [](size_t size) { return (size + 15) / 16 * 16; };
-    zeroed = (2 + units) * sizeof(uint32_t);
-    list = align(zeroed);
-    slots = align(list + units * sizeof(uint64_t));
-    bytes = slots + capacity * unit;
+    const Limits& limits = arguments.limits;
+    const bool last = arguments.reduce == Reduce::last;
+    channels = std::min(g.inner, kMostChannels);
+    wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
+    const int64_t slot = slot_size(arguments);
+    const auto in_shared = [&](int64_t slots) {
+      return std::clamp<int64_t>(slots / g.out_plane(), 0, std::min(g.inner, kMostChannels));
+    };
+    // Narrower pieces would read and write less than a sector's worth of channels at a time.
+    const int64_t enough = std::min<int64_t>(g.inner, kLeastBytes / arguments.element_size);
+    channels = in_shared(limits.small_plane);
+    alone =
+        last && !wide && channels >= enough &&
+        g.outer * g.out_slab() * static_cast<int64_t>(arguments.element_size) <= limits.small_bytes;
+    if (!alone) {
+      channels = slot == 0 ? 0 : in_shared(limits.shared_bytes / slot);
+    }
+    shared = alone || (last && !wide && channels >= enough);
+    if (!shared) {
+      channels = std::min(g.inner, kMostChannels);
+    }
+    groups = (g.inner - 1) / channels + 1;
+    pieces = g.outer * groups;
+    slots = g.out_plane() * channels;
+    if (alone || slot == 0) {
+      capacity = 0;
+      astray_slab = global_slots = bytes = 0;
+      return;
+    }
+    capacity = shared ? 1 : std::clamp<int64_t>(limits.slot_bytes / (slot * slots), 1, pieces);
+    astray_slab = align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
+    global_slots = shared ? astray_slab : align(astray_slab + g.outer * sizeof(uint32_t));
+    bytes = shared ? astray_slab : align(global_slots + capacity * slot * slots);
   }
 
-  Irregular irregular(void* memory) const {
-    auto* words = static_cast<uint32_t*>(memory);
-    auto* start = static_cast<char*>(memory);
-    return {words, words + 1, words + 2, reinterpret_cast<uint64_t*>(start + list)};
+  static size_t align(size_t size) {
+    return (size + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
   }
 
  private:
+  static constexpr int64_t kMostChannels = 32, kLeastBytes = 16;
+
+  // No kernel has more items than this.
+  static int64_t most_items(const Geometry<int64_t>& g) {
+    int64_t items = g.outer * g.inner;
+    for (const Axis<int64_t>& axis : g.axis) {
+      items *= std::max(axis.in, axis.out);
+    }
+    return items;
+  }
+
   // Do all intermediate values of all kernels stay below the limit?
   static bool fits(const Geometry<int64_t>& g, int64_t inner, int64_t limit) {
-    double pooled = 1, unpooled = 1, tiles = 1, reach = 0;
+    double tiles = 1, reach = 0;
     for (const Axis<int64_t>& axis : g.axis) {
       const auto in = static_cast<double>(axis.in), out = static_cast<double>(axis.out);
-      pooled *= in;
-      unpooled *= out;
       tiles *= std::max(in, out);
       reach = std::max(
           reach,
@@ -83,15 +129,14 @@ struct WorkspacePlan {
               static_cast<double>(axis.kernel));
     }
     const double slabs = static_cast<double>(g.outer) * static_cast<double>(inner);
-    return std::max({slabs * pooled, slabs * unpooled, slabs * tiles, reach}) <
-           static_cast<double>(limit);
+    return std::max(slabs * tiles, reach) < static_cast<double>(limit);
   }
 
-  int64_t slot_size(const Arguments& arguments, bool forward) const {
+  int64_t slot_size(const Arguments& arguments) const {
     if (arguments.reduce == Reduce::last) {
       return wide ? sizeof(uint64_t) : sizeof(uint32_t);
     }
-    if (!forward) {
+    if (!arguments.forward) {
       return arguments.reduce == Reduce::mean ? sizeof(uint64_t) : 0;
     }
     int64_t size = 0;
@@ -119,20 +164,35 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   return to;
 }
 
-// `tiles`: how many in each dimension; `groups`: of channels.
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+inline int64_t floor_divide(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((b - 1 - a) / b);
+}
+
+// `tiles`: how many in each dimension; `groups`: of channels; `planes`: that a thread does.
 template <class Offset>
 Tiling<Offset> make_tiling(
     const Geometry<int64_t>& geometry,
     const int64_t (&tile)[3],
     const int64_t (&tiles)[3],
-    int64_t groups) {
+    int64_t groups,
+    int64_t planes = 1) {
   Tiling<Offset> tiling;
   tiling.geometry = narrow<Offset>(geometry);
-  tiling.items = static_cast<Offset>(geometry.outer * tiles[0] * tiles[1] * tiles[2] * groups);
+  tiling.items = static_cast<Offset>(
+      divide_up(geometry.outer, planes) * tiles[0] * tiles[1] * tiles[2] * groups);
+  tiling.out_plane = static_cast<Offset>(geometry.out_plane());
   for (int a = 0; a < 3; ++a) {
     tiling.tile[a] = static_cast<Offset>(tile[a]);
     tiling.tiles[a] = Divider<Offset>(static_cast<Offset>(tiles[a]));
     tiling.stride[a] = Divider<Offset>(tiling.geometry.axis[a].stride);
+  }
+  const auto& [in, out, kernel, stride, padding] = geometry.axis[0];
+  for (int64_t r = 0; r < kMostTile; ++r) {
+    tiling.around_first[r] = static_cast<int32_t>(floor_divide(r + padding - kernel, stride) + 1);
+    tiling.around_end[r] = static_cast<int32_t>(floor_divide(r + padding, stride) + 1);
   }
   tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
   tiling.out_height = Divider<Offset>(tiling.geometry.axis[1].out);
@@ -149,17 +209,21 @@ inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
 template <class Launch>
 class Dispatch {
  public:
-  Dispatch(const Launch& launch, const Arguments& arguments, bool forward, void* workspace)
+  Dispatch(const Launch& launch, const Arguments& arguments, const Plan& plan, void* workspace)
       : launch_(launch),
         arguments_(arguments),
-        plan_(arguments, forward),
-        workspace_(workspace),
-        aligned_(
-            (reinterpret_cast<uintptr_t>(arguments.values) |
-             reinterpret_cast<uintptr_t>(arguments.indices) |
-             reinterpret_cast<uintptr_t>(arguments.result)) %
-                kVectorBytes ==
-            0) {}
+        plan_(plan),
+        workspace_(static_cast<char*>(workspace)),
+        result_aligned_(is_aligned(arguments.result)),
+        aligned_(result_aligned_ && is_aligned(arguments.values) && is_aligned(arguments.indices)) {
+  }
+
+  void run() const { arguments_.forward ? forward() : backward(); }
+
+ private:
+  static bool is_aligned(const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
+  }
 
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -167,24 +231,22 @@ class Dispatch {
       const bool moves = arguments_.reduce == Reduce::last;
       if (disjoint || moves) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          if (!(disjoint && forward_vectors<T, Index>())) {
-            forward_any<TakeLast<T>, Index>();
+          if (!plan_.alone && !forward_rows<T, Index>()) {
+            forward_channels<T, Index>();
           }
           if (moves) {
-            with_offset([&]<class Offset>(std::type_identity<Offset>) {
-              forward_irregular<LastSlot<T, Offset>, Index, Offset>();
-            });
+            second<LastSlot, T, Index>();
           }
         });
       }
       if (!moves) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
           if (!disjoint) {
-            forward_any<TakeSum<T>, Index>();
+            with_offset([&]<class Offset>(std::type_identity<Offset>) {
+              run_windows<TakeSum<T>, Index, Offset, 1>();
+            });
           }
-          with_offset([&]<class Offset>(std::type_identity<Offset>) {
-            forward_irregular<SumSlot<T, Offset>, Index, Offset>();
-          });
+          cooperative<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
         });
       }
     });
@@ -192,35 +254,30 @@ class Dispatch {
 
   void backward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const bool disjoint = windows_are_disjoint(geometry());
       if (arguments_.reduce == Reduce::mean) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          with_offset([&]<class Offset>(std::type_identity<Offset>) {
-            run_backward<GiveMean<T>, Index, Offset, 1>();
-            backward_irregular<CountSlot<T, Offset>, Index, Offset>();
-          });
+          run_backward<GiveMean<T>, Index, uint64_t, 1, Group::channels>();
+          cooperative<CountSlot<T, uint64_t>, Index, uint64_t>();
         });
         return;
       }
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
         if (arguments_.reduce == Reduce::sum) {
-          backward_alike<GiveAll<T>, Index>();
+          backward_groups<GiveAll<T>, Index>();
           return;
         }
-        if (disjoint) {
-          backward_alike<GiveAlone<T>, Index>();
-        }
-        with_offset([&]<class Offset>(std::type_identity<Offset>) {
-          if (!disjoint) {
-            run_backward<GiveLast<T>, Index, Offset, 1>();
+        if (!plan_.alone) {
+          if (windows_are_disjoint(geometry())) {
+            backward_groups<GiveAlone<T>, Index>();
+          } else {
+            backward_groups<GiveLast<T>, Index>();
           }
-          backward_irregular<LastSlot<T, Offset>, Index, Offset>();
-        });
+        }
+        second<LastSlot, T, Index>();
       });
     });
   }
 
- private:
   const Geometry<int64_t>& geometry() const { return arguments_.geometry; }
 
   template <class F>
@@ -241,179 +298,313 @@ class Dispatch {
     return static_cast<T*>(arguments_.result);
   }
 
-  template <class Offset>
-  Report<Offset> report() const {
-    return {
-        plan_.irregular(workspace_),
-        arguments_.error,
-        geometry(),
-        static_cast<Offset>(plan_.blocks)};
-  }
+  Report report() const { return {reinterpret_cast<uint32_t*>(workspace_), arguments_.error}; }
 
   // How many tiles cover both the pooled cells and the output; see Tiling.
   static int64_t tiles(const Axis<int64_t>& axis, int64_t tile) {
-    return std::max(axis.in, (axis.out - 1) / tile + 1);
+    return std::max(axis.in, divide_up(axis.out, tile));
   }
 
-  // The fast ways for windows that do not overlap. False: none of them fits.
+  // The way for rows of contiguous tensors. False: it has no kernel for these windows.
   template <class T, class Index>
-  bool forward_vectors() const {
-    const Geometry<int64_t>& g = geometry();
-    const auto& [depth, height, width] = g.axis;
-    constexpr int64_t kMostStride = 4; // beyond it a tile is too much for a thread
-    if (plan_.wide || !aligned_ ||
-        std::max({depth.stride, height.stride, width.stride}) > kMostStride) {
+  bool forward_rows() const {
+    if constexpr (sizeof(T) > 8) {
+      return false;
+    } else if (
+        plan_.wide || geometry().inner != 1 || !result_aligned_ ||
+        geometry().axis[0].stride > kMostTile) {
+      return false;
+    } else {
+      return rows_if_they_fit<T, Index, 2, 2, 0>() || rows_if_they_fit<T, Index, 3, 2, 1>() ||
+             rows_if_they_fit<T, Index, 3, 2, 0>() || rows_if_they_fit<T, Index, 3, 1, 1>() ||
+             rows_if_they_fit<T, Index, 3, 3, 0>() || rows_if_they_fit<T, Index, 4, 4, 0>();
+    }
+  }
+
+  // Is every cell that can reach an output, in height and width, one of those that could in a
+  // kernel compiled for these windows?
+  template <int kKernel, int kStride, int kPadding>
+  bool windows_fit() const {
+    const auto fits = [](const Axis<int64_t>& axis) {
+      bool within = axis.stride == kStride;
+      for (int e = 0; e < kStride; ++e) {
+        within = within &&
+                 floor_divide(e + axis.padding - axis.kernel, kStride) + 1 >=
+                     first_cell(kKernel, kStride, kPadding, e) &&
+                 floor_divide(e + axis.padding, kStride) <= last_cell(kStride, kPadding, e);
+      }
+      return within;
+    };
+    const auto& [depth, height, width] = geometry().axis;
+    return fits(width) && (fits(height) || (height.in == 1 && height.out == 1));
+  }
+
+  template <class T, class Index, int kKernel, int kStride, int kPadding>
+  bool rows_if_they_fit() const {
+    if (!windows_fit<kKernel, kStride, kPadding>()) {
       return false;
     }
-    constexpr int64_t kChannels = kVectorBytes / sizeof(T);
-    constexpr int kStrideWidth = 2;
-    constexpr int64_t kCells = std::max<int64_t>(1, kChannels / kStrideWidth);
-    if (g.inner == 1 && width.stride == kStrideWidth && width.out == width.in * kStrideWidth &&
-        width.in % kCells == 0) {
-      run_disjoint<T, Index, kCells, kStrideWidth>(width.in / kCells, 1);
-      return true;
+    const auto& [depth, height, width] = geometry().axis;
+    const bool deep = depth.in != 1 || depth.out != 1;
+    using Even = RowShape<T, kKernel, kStride, kPadding, true, false>;
+    if (aligned_ && width.in % Even::V == 0 && width.out % Even::N == 0) {
+      if (!deep) {
+        run_rows<T, Index, Even>(0);
+        return true;
+      }
+      if constexpr (kStride == 2) { // else there are too many outputs to a thread
+        run_rows<T, Index, RowShape<T, kKernel, kStride, kPadding, true, true>>(0);
+        return true;
+      }
+      return false;
     }
-    if (g.inner % kChannels == 0) {
-      run_disjoint<T, Index, kChannels, 0>(tiles(width, width.stride), g.inner / kChannels);
-      return true;
+    if constexpr (kStride == 2 || kStride == 3) { // rows of others divide, or come seldom
+      constexpr bool kDeep = kStride == 2;
+      if (kDeep || !deep) {
+        run_rows<T, Index, RowShape<T, kKernel, kStride, kPadding, false, kDeep>>(Even::kGrain - 1);
+        return true;
+      }
     }
     return false;
   }
 
-  template <class T, class Index, int64_t V, int kStrideWidth>
-  void run_disjoint(int64_t tiles_in_width, int64_t groups) const {
-    const auto& axis = geometry().axis;
-    const auto tiling = make_tiling<uint32_t>(
-        geometry(),
-        {axis[0].stride, axis[1].stride, axis[2].stride},
-        {tiles(axis[0], axis[0].stride), tiles(axis[1], axis[1].stride), tiles_in_width},
-        groups);
-    launch_(
-        forward_disjoint<T, Index, static_cast<int>(V), kStrideWidth>,
-        tiling.items,
-        tiling,
-        report<uint32_t>(),
+  // `slack`: how many outputs to the left of a row its first thread may begin.
+  template <class T, class Index, class Shape>
+  void run_rows(int64_t slack) const {
+    const auto& [depth, height, width] = geometry().axis;
+    const int64_t tile[] = {depth.stride, Shape::kStride, Shape::N};
+    const int64_t counts[] = {
+        tiles(depth, tile[0]),
+        tiles(height, tile[1]),
+        std::max(divide_up(width.in, Shape::V), divide_up(width.out + slack, Shape::N))};
+    // Planes share a thread as long as there are threads enough to fill any device.
+    constexpr int64_t kMostPlanes = 4;
+    const int64_t threads = geometry().outer * counts[0] * counts[1] * counts[2];
+    const int64_t planes =
+        std::clamp<int64_t>(threads / arguments_.limits.enough_threads, 1, kMostPlanes);
+    run_first(
+        planes,
+        maxunpool_cuda::forward_rows<T, Index, Shape>,
+        make_tiling<uint32_t>(geometry(), tile, counts, 1, planes),
+        static_cast<uint32_t>(planes),
         values<T>(),
         indices<Index>(),
         result<T>());
   }
 
-  template <class Take, class Index>
-  void forward_any() const {
-    constexpr int kChannels = kVectorBytes / sizeof(typename Take::Element);
-    if (plan_.wide) {
-      run_windows<Take, Index, uint64_t, 1>();
-    } else if constexpr (Take::kReverse && kChannels > 1) {
-      if (aligned_ && geometry().inner % kChannels == 0) {
-        run_windows<Take, Index, uint32_t, kChannels>();
-      } else {
-        run_windows<Take, Index, uint32_t, 1>();
-      }
-    } else {
-      run_windows<Take, Index, uint32_t, 1>();
-    }
+  // At most as large as the stride, which lets a tile's outputs share windows.
+  static int64_t tile_of(const Axis<int64_t>& axis) {
+    return std::min<int64_t>(axis.stride, kMostTile);
   }
 
-  // A tile is at most as large as the stride, which lets its outputs share windows, and one wide
-  // where neighbouring threads then write neighbouring outputs.
+  template <class T, class Index>
+  void forward_channels() const {
+    // Indices are up to eight times as large as values: more would not fit the registers.
+    constexpr int kChannels = std::min<int>(8, kVectorBytes / sizeof(T));
+    if constexpr (kChannels > 1) {
+      if (!plan_.wide && aligned_ && geometry().inner % kChannels == 0) {
+        const auto& [depth, height, width] = geometry().axis;
+        const auto run = [&]<class Shape>(std::type_identity<Shape>) {
+          const int64_t tile[] = {
+              Shape::kAlone ? depth.stride : 1,
+              Shape::kAlone ? height.stride : Shape::kStride,
+              Shape::kAlone ? width.stride : Shape::kStride};
+          const int64_t counts[] = {
+              tiles(depth, tile[0]), tiles(height, tile[1]), tiles(width, tile[2])};
+          run_first(
+              1,
+              maxunpool_cuda::forward_channels<T, Index, kChannels, Shape>,
+              make_tiling<uint32_t>(geometry(), tile, counts, geometry().inner / kChannels),
+              values<T>(),
+              indices<Index>(),
+              result<T>());
+        };
+        const bool flat = depth.in == 1 && depth.out == 1;
+        if (flat && windows_fit<2, 2, 0>()) {
+          run(std::type_identity<ChannelShape<2, 2, 0>>{});
+        } else if (flat && windows_fit<3, 2, 1>()) {
+          run(std::type_identity<ChannelShape<3, 2, 1>>{});
+        } else if (flat && windows_fit<3, 2, 0>()) {
+          run(std::type_identity<ChannelShape<3, 2, 0>>{});
+        } else if (
+            windows_are_disjoint(geometry()) &&
+            std::max({depth.stride, height.stride, width.stride}) <= kMostTile) {
+          run(std::type_identity<ChannelShape<0, 1, 0>>{});
+        } else {
+          run_windows<TakeLast<T>, Index, uint32_t, kChannels>();
+        }
+        return;
+      }
+    }
+    with_offset([&]<class Offset>(std::type_identity<Offset>) {
+      run_windows<TakeLast<T>, Index, Offset, 1>();
+    });
+  }
+
+  // Tiles are one wide where neighbouring threads then write neighbouring outputs.
   template <class Take, class Index, class Offset, int V>
   void run_windows() const {
-    constexpr int64_t kMostTile = 4;
-    int64_t tile[3], counts[3];
-    for (int a = 0; a < 3; ++a) {
-      const Axis<int64_t>& axis = geometry().axis[a];
-      tile[a] = a == 2 && geometry().inner == 1 ? 1 : std::min(axis.stride, kMostTile);
-      counts[a] = tiles(axis, tile[a]);
-    }
-    const auto tiling = make_tiling<Offset>(geometry(), tile, counts, geometry().inner / V);
+    const auto& [depth, height, width] = geometry().axis;
+    const int64_t tile[] = {
+        tile_of(depth), tile_of(height), geometry().inner == 1 ? 1 : tile_of(width)};
+    const int64_t counts[] = {tiles(depth, tile[0]), tiles(height, tile[1]), tiles(width, tile[2])};
     using T = typename Take::Element;
-    launch_(
+    run_first(
+        1,
         forward_windows<Take, Index, Offset, V>,
-        tiling.items,
-        tiling,
-        report<Offset>(),
+        make_tiling<Offset>(geometry(), tile, counts, geometry().inner / V),
         arguments_.reduce,
         values<T>(),
         indices<Index>(),
         result<T>());
   }
 
-  // The backward of cells that need not look at others, in vectors where that divides evenly.
   template <class Give, class Index>
-  void backward_alike() const {
-    constexpr int kMostVector = 8; // indices are up to eight times as large as values
-    constexpr int kNeighbours =
-        std::min<int>(kMostVector, kVectorBytes / sizeof(typename Give::Element));
-    const int64_t elements = geometry().outer * geometry().in_slab();
+  void backward_groups() const {
+    using T = typename Give::Element;
+    // As many as fit the registers with their indices.
+    constexpr int kChannels = std::min<int>(Give::kLooks ? 4 : 8, kVectorBytes / sizeof(T));
+    constexpr int kCells = std::min<int>(4, kVectorBytes / sizeof(T));
+    const Geometry<int64_t>& g = geometry();
     if (plan_.wide) {
-      run_backward<Give, Index, uint64_t, 1>();
-    } else if (aligned_ && elements % kNeighbours == 0) {
-      run_backward<Give, Index, uint32_t, kNeighbours>();
-    } else {
-      run_backward<Give, Index, uint32_t, 1>();
+      run_backward<Give, Index, uint64_t, 1, Group::channels>();
+      return;
     }
+    if constexpr (kChannels > 1) {
+      if (g.inner == 1) {
+        aligned_&& g.axis[2].in % kCells == 0 && (g.axis[2].kernel - 1) / g.axis[2].stride <= 1
+            ? run_backward<Give, Index, uint32_t, kCells, Group::even_row>()
+            : run_backward<Give, Index, uint32_t, kCells, Group::row>();
+        return;
+      }
+      if (aligned_ && g.inner % kChannels == 0) {
+        run_backward<Give, Index, uint32_t, kChannels, Group::channels>();
+        return;
+      }
+    }
+    run_backward<Give, Index, uint32_t, 1, Group::channels>();
   }
 
-  template <class Give, class Index, class Offset, int V>
+  template <class Give, class Index, class Offset, int V, Group kGroup>
   void run_backward() const {
-    const auto& axis = geometry().axis;
-    auto tiling = make_tiling<Offset>(
-        geometry(), {1, 1, 1}, {axis[0].in, axis[1].in, axis[2].in}, geometry().inner);
-    tiling.items /= V;
+    const auto& [depth, height, width] = geometry().axis;
+    const bool row = kGroup != Group::channels;
+    // Windows overlap where their distance is less than the kernel.
+    const auto reach = [](const Axis<int64_t>& axis) {
+      return static_cast<Offset>((axis.kernel - 1) / axis.stride);
+    };
     using T = typename Give::Element;
-    launch_(
-        maxunpool_cuda::backward<Give, Index, Offset, V>,
-        tiling.items,
-        tiling,
-        report<Offset>(),
+    run_first(
+        1,
+        maxunpool_cuda::backward<Give, Index, Offset, V, kGroup>,
+        make_tiling<Offset>(
+            geometry(),
+            {1, 1, 1},
+            {depth.in, height.in, row ? divide_up(width.in, V) : width.in},
+            row ? 1 : geometry().inner / V),
+        Position<Offset>{{reach(depth), reach(height), reach(width)}},
         values<T>(),
         indices<Index>(),
         result<T>());
   }
 
-  template <class Slot, class Offset>
-  Workspace<Slot, Offset> workspace() const {
+  template <class Offset, class... Parameters, class... Rest>
+  void run_first(
+      int64_t planes,
+      void (*kernel)(Tiling<Offset>, Report, Parameters...),
+      const Tiling<Offset>& tiling,
+      const Rest&... rest) const {
+    planes_ = planes;
+    slab_items_ = tiling.items / divide_up(geometry().outer, planes);
+    launch_(kernel, tiling.items, tiling, report(), rest...);
+  }
+
+  template <template <class, class> class Slot, class T, class Index>
+  void second() const {
+    if (plan_.shared) {
+      shared<Slot<T, uint32_t>, Index>();
+      return;
+    }
+    with_offset([&]<class Offset>(std::type_identity<Offset>) {
+      cooperative<Slot<T, Offset>, Index, Offset>();
+    });
+  }
+
+  template <class Offset>
+  Pieces<Offset> pieces() const {
     const Geometry<int64_t>& g = geometry();
+    const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
         narrow<Offset>(g),
-        plan_.irregular(workspace_),
+        {plan_.alone ? nullptr : report().astray,
+         static_cast<uint64_t>(arguments_.threads),
+         static_cast<uint64_t>(slab_items_),
+         static_cast<uint64_t>(planes_)},
+        plan_.alone ? arguments_.error : nullptr,
         arguments_.deterministic,
-        reinterpret_cast<Slot*>(static_cast<char*>(workspace_) + plan_.slots),
+        static_cast<Offset>(plan_.pieces),
         static_cast<Offset>(plan_.capacity),
-        Divider<Offset>(static_cast<Offset>(plan_.channels)),
-        Divider<Offset>(static_cast<Offset>(plan_.blocks)),
-        Divider<Offset>(static_cast<Offset>(g.in_plane())),
-        Divider<Offset>(static_cast<Offset>(g.out_plane()))};
+        divider(plan_.channels),
+        divider(plan_.groups),
+        divider(g.in_plane()),
+        divider(g.out_plane()),
+        workspace_ + plan_.global_slots,
+        reinterpret_cast<uint32_t*>(workspace_ + plan_.astray_slab)};
+  }
+
+  template <class Slot, class Index>
+  void shared() const {
+    const auto run = [&](auto kernel, const auto&... reduce) {
+      using T = typename Slot::Element;
+      launch_.shared(
+          kernel,
+          SharedShape{
+              plan_.pieces,
+              plan_.slots,
+              static_cast<int64_t>(plan_.align(plan_.slots * sizeof(Slot))),
+              plan_.alone},
+          pieces<uint32_t>(),
+          reduce...,
+          values<T>(),
+          indices<Index>(),
+          result<T>());
+    };
+    arguments_.forward ? run(irregular_forward<Slot, Index, uint32_t, BlockTeam>, arguments_.reduce)
+                       : run(irregular_backward<Slot, Index, uint32_t, BlockTeam>);
   }
 
   template <class Slot, class Index, class Offset>
-  void forward_irregular() const {
+  void cooperative() const {
     using T = typename Slot::Element;
-    launch_.cooperative(
-        irregular_forward<Slot, Index, Offset>,
-        workspace<Slot, Offset>(),
-        arguments_.reduce,
-        values<T>(),
-        indices<Index>(),
-        result<T>());
-  }
-
-  template <class Slot, class Index, class Offset>
-  void backward_irregular() const {
-    using T = typename Slot::Element;
-    launch_.cooperative(
-        irregular_backward<Slot, Index, Offset>,
-        workspace<Slot, Offset>(),
-        values<T>(),
-        indices<Index>(),
-        result<T>());
+    if constexpr (requires { &Slot::grad_input; }) {
+      if (!arguments_.forward) {
+        launch_.cooperative(
+            irregular_backward<Slot, Index, Offset, GridTeam>,
+            pieces<Offset>(),
+            values<T>(),
+            indices<Index>(),
+            result<T>());
+      }
+    }
+    if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
+      if (arguments_.forward) {
+        launch_.cooperative(
+            irregular_forward<Slot, Index, Offset, GridTeam>,
+            pieces<Offset>(),
+            arguments_.reduce,
+            values<T>(),
+            indices<Index>(),
+            result<T>());
+      }
+    }
   }
 
   const Launch& launch_;
   const Arguments& arguments_;
-  const WorkspacePlan plan_;
-  void* workspace_;
-  const bool aligned_;
+  const Plan& plan_;
+  char* workspace_;
+  const bool result_aligned_, aligned_;
+  mutable int64_t planes_ = 1, slab_items_ = 0; // of the first kernel's threads, and so many slabs'
 };
 
 } // namespace maxunpool_cuda

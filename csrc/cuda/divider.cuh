@@ -4,50 +4,38 @@
 #include "../geometry.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 
+// Multiplies by a rounded-up reciprocal; for dividends and divisors below half of Offset's range.
+// The method, with its proof, is that of Granlund and Montgomery, "Division by invariant integers
+// using multiplication", PLDI 1994.
 template <class Offset>
-class Divider;
+class Divider {
+  using Product = std::conditional_t<sizeof(Offset) == 4, uint64_t, unsigned __int128>;
+  static constexpr int kBits = sizeof(Offset) * 8;
 
-// Multiplies by a rounded-up reciprocal; for dividends and divisors below 2^31. The method, with
-// its proof, is that of Granlund and Montgomery, "Division by invariant integers using
-// multiplication", PLDI 1994.
-template <>
-class Divider<uint32_t> {
  public:
   Divider() = default;
-  explicit Divider(uint32_t divisor) : divisor_(divisor) {
-    while ((uint64_t{1} << shift_) < divisor) {
+  explicit Divider(Offset divisor) : divisor_(divisor) {
+    while ((Offset{1} << shift_) < divisor) {
       ++shift_;
     }
-    const uint64_t power = uint64_t{1} << shift_;
-    reciprocal_ = static_cast<uint32_t>(((power - divisor) << 32) / divisor + 1);
+    const Product power = Product{1} << shift_;
+    reciprocal_ = static_cast<Offset>(((power - divisor) << kBits) / divisor + 1);
   }
 
-  MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
-    const auto high = static_cast<uint32_t>((static_cast<uint64_t>(n) * reciprocal_) >> 32);
+  MAXUNPOOL_HOST_DEVICE Offset divide(Offset n) const {
+    const auto high = static_cast<Offset>((static_cast<Product>(n) * reciprocal_) >> kBits);
     return (high + n) >> shift_;
   }
-  MAXUNPOOL_HOST_DEVICE uint32_t divisor() const { return divisor_; }
+  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 
  private:
-  uint32_t divisor_ = 1;
-  uint32_t reciprocal_ = 1;
+  Offset divisor_ = 1;
+  Offset reciprocal_ = 1;
   uint32_t shift_ = 0;
-};
-
-template <>
-class Divider<uint64_t> {
- public:
-  Divider() = default;
-  explicit Divider(uint64_t divisor) : divisor_(divisor) {}
-
-  MAXUNPOOL_HOST_DEVICE uint64_t divide(uint64_t n) const { return n / divisor_; }
-  MAXUNPOOL_HOST_DEVICE uint64_t divisor() const { return divisor_; }
-
- private:
-  uint64_t divisor_ = 1;
 };
 
 // Splits `n` into a quotient, returned, and a remainder, left in `n`.

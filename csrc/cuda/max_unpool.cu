@@ -82,31 +82,77 @@ void raise_if_reported(ErrorRecord* record) {
   TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
 }
 
+// What a launch has to know of a device, asked for once.
+struct Processors {
+  int count, shared_bytes, block_shared_bytes;
+
+  static const Processors& of(int device) {
+    static const std::vector<Processors> all = [] {
+      std::vector<Processors> found(c10::cuda::device_count());
+      for (size_t i = 0; i < found.size(); ++i) {
+        const auto ask = [&](int& value, cudaDeviceAttr what) {
+          C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, what, static_cast<int>(i)));
+        };
+        ask(found[i].count, cudaDevAttrMultiProcessorCount);
+        ask(found[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+        ask(found[i].block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+      }
+      return found;
+    }();
+    return all.at(device);
+  }
+};
+
 struct StreamLaunch {
   cudaStream_t stream;
-  int device;
+  const Processors& processors;
 
   template <class... Parameters>
   void operator()(
       void (*kernel)(Parameters...),
       uint64_t items,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr uint64_t kThreads = 256, kMostBlocks = std::numeric_limits<int32_t>::max();
+    constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
     const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
     kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   template <class... Parameters>
+  void shared(
+      void (*kernel)(Parameters...),
+      const SharedShape& shape,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kUsual = 48 << 10, kReserved = 1 << 10;
+    const int64_t threads = std::clamp<int64_t>(
+        (shape.slots / kSlotsPerThread + kWarp - 1) / kWarp * kWarp, kWarp, kBlockTeam);
+    int64_t blocks = shape.pieces;
+    if (!shape.likely) { // as many as run at once
+      const int64_t resident = std::clamp<int64_t>(
+          processors.shared_bytes / (shape.bytes + kReserved), 1, kBlockTeam / threads);
+      blocks = std::min(blocks, processors.count * resident);
+    }
+    if (shape.bytes > kUsual) {
+      C10_CUDA_CHECK(cudaFuncSetAttribute(
+          reinterpret_cast<const void*>(kernel),
+          cudaFuncAttributeMaxDynamicSharedMemorySize,
+          static_cast<int>(shape.bytes)));
+    }
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.bytes, stream>>>(
+        arguments...);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  template <class... Parameters>
   void cooperative(
       void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
-    int processors = 0;
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     const void* pointers[] = {&arguments...};
+    int resident = 0; // blocks on a processor
+    C10_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kGridTeam, 0));
     C10_CUDA_CHECK(cudaLaunchCooperativeKernel(
         reinterpret_cast<const void*>(kernel),
-        dim3(processors * kIrregularBlocksPerProcessor),
-        dim3(kIrregularThreads),
+        dim3(processors.count * resident),
+        dim3(kGridTeam),
         const_cast<void**>(pointers),
         0,
         stream));
@@ -130,9 +176,13 @@ void run_on_device(const Call& call) {
   const c10::cuda::CUDAGuard guard(call.values.device());
   ErrorRecord* error = ErrorRecords::get().of(call.values.device().index());
   raise_if_reported(error);
+  const Processors& processors = Processors::of(call.values.device().index());
+  Limits limits;
+  limits.shared_bytes = processors.block_shared_bytes;
   const Arguments arguments{
       call.geometry,
       call.reduce,
+      kForward,
       at::globalContext().deterministicAlgorithms(),
       call.values.scalar_type(),
       call.indices.scalar_type(),
@@ -140,15 +190,16 @@ void run_on_device(const Call& call) {
       call.values.const_data_ptr(),
       call.indices.const_data_ptr(),
       call.result.mutable_data_ptr(),
-      error};
-  const WorkspacePlan plan(arguments, kForward);
-  const at::Tensor workspace = at::empty(
-      {static_cast<int64_t>(plan.bytes)}, call.values.options().dtype(c10::ScalarType::Byte));
-  const StreamLaunch launch{
-      c10::cuda::getCurrentCUDAStream().stream(), call.values.device().index()};
-  C10_CUDA_CHECK(cudaMemsetAsync(workspace.mutable_data_ptr(), 0, plan.zeroed, launch.stream));
-  const Dispatch dispatch(launch, arguments, kForward, workspace.mutable_data_ptr());
-  kForward ? dispatch.forward() : dispatch.backward();
+      error,
+      limits};
+  const Plan plan(arguments);
+  at::Tensor workspace;
+  if (plan.bytes > 0) {
+    workspace = at::empty(
+        {static_cast<int64_t>(plan.bytes)}, call.values.options().dtype(c10::ScalarType::Byte));
+  }
+  const StreamLaunch launch{c10::cuda::getCurrentCUDAStream().stream(), processors};
+  Dispatch(launch, arguments, plan, plan.bytes > 0 ? workspace.mutable_data_ptr() : nullptr).run();
   if (checks_in_step()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
     raise_if_reported(error);

@@ -1,9 +1,10 @@
-// How the first kernel of a call tells what it found in the indices: to the second kernel, which
-// slabs need it; to the host, that an index lies outside its output plane.
+// How the first kernel of a call tells what it found in the indices: to the second kernel, where
+// it is needed; to the host, that an index lies outside its output plane.
 #pragma once
 
 #include "../geometry.h"
 #include "atomics.cuh"
+#include "tiling.cuh"
 
 #include <cstdint>
 
@@ -11,8 +12,8 @@ namespace maxunpool_cuda {
 
 // One per device, in host memory that the device can write: the host reads it without waiting.
 struct ErrorRecord {
-  uint32_t claimed; // by the one kernel that may fill in the rest
-  uint32_t ready;   // set last by the kernel; the host clears both
+  uint32_t claimed; // by the one thread that may fill in the rest
+  uint32_t ready;   // set last by it; the host clears both
   int64_t index;
   int64_t position; // in the pooled plane
   int64_t plane;    // in batch * channels
@@ -20,66 +21,124 @@ struct ErrorRecord {
   int32_t rank;
 };
 
-// The irregular units of one call, zeroed before it but for `list`. A unit is a block of up to
-// kUnitChannels channels of a slab: one plane of a contiguous tensor.
-constexpr int kUnitChannels = 32;
-
-struct Irregular {
-  uint32_t* has_bad;
-  uint32_t* count;  // of the units listed
-  uint32_t* listed; // per unit
-  uint64_t* list;   // units, in no order
-};
-
-// An index outside its output plane, and where it was read.
+// An index outside its output plane, read at a position of the plane (outer, channel).
 template <class Offset>
-struct Bad {
-  bool found = false;
-  int64_t index = 0;
-  Offset outer = 0;
-  Offset position = 0;
-  Offset channel = 0;
-};
+__device__ inline void report_bad(
+    ErrorRecord* error,
+    const Geometry<Offset>& geometry,
+    Offset outer,
+    Offset position,
+    Offset channel,
+    int64_t index) {
+  if (load_relaxed(&error->claimed) != 0 || atomicExch(&error->claimed, 1u) != 0) {
+    return;
+  }
+  error->index = index;
+  error->position = static_cast<int64_t>(position);
+  error->plane = static_cast<int64_t>(outer * geometry.inner + channel);
+  for (int a = 0; a < 3; ++a) {
+    error->out[a] = static_cast<int64_t>(geometry.axis[a].out);
+  }
+  error->rank = geometry.rank;
+  __threadfence_system();
+  atomicExch(&error->ready, 1u);
+}
 
-template <class Offset>
+// Is one of V indices in the plane but not in the window of its own cell? They are those of the
+// cells p + v in width (kRow), or of cell p and the channels channel + v, where exists(v). Reports
+// the ones that are not in the plane, which is all it does unless kChecksWindow.
+template <
+    bool kRow,
+    bool kDeep,
+    bool kChecksWindow = true,
+    class Index,
+    class Offset,
+    int V,
+    class Exists>
+__device__ inline bool is_astray(
+    const Tiling<Offset>& tiling,
+    ErrorRecord* error,
+    Offset outer,
+    const Position<Offset>& p,
+    const typename Tiling<Offset>::Window& window, // p's
+    Offset channel,
+    const Offset (&target)[V],
+    const Exists& exists,
+    const Index* indices) {
+  bool all_in_plane = true, all_inside = true; // the latter of those in the plane
+  const auto look = [&](const auto& inside) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const bool in_plane = target[v] < tiling.out_plane, there = exists(v);
+      all_in_plane &= in_plane | !there;
+      all_inside &= inside(v) | !in_plane | !there;
+    }
+  };
+  if constexpr (kChecksWindow) {
+    look([&](int v) { return tiling.template holds<kDeep>(window, kRow ? v : 0, target[v]); });
+  } else {
+    look([](int) { return true; });
+  }
+  if (all_in_plane) {
+    return !all_inside;
+  }
+  int bad = V;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    bad = exists(v) && target[v] >= tiling.out_plane ? v : bad;
+  }
+  if (bad < V) {
+    const Offset lane = kRow ? channel : channel + bad;
+    const Offset cell = tiling.cell(p) + (kRow ? bad : 0);
+    const Offset source =
+        (outer * tiling.geometry.in_plane() + cell) * tiling.geometry.inner + lane;
+    report_bad(error, tiling.geometry, outer, cell, lane, indices[source]);
+  }
+  return !all_inside;
+}
+
+// What a first kernel reports to.
+//
+// It works in chunks of blockDim.x consecutive items, each done by one block, which writes
+// astray[chunk]: nonzero if an index of the chunk's cells lies outside its own window, though in
+// the plane. Nobody has to clear these flags beforehand, and their order is that of the slabs.
 struct Report {
-  Irregular irregular;
+  uint32_t* astray;
   ErrorRecord* error;
-  Geometry<int64_t> geometry;
-  Offset blocks; // units per slab
+};
 
-  // For an index that is not in its own window: lists its unit, or if it is bad notes it in `bad`.
-  __device__ void outside_window(
-      Offset outer, Offset position, Offset channel, int64_t index, Bad<Offset>& bad) const {
-    if (index >= 0 && index < geometry.out_plane()) {
-      const Offset unit = outer * blocks + channel / kUnitChannels;
-      if (first(irregular.listed + unit)) {
-        irregular.list[atomicAdd(irregular.count, 1u)] = unit;
-      }
-    } else {
-      bad = {true, index, outer, position, channel};
+// Calls visit(i) for this thread's items, under any grid and block size; visit answers whether an
+// index is astray.
+template <class Offset, class Visit>
+__device__ inline void for_each_chunk(Offset items, const Report& report, const Visit& visit) {
+  for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
+    const Offset i = chunk * blockDim.x + threadIdx.x;
+    const int astray = __syncthreads_or(i < items && visit(i));
+    if (threadIdx.x == 0) {
+      report.astray[chunk] = static_cast<uint32_t>(astray);
     }
   }
+}
 
-  // What a thread has noted, at its end.
-  __device__ void tell(const Bad<Offset>& bad) const {
-    if (bad.found && first(irregular.has_bad) && first(&error->claimed)) {
-      error->index = bad.index;
-      error->position = static_cast<int64_t>(bad.position);
-      error->plane =
-          static_cast<int64_t>(bad.outer) * geometry.inner + static_cast<int64_t>(bad.channel);
-      for (int a = 0; a < 3; ++a) {
-        error->out[a] = geometry.axis[a].out;
-      }
-      error->rank = geometry.rank;
-      __threadfence_system();
-      atomicExch(&error->ready, 1u);
+// The second kernel's side of it.
+template <class Offset>
+struct Astray {
+  const uint32_t* chunks; // null: there was no first kernel, every slab needs the second
+  uint64_t chunk_items, slab_items, slabs; // items of a chunk; of so many slabs at a time
+
+  // This thread's part of the question whether one of the slabs [first, end) is astray. A chunk
+  // that two slabs share speaks for both.
+  __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
+    if (chunks == nullptr) {
+      return true;
     }
-  }
-
- private:
-  __device__ static bool first(uint32_t* flag) {
-    return load_relaxed(flag) == 0 && atomicExch(flag, 1u) == 0;
+    const uint64_t last = (((end - 1) / slabs + 1) * slab_items - 1) / chunk_items;
+    bool found = false;
+    for (uint64_t chunk = first / slabs * slab_items / chunk_items + thread; chunk <= last;
+         chunk += threads) {
+      found |= chunks[chunk] != 0;
+    }
+    return found;
   }
 };
 

@@ -8,6 +8,9 @@
 
 namespace maxunpool_cuda {
 
+constexpr int kThreads = 256; // in a block of a first kernel
+constexpr int kMostTile = 4;  // outputs of a tile in a dimension
+
 template <class Offset>
 struct Position {
   Offset at[3];
@@ -15,8 +18,7 @@ struct Position {
 
 template <class Offset>
 struct Range {
-  Offset first;
-  Offset count;
+  Offset first, end;
 };
 
 // The pooled positions, in one dimension, whose windows cover output coordinate o.
@@ -25,9 +27,20 @@ __device__ inline Range<Offset> windows_over(
     const Axis<Offset>& axis, const Divider<Offset>& stride, Offset o) {
   const Offset shifted = o + axis.padding;
   const Offset first = shifted < axis.kernel ? 0 : stride.divide(shifted - axis.kernel) + 1;
-  const Offset last = stride.divide(shifted);
-  const Offset end = last < axis.in ? last + 1 : axis.in;
-  return {first, first < end ? end - first : 0};
+  const Offset end = stride.divide(shifted) + 1;
+  return {first, end < axis.in ? end : axis.in};
+}
+
+// The flat position in the output plane that an index names, checked before it is narrowed: what
+// does not fit becomes a position that no plane has. The one place where indices are decoded.
+template <class Offset, class Index>
+__device__ inline Offset target_of(Index index) {
+  if constexpr (sizeof(Index) > sizeof(Offset)) {
+    return static_cast<uint64_t>(index) >> 32 == 0 ? static_cast<Offset>(index)
+                                                   : static_cast<Offset>(-1);
+  } else {
+    return static_cast<Offset>(index);
+  }
 }
 
 // A geometry with what a kernel needs to find its way in it. Offset is uint32_t where every
@@ -35,17 +48,19 @@ __device__ inline Range<Offset> windows_over(
 //
 // The forward kernels cut the output into tiles. Thread (outer, t, channels) owns tile t, that is
 // the outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also vouches
-// for the index of pooled cell t, if there is one. So there are max(in, ceil(out / tile)) tiles in
-// a dimension, every output has one owner, and every index is looked at. Any tile size is right.
+// for the indices of the pooled cells t * cells .. (t + 1) * cells, as far as there are any. So
+// every output has one owner, and every index is looked at. Any tile size is right.
 template <class Offset>
 struct Tiling {
   Geometry<Offset> geometry;
   Offset items; // threads' worth of work
+  Offset out_plane;
   Offset tile[3];
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> channels; // groups of them
   Divider<Offset> stride[3];
   Divider<Offset> out_height, out_width;
+  int32_t around_first[kMostTile], around_end[kMostTile]; // see cells_around
 
   // Splits an item into (outer, tile, group of channels).
   struct Item {
@@ -61,6 +76,17 @@ struct Tiling {
     item.outer = split_last(rest, tiles[0], item.tile.at[0]);
     return item;
   }
+  // The same where there is one group of channels and, unless kDeep, one tile in depth.
+  template <bool kDeep>
+  __device__ Item row_item(Offset i) const {
+    Item item{};
+    item.outer = split_last(i, tiles[2], item.tile.at[2]);
+    item.outer = split_last(item.outer, tiles[1], item.tile.at[1]);
+    if constexpr (kDeep) {
+      item.outer = split_last(item.outer, tiles[0], item.tile.at[0]);
+    }
+    return item;
+  }
 
   __device__ bool is_cell(const Position<Offset>& p) const {
     return p.at[0] < geometry.axis[0].in && p.at[1] < geometry.axis[1].in &&
@@ -69,67 +95,81 @@ struct Tiling {
   __device__ Offset cell(const Position<Offset>& p) const {
     return (p.at[0] * geometry.axis[1].in + p.at[1]) * geometry.axis[2].in + p.at[2];
   }
-  __device__ Offset output(Offset d, Offset h, Offset w) const {
-    return (d * geometry.axis[1].out + h) * geometry.axis[2].out + w;
+  // Where the row of cells, or of outputs, at (d, h) of a slab begins, counted in positions.
+  __device__ Offset pooled_row(Offset outer, Offset d, Offset h) const {
+    return ((outer * geometry.axis[0].in + d) * geometry.axis[1].in + h) * geometry.axis[2].in;
   }
-  __device__ Position<Offset> coordinates(Offset output) const {
-    Position<Offset> o;
-    const Offset rest = split_last(output, out_width, o.at[2]);
-    o.at[0] = split_last(rest, out_height, o.at[1]);
-    return o;
+  __device__ Offset output_row(Offset outer, Offset d, Offset h) const {
+    return ((outer * geometry.axis[0].out + d) * geometry.axis[1].out + h) * geometry.axis[2].out;
   }
 
-  // Does the window of cell p hold this index?
-  __device__ bool in_window(const Position<Offset>& p, int64_t index) const {
-    if (index < 0 || index >= static_cast<int64_t>(geometry.out_plane())) {
-      return false;
+  // The outputs of a cell's window. Rows are counted through the plane; width is not clipped, and
+  // wraps around where the window begins left of the output.
+  struct Window {
+    Offset row, depths, heights, left;
+  };
+  // Unless kDeep, the plane has no depth.
+  template <bool kDeep>
+  __device__ Window window(const Position<Offset>& p) const {
+    const Range<Offset> d = kDeep ? covered(0, p.at[0]) : Range<Offset>{0, 1};
+    const Range<Offset> h = covered(1, p.at[1]);
+    return {
+        d.first * geometry.axis[1].out + h.first,
+        d.end - d.first,
+        h.end - h.first,
+        p.at[2] * geometry.axis[2].stride - geometry.axis[2].padding};
+  }
+  // Does the window, moved by `right` cells, hold this position of the plane?
+  template <bool kDeep>
+  __device__ bool holds(const Window& window, Offset right, Offset target) const {
+    const Offset row = out_width.divide(target);
+    const Offset column = target - row * geometry.axis[2].out;
+    const Offset below = row - window.row;
+    const bool inside =
+        column - window.left - right * geometry.axis[2].stride < geometry.axis[2].kernel;
+    if constexpr (!kDeep) {
+      return inside & (below < window.heights);
+    } else {
+      const Offset depth = out_height.divide(below);
+      return inside & (below < window.depths * geometry.axis[1].out) & (depth < window.depths) &
+             (below - depth * geometry.axis[1].out < window.heights);
     }
-    const Position<Offset> o = coordinates(static_cast<Offset>(index));
-    bool inside = true;
-    for (int a = 0; a < 3; ++a) {
-      const Axis<Offset>& axis = geometry.axis[a];
-      const Offset shifted = o.at[a] + axis.padding, start = p.at[a] * axis.stride;
-      inside = inside && shifted >= start && shifted - start < axis.kernel;
-    }
-    return inside;
   }
 
-  // Calls visit(cell) for the cells whose windows cover o, in row-major order or in reverse, until
-  // it returns false.
-  template <bool kReverse, class Visit>
-  __device__ void for_each_window_over(const Position<Offset>& o, const Visit& visit) const {
-    Range<Offset> range[3];
-    for (int a = 0; a < 3; ++a) {
-      range[a] = windows_over(geometry.axis[a], stride[a], o.at[a]);
-    }
-    for (Offset d = 0; d < range[0].count; ++d) {
-      for (Offset h = 0; h < range[1].count; ++h) {
-        for (Offset w = 0; w < range[2].count; ++w) {
-          const Position<Offset> p{
-              {pick<kReverse>(range[0], d),
-               pick<kReverse>(range[1], h),
-               pick<kReverse>(range[2], w)}};
-          if (!visit(cell(p))) {
-            return;
-          }
-        }
-      }
-    }
+  // The cells whose windows reach output `r` of tile t, in depth, if tiles are as deep as the
+  // stride.
+  __device__ Range<Offset> cells_around(Offset t, Offset r) const {
+    const auto first = static_cast<int32_t>(t) + around_first[r];
+    const Offset end = t + around_end[r];
+    return {
+        static_cast<Offset>(first < 0 ? 0 : first),
+        end < geometry.axis[0].in ? end : geometry.axis[0].in};
+  }
+
+  // The tile's outputs in dimension a.
+  __device__ Range<Offset> outputs(int a, Offset t) const {
+    const Offset first = t * tile[a], end = first + tile[a];
+    return {first, end < geometry.axis[a].out ? end : geometry.axis[a].out};
   }
 
  private:
+  // What cell p's window covers in dimension a.
+  __device__ Range<Offset> covered(int a, Offset p) const {
+    const Axis<Offset>& axis = geometry.axis[a];
+    const Offset start = p * axis.stride, stop = start + axis.kernel;
+    const Offset first = start > axis.padding ? start - axis.padding : 0;
+    const Offset end = stop > axis.padding ? stop - axis.padding : 0;
+    const Offset clipped = end < axis.out ? end : axis.out;
+    return {first, first < clipped ? clipped : first};
+  }
   __device__ static Offset split_last(Offset n, const Divider<Offset>& by, Offset& last) {
     const Offset quotient = split(n, by);
     last = n;
     return quotient;
   }
-  template <bool kReverse>
-  __device__ static Offset pick(const Range<Offset>& range, Offset i) {
-    return range.first + (kReverse ? range.count - 1 - i : i);
-  }
 };
 
-// This thread's items, under any grid and block size.
+// This thread's share of `items`, under any grid and block size.
 template <class Offset, class Visit>
 __device__ inline void for_each_item(Offset items, const Visit& visit) {
   const Offset step = static_cast<Offset>(gridDim.x) * blockDim.x;

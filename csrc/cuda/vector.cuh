@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 
@@ -22,5 +24,31 @@ template <int N, class T>
 __device__ inline void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
+
+// N elements in 32-bit words, as they lie in memory: small ones stay packed, which takes fewer
+// registers and needs no packing at the end.
+template <class T, int N>
+struct Lanes {
+  using Word = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
+  static constexpr int kWords = sizeof(T) * N / sizeof(Word);
+
+  Vector<Word, kWords> words{};
+
+  __device__ static Lanes load(const T* from) {
+    return {maxunpool_cuda::load<kWords>(reinterpret_cast<const Word*>(from))};
+  }
+  __device__ void store(T* to) const { maxunpool_cuda::store(reinterpret_cast<Word*>(to), words); }
+  // Takes over element i, if `match`.
+  __device__ void take(int i, const Lanes& from, bool match) {
+    if constexpr (sizeof(Word) == sizeof(T)) {
+      words.at[i] = match ? from.words.at[i] : words.at[i];
+    } else {
+      const int bit = i * static_cast<int>(sizeof(T)) * 8;
+      const uint32_t mask = ((1u << sizeof(T) * 8) - 1) << bit % 32;
+      Word& word = words.at[bit / 32];
+      word = match ? (word & ~mask) | (from.words.at[bit / 32] & mask) : word;
+    }
+  }
+};
 
 } // namespace maxunpool_cuda

@@ -7,7 +7,7 @@ namespace cooperative_groups {
 
 struct grid_group {
   void sync() const {
-    if (!shim::skip_grid_barrier) {
+    if (!shim::skip_barriers) {
       shim::grid_barrier->arrive_and_wait();
     }
   }

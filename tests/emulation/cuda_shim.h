@@ -7,6 +7,8 @@
 #include <atomic>
 #include <barrier>
 #include <cstdint>
+#include <cstdlib>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -46,20 +48,64 @@ inline void __threadfence_system() {} // the atomics above are sequentially cons
 
 namespace shim {
 
-inline std::optional<std::barrier<>> grid_barrier;
-inline bool skip_grid_barrier = false; // a race on purpose
+// What the threads of a block share.
+struct Block {
+  explicit Block(unsigned threads, size_t shared_bytes)
+      : barrier(threads),
+        shared(static_cast<char*>(std::aligned_alloc(16, (shared_bytes + 15) / 16 * 16))) {}
+  ~Block() { std::free(shared); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
 
-// kernel<<<blocks, threads>>>(arguments...), with the threads started in an order drawn by `seed`.
+  std::barrier<> barrier;
+  std::atomic<int> any = 0;
+  char* shared;
+};
+inline thread_local Block* block;
+inline std::optional<std::barrier<>> grid_barrier;
+inline bool skip_barriers = false; // a race on purpose
+
+inline void* shared_memory() {
+  return block->shared;
+}
+
+} // namespace shim
+
+inline void __syncthreads() {
+  if (!shim::skip_barriers) {
+    shim::block->barrier.arrive_and_wait();
+  }
+}
+inline int __syncthreads_or(int predicate) {
+  shim::Block& block = *shim::block;
+  block.any.fetch_or(predicate != 0);
+  block.barrier.arrive_and_wait();
+  const int any = block.any;
+  block.barrier.arrive_and_wait();
+  block.any = 0;
+  block.barrier.arrive_and_wait();
+  return any;
+}
+
+namespace shim {
+
+// kernel<<<blocks, threads, shared_bytes>>>(arguments...), with the threads started in an order
+// drawn by `seed`.
 template <class... Parameters>
 void launch(
     void (*kernel)(Parameters...),
     unsigned blocks,
     unsigned threads,
+    size_t shared_bytes,
     unsigned seed,
     const std::type_identity_t<Parameters>&... arguments) {
   gridDim.x = blocks;
   blockDim.x = threads;
   grid_barrier.emplace(blocks * threads);
+  std::deque<Block> shared;
+  for (unsigned i = 0; i < blocks; ++i) {
+    shared.emplace_back(threads, shared_bytes);
+  }
   std::vector<unsigned> order(blocks * threads);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed));
@@ -68,6 +114,7 @@ void launch(
     running.emplace_back([&, i] {
       blockIdx.x = i / threads;
       threadIdx.x = i % threads;
+      block = &shared[blockIdx.x];
       kernel(arguments...);
     });
   }

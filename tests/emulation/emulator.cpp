@@ -17,17 +17,18 @@ using namespace maxunpool_cuda;
 // One call; all fields are int64, in this order.
 struct Request {
   int64_t forward, reduce, deterministic, type, index_type, element_size;
-  int64_t narrow, slot_bytes; // the limits
+  int64_t narrow, slot_bytes, shared_bytes, small_bytes, small_plane, enough_threads; // the limits
   int64_t blocks, threads, seed;
   int64_t misaligned;         // elements the arrays start past a vector's alignment
-  int64_t skip_grid_barrier;  // seeds a race
+  int64_t skip_barriers;      // seeds a race
   int64_t missing_bytes;      // seeds writes past the end of the result, which is so much shorter
   Geometry<int64_t> geometry; // its rank is padded to eight bytes
 };
 
 struct Launch {
   const Request& request;
-  uint64_t* items; // of the last launch that was not cooperative
+  uint64_t* items;    // of the first kernel
+  uint64_t* launches; // of all
 
   template <class... Parameters>
   void operator()(
@@ -35,15 +36,33 @@ struct Launch {
       uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = count;
-    cooperative(kernel, arguments...);
+    run(kernel, 0, arguments...);
+  }
+  template <class... Parameters>
+  void shared(
+      void (*kernel)(Parameters...),
+      const SharedShape& shape,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    run(kernel, shape.bytes, arguments...);
   }
   template <class... Parameters>
   void cooperative(
       void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
+    run(kernel, 0, arguments...);
+  }
+
+ private:
+  template <class... Parameters>
+  void run(
+      void (*kernel)(Parameters...),
+      size_t shared_bytes,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    ++*launches;
     shim::launch(
         kernel,
         static_cast<unsigned>(request.blocks),
         static_cast<unsigned>(request.threads),
+        shared_bytes,
         static_cast<unsigned>(request.seed),
         arguments...);
   }
@@ -91,6 +110,7 @@ void run(const Request& request) {
   const Arguments arguments{
       g,
       static_cast<Reduce>(request.reduce),
+      request.forward != 0,
       request.deterministic != 0,
       static_cast<c10::ScalarType>(request.type),
       static_cast<c10::ScalarType>(request.index_type),
@@ -99,18 +119,27 @@ void run(const Request& request) {
       indices.data(),
       result.data(),
       &error,
-      {request.narrow, request.slot_bytes}};
-  const WorkspacePlan plan(arguments, request.forward != 0);
+      {request.narrow,
+       request.slot_bytes,
+       request.shared_bytes,
+       request.small_bytes,
+       request.small_plane,
+       request.enough_threads},
+      request.threads};
+  const Plan plan(arguments);
   const Array workspace(plan.bytes, 0);
-  std::memset(workspace.data(), 0, plan.zeroed);
-  shim::skip_grid_barrier = request.skip_grid_barrier != 0;
-  uint64_t items = 0;
-  const Launch launch{request, &items};
-  const Dispatch dispatch(launch, arguments, request.forward != 0, workspace.data());
-  request.forward ? dispatch.forward() : dispatch.backward();
+  shim::skip_barriers = request.skip_barriers != 0;
+  uint64_t items = 0, launches = 0;
+  const Launch launch{request, &items, &launches};
+  Dispatch(launch, arguments, plan, workspace.data()).run();
 
   const int64_t reported[] = {
-      error.ready, error.index, error.position, error.plane, static_cast<int64_t>(items)};
+      error.ready,
+      error.index,
+      error.position,
+      error.plane,
+      static_cast<int64_t>(items),
+      static_cast<int64_t>(launches)};
   std::fwrite(reported, 1, sizeof(reported), stdout);
   std::fwrite(result.data(), 1, result_size - request.missing_bytes, stdout);
 }
