@@ -162,16 +162,29 @@ class Partition {
   bool every_ = true;
 };
 
+inline void prefetch(const void* address) { // which may be any
+#if defined(__GNUC__)
+  __builtin_prefetch(address);
+#endif
+}
+
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
 // order or in reverse. source counts elements of the pooled slab, target those of the part.
-template <bool kReverse, class Index, class Visit>
+// `gathered` is what visit reads at the target: as windows follow one another, so do the lines of
+// memory that it will read next, which the processor does not see by itself.
+template <bool kReverse, class Index, class Gathered, class Visit>
 void for_each_index(
     const Geometry<int64_t>& geometry,
     const Partition& partition,
     const Part& part,
     const Index* indices,
     FirstOutside& outside,
+    const Gathered* gathered,
     const Visit& visit) {
+  constexpr int64_t kOften = 8, kAhead = 2048; // elements, and bytes
+  constexpr int64_t kIndices = kAhead / sizeof(Index) * (kReverse ? -1 : 1);
+  constexpr int64_t kGathered = kAhead / sizeof(Gathered) * (kReverse ? -1 : 1);
+  const int64_t line = geometry.axis[2].out * geometry.inner;
   const int64_t slab = part.outer * geometry.in_slab();
   const auto begin = static_cast<uint64_t>(part.begin), size = static_cast<uint64_t>(part.size());
   const auto run = [&](const Partition::Block& block, auto inner) {
@@ -183,7 +196,13 @@ void for_each_index(
         const int64_t source = cell * inner + channel;
         const auto index = static_cast<uint64_t>(static_cast<int64_t>(indices[slab + source]));
         if (index - begin < size) {
-          visit(source, static_cast<int64_t>(index - begin) * inner + channel);
+          const int64_t target = static_cast<int64_t>(index - begin) * inner + channel;
+          if (source % kOften == 0) {
+            prefetch(indices + slab + source + kIndices);
+            prefetch(gathered + target + kGathered);
+            prefetch(gathered + target + kGathered + line);
+          }
+          visit(source, target);
         } else if (index - block.reach_begin >= reach) {
           outside.found(slab + source);
         }
@@ -234,9 +253,9 @@ struct Task {
   int64_t outputs() const { return part.size() * slabs.geometry.inner; }
 
   template <bool kReverse, class Visit>
-  void for_each_index(const Visit& visit) const {
+  void for_each_index(const Element* gathered, const Visit& visit) const {
     maxunpool_cuda::for_each_index<kReverse>(
-        slabs.geometry, partition, part, slabs.indices, outside, visit);
+        slabs.geometry, partition, part, slabs.indices, outside, gathered, visit);
   }
 };
 
@@ -246,7 +265,7 @@ void forward_last(const Task<Element, Index>& task) {
   Element* output = task.slabs.output(task.part);
   std::fill_n(output, task.outputs(), Element{});
   task.template for_each_index<false>(
-      [&](int64_t source, int64_t target) { output[target] = input[source]; });
+      output, [&](int64_t source, int64_t target) { output[target] = input[source]; });
 }
 
 // Sums that need neither a wider type nor a count are added up in the output.
@@ -257,7 +276,7 @@ void forward_sum(const Task<Element, Index>& task) {
   if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
     if (task.slabs.call.reduce == Reduce::sum) {
       std::fill_n(output, task.outputs(), Element{});
-      task.template for_each_index<false>([&](int64_t source, int64_t target) {
+      task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
         Sum<Element> sum{static_cast<Accumulator<Element>>(output[target]), 0};
         sum.add(input[source]);
         output[target] = sum.result(Reduce::sum);
@@ -267,7 +286,7 @@ void forward_sum(const Task<Element, Index>& task) {
   }
   auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs());
   task.template for_each_index<false>(
-      [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
+      output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
   std::transform(sums, sums + task.outputs(), output, [&](const Sum<Element>& sum) {
     return sum.result(task.slabs.call.reduce);
   });
@@ -280,7 +299,7 @@ bool backward_different(const Task<Element, Index>& task) {
   Element* grad_input = task.slabs.grad_input(task.part);
   auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
   uint8_t equal = 0;
-  task.template for_each_index<false>([&](int64_t source, int64_t target) {
+  task.template for_each_index<false>(grad_output, [&](int64_t source, int64_t target) {
     grad_input[source] = grad_output[target];
     equal |= taken[target];
     taken[target] = 1;
@@ -295,7 +314,7 @@ void backward_last(const Task<Element, Index>& task) {
   const Element* grad_output = task.slabs.grad_output(task.part);
   Element* grad_input = task.slabs.grad_input(task.part);
   auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
-  task.template for_each_index<true>([&](int64_t source, int64_t target) {
+  task.template for_each_index<true>(grad_output, [&](int64_t source, int64_t target) {
     if constexpr (std::is_integral_v<Element>) {
       grad_input[source] = grad_output[target] & (Element{taken[target]} - Element{1});
     } else {
@@ -309,8 +328,9 @@ template <class Element, class Index>
 void backward_sum(const Task<Element, Index>& task) {
   const Element* grad_output = task.slabs.grad_output(task.part);
   Element* grad_input = task.slabs.grad_input(task.part);
-  task.template for_each_index<false>(
-      [&](int64_t source, int64_t target) { grad_input[source] = grad_output[target]; });
+  task.template for_each_index<false>(grad_output, [&](int64_t source, int64_t target) {
+    grad_input[source] = grad_output[target];
+  });
 }
 
 template <class Element, class Index>
@@ -318,8 +338,9 @@ void backward_mean(const Task<Element, Index>& task) {
   const Element* grad_output = task.slabs.grad_output(task.part);
   Element* grad_input = task.slabs.grad_input(task.part);
   auto* counts = task.scratch.template zeroed<int64_t>(task.outputs());
-  task.template for_each_index<false>([&](int64_t, int64_t target) { ++counts[target]; });
-  task.template for_each_index<false>([&](int64_t source, int64_t target) {
+  task.template for_each_index<false>(
+      grad_output, [&](int64_t, int64_t target) { ++counts[target]; });
+  task.template for_each_index<false>(grad_output, [&](int64_t source, int64_t target) {
     grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
   });
 }
