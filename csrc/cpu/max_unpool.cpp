@@ -90,18 +90,20 @@ class Scratch {
   std::vector<Unit> memory_;
 };
 
-// How a call is cut into parts, and which indices the owner of a part reads. Slabs are cut only
-// where there are fewer of them than threads.
+// How a call is cut into parts, and which indices the owner of a part reads.
 class Partition {
  public:
-  // `every`: each owner reads every index of its slab. Else only those of the pooled rows whose
-  // windows reach its part, and notes an index outside their reach.
-  Partition(const Geometry<int64_t>& geometry, bool every)
+  // `every`: each owner reads every index of its slab, and slabs are cut only where there are fewer
+  // of them than threads. Else the owner reads only the indices of the pooled rows whose windows
+  // reach its part, notes one outside their reach, and planes are cut to what a core's cache holds.
+  Partition(const Geometry<int64_t>& geometry, int64_t element_size, bool every)
       : geometry_(geometry), positions_(geometry.out_plane()) {
     const int64_t threads = at::get_num_threads();
     const int64_t worth = geometry.out_slab() / kGrain + 1;
-    const int64_t wanted = geometry.outer < threads ? (threads - 1) / geometry.outer + 1 : 1;
-    splits_ = std::min({wanted, worth, positions_});
+    const int64_t busy = geometry.outer < threads ? (threads - 1) / geometry.outer + 1 : 1;
+    const int64_t cached =
+        every || geometry.inner > 1 ? 1 : positions_ * element_size / kPartBytes + 1;
+    splits_ = std::min({std::max(busy, cached), worth, positions_});
     while (lead_ < 2 && geometry.axis[lead_].in == 1 && geometry.axis[lead_].out == 1) {
       ++lead_;
     }
@@ -113,7 +115,7 @@ class Partition {
     const bool reaches =
         axis.kernel > axis.padding && (axis.in - 1) * axis.stride - axis.padding < axis.out;
     every_ = every || splits_ == 1 || !reaches;
-    rows_ = every_ ? axis.in : std::max<int64_t>(1, kBlockCells / row_cells_);
+    rows_ = every_ ? axis.in : std::max<int64_t>(1, kBlockElements / (row_cells_ * geometry.inner));
   }
 
   // Calls work(part, scratch) for parts that together cover every slab, each thread from its first
@@ -154,7 +156,7 @@ class Partition {
   }
 
  private:
-  static constexpr int64_t kBlockCells = 1 << 10;
+  static constexpr int64_t kBlockElements = 1 << 10, kPartBytes = 1 << 19;
 
   const Geometry<int64_t>& geometry_;
   int64_t positions_, splits_ = 1, row_cells_ = 1, row_positions_ = 1, rows_ = 1;
@@ -352,7 +354,7 @@ void run_parts(const Call& call, const Kernel& kernel) {
   with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
     const Slabs<Element, Index> slabs{call};
     const auto run = [&](bool every, FirstOutside& outside) {
-      const Partition partition(call.geometry, every);
+      const Partition partition(call.geometry, sizeof(Element), every);
       partition.template for_each_part<kReverse>([&](const Part& part, Scratch& scratch) {
         kernel(Task<Element, Index>{slabs, partition, part, scratch, outside});
       });
