@@ -10,6 +10,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
@@ -38,24 +39,27 @@ class Unpool : public torch::autograd::Function<Unpool<kForward>> {
       c10::SymIntArrayRef padding,
       c10::string_view reduce) {
     ctx->save_for_backward({indices});
-    ctx->saved_data["output_size"] = output_size;
-    ctx->saved_data["kernel_size"] = kernel_size;
-    ctx->saved_data["stride"] = stride;
-    ctx->saved_data["padding"] = padding;
+    std::vector<c10::SymInt> window; // one list costs less than four
+    for (const c10::SymIntArrayRef part : {output_size, kernel_size, stride, padding}) {
+      window.insert(window.end(), part.begin(), part.end());
+    }
+    ctx->saved_data["window"] = c10::SymIntArrayRef(window);
     ctx->saved_data["reduce"] = std::string(reduce);
     return redispatch<kForward>(
         keys, values, indices, output_size, kernel_size, stride, padding, reduce);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto ints = [&](const char* name) { return ctx->saved_data[name].toSymIntVector(); };
+    const std::vector<c10::SymInt> window = ctx->saved_data["window"].toSymIntVector();
+    const size_t rank = window.size() / 4;
+    const auto part = [&](size_t i) { return c10::SymIntArrayRef(&window[i * rank], rank); };
     const at::Tensor grad = operator_handle<!kForward>().call(
         grads[0],
         ctx->get_saved_variables()[0],
-        ints("output_size"),
-        ints("kernel_size"),
-        ints("stride"),
-        ints("padding"),
+        part(0),
+        part(1),
+        part(2),
+        part(3),
         ctx->saved_data["reduce"].toStringView());
     return {{}, grad, {}, {}, {}, {}, {}, {}};
   }
