@@ -118,9 +118,8 @@ class Partition {
     rows_ = every_ ? axis.in : std::max<int64_t>(1, kBlockElements / (row_cells_ * geometry.inner));
   }
 
-  // Calls work(part, scratch) for parts that together cover every slab, each thread from its first
-  // part on or in reverse, as work reads: memory is fast to read in one direction only.
-  template <bool kReverse, class Work>
+  // Calls work(part, scratch) for parts that together cover every slab.
+  template <class Work>
   void for_each_part(const Work& work) const {
     const int64_t grain = std::max<int64_t>(1, kGrain * splits_ / geometry_.out_slab());
     at::parallel_for(0, geometry_.outer * splits_, grain, [&](int64_t first, int64_t last) {
@@ -349,13 +348,13 @@ void backward_mean(const Task<Element, Index>& task) {
 
 // Runs kernel(task) over all parts; a second time where an index lay elsewhere than in the first
 // one's short search. Then raises if an index is bad.
-template <class Element, bool kReverse = false, class Kernel>
+template <class Element, class Kernel>
 void run_parts(const Call& call, const Kernel& kernel) {
   with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
     const Slabs<Element, Index> slabs{call};
     const auto run = [&](bool every, FirstOutside& outside) {
       const Partition partition(call.geometry, sizeof(Element), every);
-      partition.template for_each_part<kReverse>([&](const Part& part, Scratch& scratch) {
+      partition.for_each_part([&](const Part& part, Scratch& scratch) {
         kernel(Task<Element, Index>{slabs, partition, part, scratch, outside});
       });
     };
@@ -404,7 +403,7 @@ void backward(const Call& call) {
         });
       }
       if (!different) {
-        run_parts<Element, true>(call, [](const auto& task) { backward_last(task); });
+        run_parts<Element>(call, [](const auto& task) { backward_last(task); });
       }
     });
   }
