@@ -25,8 +25,8 @@ struct Ints {
   std::array<int64_t, kMostSizes> at{};
   int64_t size = 0;
 
-  c10::SymIntArrayRef last(int64_t count) const {
-    return c10::fromIntArrayRefKnownNonNegative({at.data() + size - count, at.data() + size});
+  c10::SymIntArrayRef view() const {
+    return c10::fromIntArrayRefKnownNonNegative({at.data(), at.data() + size});
   }
 };
 
@@ -158,13 +158,7 @@ std::optional<at::Tensor> call_if_plain(const PythonCall& call) {
   }
   const pybind11::gil_scoped_release without_gil;
   return operator_handle<true>().call(
-      *input,
-      *indices,
-      sizes.last(call.dims),
-      kernel.last(call.dims),
-      stride.last(call.dims),
-      padding.last(call.dims),
-      reduce);
+      *input, *indices, sizes.view(), kernel.view(), stride.view(), padding.view(), reduce);
 }
 
 } // namespace maxunpool_cuda

@@ -101,3 +101,17 @@ def test_version_and_build_info() -> None:
     assert set(info) == {"cuda", "cuda_version", "arch_list", "compiler", "torch_version"}
     assert info["torch_version"] == torch.__version__.split("+")[0]
     assert (info["cuda_version"] is not None) == info["cuda"]
+
+
+def test_plain_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def long_way(*_: object) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(F, "unpool", long_way)
+    x, i = torch.rand(1, 1, 2, 2, requires_grad=True), torch.tensor([[[[0, 3], [8, 11]]]])
+    for size in (None, (4, 4), (1, 1, 4, 4), torch.Size((4, 4))):
+        assert F.max_unpool2d(x, i, 2, output_size=size).shape == (1, 1, 4, 4)
+        assert MaxUnpool2d(2)(x, i.int(), size).sum() == x.sum()
+    for other in ([4, 4], (torch.tensor(4), 4)):
+        with pytest.raises(AssertionError, match="the long way"):
+            F.max_unpool2d(x, i, 2, output_size=other)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
 
 namespace maxunpool_cuda {

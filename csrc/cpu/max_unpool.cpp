@@ -66,12 +66,6 @@ class FirstOutside {
   std::atomic<int64_t> element_{kNone};
 };
 
-bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
-  return std::all_of(std::begin(geometry.axis), std::end(geometry.axis), [](const auto& axis) {
-    return axis.kernel <= axis.stride && axis.padding == 0;
-  });
-}
-
 // Memory of a thread, for one part after the other.
 class Scratch {
  public:
@@ -171,8 +165,8 @@ inline void prefetch(const void* address) { // which may be any
 
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
 // order or in reverse. source counts elements of the pooled slab, target those of the part.
-// `gathered` is what visit reads at the target: as windows follow one another, so do the lines of
-// memory that it will read next, which the processor does not see by itself.
+// `gathered` is what visit reads or writes at the target: as windows follow one another, so do the
+// lines of memory that it will need next, which the processor does not see by itself.
 template <bool kReverse, class Index, class Gathered, class Visit>
 void for_each_index(
     const Geometry<int64_t>& geometry,

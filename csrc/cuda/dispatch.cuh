@@ -200,12 +200,6 @@ Tiling<Offset> make_tiling(
   return tiling;
 }
 
-inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
-  return std::all_of(std::begin(geometry.axis), std::end(geometry.axis), [](const auto& axis) {
-    return axis.kernel <= axis.stride && axis.padding == 0;
-  });
-}
-
 template <class Launch>
 class Dispatch {
  public:
