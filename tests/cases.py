@@ -33,7 +33,7 @@ MOVABLE = (
     torch.float8_e5m2,
 )
 LAYOUTS = ("contiguous", "channels_last", "strided")
-INDEX_KINDS = ("own window", "anywhere", "few")
+INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 
 CUDA_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_ONLY))
@@ -65,11 +65,12 @@ class Case:
     grad_output: Tensor
 
 
-def random_geometry(rng: random.Random, most_cells: int = 64) -> Geometry:
+def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
     """Any windows: overlapping or apart, padded, of every output size the default allows."""
     dims = rng.choice((1, 2, 3))
+    most_outputs = max(2000, 32 * most_cells)
     while True:
-        pooled = tuple(rng.randint(1, 9) for _ in range(dims))
+        pooled = tuple(rng.randint(1, longest) for _ in range(dims))
         kernel = tuple(rng.randint(1, 4) for _ in range(dims))
         if rng.random() < 0.4:  # as most networks have them
             stride, padding = kernel, (0,) * dims
@@ -82,7 +83,11 @@ def random_geometry(rng: random.Random, most_cells: int = 64) -> Geometry:
             output = tuple(
                 d + rng.randint(-s + 1, s - 1) for d, s in zip(default, stride, strict=True)
             )
-        if min(output) > 0 and math.prod(pooled) <= most_cells and math.prod(output) <= 2000:
+        if (
+            min(output) > 0
+            and math.prod(pooled) <= most_cells
+            and math.prod(output) <= most_outputs
+        ):
             return Geometry(pooled, kernel, stride, padding, output)
 
 
@@ -93,23 +98,34 @@ def random_indices(
     plane = math.prod(geometry.output)
     choices = rng.sample(range(plane), k=min(plane, 3))
 
-    def in_window(cell: int) -> int:
+    def in_window(cell: int, clipped: bool = True) -> int:
+        position = []
+        for n in reversed(geometry.pooled):
+            cell, p = divmod(cell, n)
+            position.insert(0, p)
         index = 0
-        position = torch.unravel_index(torch.tensor(cell), geometry.pooled)
         for p, k, s, pad, out in zip(
-            map(int, position),
+            position,
             geometry.kernel,
             geometry.stride,
             geometry.padding,
             geometry.output,
             strict=True,
         ):
-            start, end = max(p * s - pad, 0), min(p * s - pad + k, out)
+            start, end = p * s - pad, p * s - pad + k
+            if clipped:
+                start, end = max(start, 0), min(end, out)
             index = index * out + (rng.randrange(start, end) if start < end else out - 1)
         return index
 
+    def wrapped(cell: int) -> int:
+        """What leaves the plane on one side comes in on another, in most places."""
+        index = in_window(cell, clipped=False)
+        return index if 0 <= index < plane else in_window(cell)
+
     draw = {
         "own window": in_window,
+        "wrapped window": wrapped,
         "anywhere": lambda _: rng.randrange(plane),
         "few": lambda _: rng.choice(choices),
     }[kind]
@@ -157,8 +173,9 @@ def random_case(
     reduce: str | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
     most_cells: int = 64,
+    longest: int = 9,
 ) -> Case:
-    geometry = random_geometry(rng, most_cells)
+    geometry = random_geometry(rng, most_cells, longest)
     reduce = reduce or rng.choice(("last", "sum", "mean"))
     dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
     channels = rng.choice((1, 2, 3, 4, 8, 16, 33))

@@ -108,6 +108,17 @@ BAD_CALLS = [
     ("U(x, i, (2, 2, 2))", ValueError, "expected kernel_size to be an int or 2 ints"),
     ("U(x, i, 2, (2,))", ValueError, "expected stride to be an int or 2 ints but got (2,)"),
     ("U(x, i, 2, 2, ())", ValueError, "expected padding to be an int or 2 ints but got ()"),
+    # in the window, where that leaves the plane
+    (
+        "backward(g[..., :2, :2], i.new_tensor([-1, 1, 2, 3]).view_as(i), padding=1)",
+        RuntimeError,
+        "Found an invalid max index: -1",
+    ),
+    (
+        "backward(g[..., :2, :2], i.new_tensor([0, 1, 2, 4]).view_as(i), padding=1)",
+        RuntimeError,
+        "Found an invalid max index: 4",
+    ),
     # reduce
     ("U(x, i, 2, reduce='max')", ValueError, "expected reduce to be 'last', 'sum' or 'mean'"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "but got 'amax'"),
@@ -130,9 +141,12 @@ def outcome(expression: str) -> tuple[str, str]:
     def channels_last(tensor: torch.Tensor, channels: int) -> torch.Tensor:
         return tensor.repeat(1, channels, 1, 1).contiguous(memory_format=torch.channels_last)
 
-    def backward(g: torch.Tensor, i: torch.Tensor, reduce: str = "last") -> torch.Tensor:
+    def backward(
+        g: torch.Tensor, i: torch.Tensor, reduce: str = "last", padding: int = 0
+    ) -> torch.Tensor:
         operator = torch.ops.maxunpool_cuda.max_unpool_backward
-        return operator(g, i, (4, 4), (2, 2), (2, 2), (0, 0), reduce)
+        size = (4 - 2 * padding,) * 2
+        return operator(g, i, size, (2, 2), (2, 2), (padding,) * 2, reduce)
 
     names = {
         "torch": torch,

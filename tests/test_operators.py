@@ -18,10 +18,12 @@ from cases import (
     Geometry,
     laid_out,
     random_case,
+    random_indices,
+    random_values,
     same,
     with_whole_numbers,
 )
-from reference import max_unpool, max_unpool_backward
+from reference import default_output_size, max_unpool, max_unpool_backward
 
 from maxunpool_cuda import _ops
 
@@ -129,6 +131,36 @@ def test_few_planes_are_shared_among_threads(
     for indices in (regular, astray, regular.flip(-1).int()):
         reduce = rng.choice(("last", "sum", "mean"))
         check(Case(geometry, reduce, pooled, indices, grad_output), "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_planes_agree_with_the_reference(device: str, rng: random.Random) -> None:
+    """Larger than the runs that a kernel takes at once."""
+    for _ in range(6):
+        check(
+            random_case(rng, reduce="last", most_cells=4000, longest=rng.choice((20, 100, 4000))),
+            device,
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (3, 3, 0)], ids=str)
+@pytest.mark.parametrize("leading", [(3, 33), (2, 1)], ids=str)
+def test_windows_shared_by_distant_elements(
+    device: str, leading: tuple[int, int], window: tuple[int, int, int], rng: random.Random
+) -> None:
+    """A row further on, in a slab that a kernel cuts up."""
+    pooled = (41, 40) if leading[1] == 1 else (7, 40)
+    kernel, stride, padding = ((n, n) for n in window)
+    output = default_output_size(pooled, kernel, stride, padding)
+    geometry = Geometry(pooled, kernel, stride, padding, output)
+    indices = random_indices(rng, geometry, leading, "wrapped window")
+    values, grads = (
+        random_values(rng, (*leading, *sizes), torch.float32) for sizes in (pooled, output)
+    )
+    for layout in ("contiguous", "channels_last"):
+        tensors = (laid_out(t, layout, 2) for t in (values, indices, grads))
+        check(Case(geometry, "last", *tensors), device)
 
 
 def test_large_results_are_right() -> None:

@@ -5,6 +5,8 @@
 #include "../operator.h"
 #include "../reduction.h"
 #include "huge_pages.h"
+#include "runs.h"
+#include "windows.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -287,34 +289,24 @@ void forward_sum(const Task<Element, Index>& task) {
   });
 }
 
-// For windows that are disjoint: equal indices are rare then. False: there are some.
-template <class Element, class Index>
-bool backward_different(const Task<Element, Index>& task) {
-  const Element* grad_output = task.slabs.grad_output(task.part);
-  Element* grad_input = task.slabs.grad_input(task.part);
-  auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
-  uint8_t equal = 0;
-  task.template for_each_index<false>(grad_output, [&](int64_t source, int64_t target) {
-    grad_input[source] = grad_output[target];
-    equal |= taken[target];
-    taken[target] = 1;
-  });
-  return equal == 0;
-}
-
 // The last visitor of a position is the first one in reverse: it takes the gradient. Whether one
 // did is as good as random, so nothing branches on it.
+template <class Element>
+Element zero_if(uint8_t condition, Element value) {
+  if constexpr (std::is_integral_v<Element>) {
+    return value & (Element{condition} - Element{1});
+  } else {
+    return condition ? Element{} : value;
+  }
+}
+
 template <class Element, class Index>
 void backward_last(const Task<Element, Index>& task) {
   const Element* grad_output = task.slabs.grad_output(task.part);
   Element* grad_input = task.slabs.grad_input(task.part);
   auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs());
   task.template for_each_index<true>(grad_output, [&](int64_t source, int64_t target) {
-    if constexpr (std::is_integral_v<Element>) {
-      grad_input[source] = grad_output[target] & (Element{taken[target]} - Element{1});
-    } else {
-      grad_input[source] = taken[target] ? Element{} : grad_output[target];
-    }
+    grad_input[source] = zero_if(taken[target], grad_output[target]);
     taken[target] = 1;
   });
 }
@@ -361,6 +353,80 @@ void run_parts(const Call& call, const Kernel& kernel) {
   });
 }
 
+// Where a window has memory that those before it have not: one address for about a line of it.
+struct Entered {
+  int64_t count = 0;
+  int64_t offset[8]; // in elements, from the beginning of the window
+
+  explicit Entered(const Windows& windows) {
+    const Geometry<int64_t>& geometry = windows.geometry();
+    const auto steps = [&](int a) {
+      return std::min(geometry.axis[a].stride, geometry.axis[a].kernel);
+    };
+    for (int64_t z = 0; z < steps(0); ++z) {
+      for (int64_t y = 0; y < steps(1); ++y) {
+        for (int64_t x = 0; x < (geometry.inner == 1 ? 1 : steps(2)) && count < 8; ++x) {
+          offset[count++] = windows.offset(z, y, x) * geometry.inner;
+        }
+      }
+    }
+  }
+};
+
+// The gradient for "last" where every index lies in its window: it needs no memory of its own.
+// False: one does not.
+template <class Element>
+bool backward_regular(const Call& call) {
+  const Geometry<int64_t>& geometry = call.geometry;
+  const Windows windows(geometry);
+  if (!windows.listed()) {
+    return false;
+  }
+  const Entered entered(windows);
+  std::atomic<bool> regular{true};
+  with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
+    const Slabs<Element, Index> slabs{call};
+    Runs(windows).for_each(kGrain / 4, [&](const Run& run) {
+      const int64_t element = run.outer * geometry.in_slab() + run.first;
+      const Index* indices = slabs.indices + element;
+      const Element* grad_output = slabs.values + run.outer * geometry.out_slab();
+      Element* grad_input = slabs.result + element;
+      Targets targets;
+      if (!regular.load(std::memory_order_relaxed) ||
+          !find_targets(windows, run, indices, targets)) {
+        regular = false;
+        return;
+      }
+      const Index* next_indices = indices + run.ahead + run.reach;
+      const Element* next = grad_output + run.ahead * geometry.out_plane() / geometry.in_plane();
+      const auto gather = [&](const auto& value) {
+        constexpr int64_t kOften = 8;
+        int64_t i = 0;
+        for (; i + kOften <= run.count; i += kOften) {
+          prefetch(next_indices + i);
+          const int64_t begin = static_cast<int32_t>(run.begin[i]);
+          for (int64_t k = 0; k < entered.count; ++k) {
+            prefetch(next + begin * geometry.inner + run.origin[i] + entered.offset[k]);
+          }
+          for (int64_t j = i; j < i + kOften; ++j) {
+            grad_input[j] = value(j);
+          }
+        }
+        for (; i < run.count; ++i) {
+          grad_input[i] = value(i);
+        }
+      };
+      if (windows.disjoint()) {
+        gather([&](int64_t i) { return grad_output[targets.offset[i]]; });
+      } else {
+        gather(
+            [&](int64_t i) { return zero_if(targets.again[i], grad_output[targets.offset[i]]); });
+      }
+    });
+  });
+  return regular;
+}
+
 void forward(const Call& call) {
   use_huge_pages(call.result);
   if (call.reduce == Reduce::last) {
@@ -388,15 +454,7 @@ void backward(const Call& call) {
         run_parts<Element>(call, [](const auto& task) { backward_sum(task); });
         return;
       }
-      std::atomic<bool> different{windows_are_disjoint(call.geometry)};
-      if (different) {
-        run_parts<Element>(call, [&](const auto& task) {
-          if (!backward_different(task)) {
-            different = false;
-          }
-        });
-      }
-      if (!different) {
+      if (!backward_regular<Element>(call)) {
         run_parts<Element>(call, [](const auto& task) { backward_last(task); });
       }
     });
