@@ -145,12 +145,12 @@ def test_large_planes_agree_with_the_reference(device: str, rng: random.Random) 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (3, 3, 0)], ids=str)
-@pytest.mark.parametrize("leading", [(3, 33), (2, 1)], ids=str)
+@pytest.mark.parametrize("leading", [(3, 33), (2, 1), (1, 1100)], ids=str)
 def test_windows_shared_by_distant_elements(
     device: str, leading: tuple[int, int], window: tuple[int, int, int], rng: random.Random
 ) -> None:
     """A row further on, in a slab that a kernel cuts up."""
-    pooled = (41, 40) if leading[1] == 1 else (7, 40)
+    pooled = {1: (41, 40), 33: (7, 40), 1100: (2, 4)}[leading[1]]
     kernel, stride, padding = ((n, n) for n in window)
     output = default_output_size(pooled, kernel, stride, padding)
     geometry = Geometry(pooled, kernel, stride, padding, output)
@@ -161,6 +161,46 @@ def test_windows_shared_by_distant_elements(
     for layout in ("contiguous", "channels_last"):
         tensors = (laid_out(t, layout, 2) for t in (values, indices, grads))
         check(Case(geometry, "last", *tensors), device)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
+@pytest.mark.parametrize(
+    "pooled", [(64, 256, 256), (16, 512, 512), (2048, 40, 50), (8, 4096, 8, 16)], ids=str
+)
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=str)
+def test_gradients_of_pooled_tensors_need_no_other_memory(
+    pooled: tuple[int, ...], window: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """Of indices that lie in their windows, however a tensor is cut up."""
+    if len(pooled) > 3 and window[0] > 2:
+        pytest.skip("in a volume, these windows share an output with too many others")
+    script = f"""
+import torch
+from maxunpool_cuda import _ops
+
+def peak():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM")) << 10
+
+torch.set_num_threads(2)
+kernel, stride, padding = {window}
+channels, *spatial = {pooled}
+dims = len(spatial)
+format = torch.channels_last if dims == 2 else torch.channels_last_3d
+size = [n * 2 for n in spatial]
+flat = torch.arange(torch.Size(size).numel(), dtype=torch.int32).reshape(size)
+indices = flat[(slice(None, None, 2),) * dims].expand(1, channels, *spatial)
+indices = indices.contiguous(memory_format=format)
+grad = torch.ones(1, channels, *size, dtype=torch.uint8).contiguous(memory_format=format)
+arguments = (size, [kernel] * dims, [stride] * dims, [padding] * dims, "last")
+assert grad.all()
+open("/proc/self/clear_refs", "w").write("5")
+before = peak()
+assert _ops.max_unpool_backward(grad, indices, *arguments).all()
+print(peak() - before - indices.numel())
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert int(done.stdout) < 2 << 20, done.stdout
 
 
 def test_large_results_are_right() -> None:

@@ -1,5 +1,6 @@
-// The CPU kernels: one thread visits the indices of a part of an output slab in order, so the
-// result does not depend on the number of threads, and any index is allowed.
+// The CPU kernels. One thread visits the indices of a part of an output slab in order, so the
+// result does not depend on the number of threads, and any index is allowed. Only the gradient of
+// "last" has another way, for indices that lie in their windows: short runs of them, in any order.
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../operator.h"
@@ -397,16 +398,17 @@ bool backward_regular(const Call& call) {
         regular = false;
         return;
       }
-      const Index* next_indices = indices + run.ahead + run.reach;
-      const Element* next = grad_output + run.ahead * geometry.out_plane() / geometry.in_plane();
+      const Index* next_indices = indices + run.count + run.reach;
+      const Element* next = grad_output + run.count * geometry.out_plane() / geometry.in_plane();
       const auto gather = [&](const auto& value) {
         constexpr int64_t kOften = 8;
         int64_t i = 0;
         for (; i + kOften <= run.count; i += kOften) {
           prefetch(next_indices + i);
-          const int64_t begin = static_cast<int32_t>(run.begin[i]);
+          const int64_t begin = static_cast<int32_t>(run.begin[i] + run.shift);
           for (int64_t k = 0; k < entered.count; ++k) {
-            prefetch(next + begin * geometry.inner + run.origin[i] + entered.offset[k]);
+            prefetch(
+                next + begin * geometry.inner + run.origin[i] + run.channel + entered.offset[k]);
           }
           for (int64_t j = i; j < i + kOften; ++j) {
             grad_input[j] = value(j);

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 
 // What loops over the elements of a run is compiled twice on x86-64: the vectors that every such
 // processor has are too short for it to pay.
@@ -22,18 +21,22 @@
 
 namespace maxunpool_cuda {
 
-// Elements that follow one another in memory: several whole slabs, or a piece of one.
+// Elements that follow one another in memory: several slabs, slices, rows or cells, or some
+// channels of a cell. All runs of a tensor are alike but for where they begin, so they share the
+// lists.
 struct Run {
   static constexpr int64_t kMost = 1 << 10;
 
   int64_t outer; // the first slab, and the first element in it
   int64_t first;
   int64_t count;
-  int64_t rest;  // elements of the same slabs from the first one on
-  int64_t reach; // in a piece: how far behind an element its window is shared, at most
-  int64_t known; // more than count if reach is short: how far the lists below are filled in
-  int64_t ahead; // how far behind this run the next one begins, in elements of the pooled tensor
-  uint32_t begin[2 * kMost];  // position where an element's window begins, modulo 2^32
+  int64_t rest;     // elements of the same slabs from the first one on
+  int64_t reach;    // unless slabs are whole: how far behind an element its window may be shared
+  int64_t known;    // more than count if reach is short: how far targets are to be found
+  uint32_t shift;   // to add to the window's begin, modulo 2^32
+  uint32_t channel; // to add to the origin
+
+  uint32_t begin[kMost];      // position where an element's window begins, modulo 2^32
   uint32_t origin[2 * kMost]; // where index 0 of an element points to, as in Targets
 };
 
@@ -46,34 +49,49 @@ struct Targets {
 class Runs {
  public:
   explicit Runs(const Windows& windows) : windows_(windows), geometry_(windows.geometry()) {
-    const int64_t slab = geometry_.in_slab();
-    pieces_ = (slab - 1) / Run::kMost + 1;
-    slabs_ = std::clamp<int64_t>(
-        std::min(Run::kMost / slab, kOffsets / geometry_.out_slab()), 1, geometry_.outer);
-    groups_ = (geometry_.outer - 1) / slabs_ + 1;
+    const Axis<int64_t>* axis = geometry_.axis;
+    const int64_t slabs = std::min(geometry_.outer, kOffsets / geometry_.out_slab());
+    // Runs are made of the largest parts of the tensor that are no longer than one.
+    item_ = geometry_.in_slab();
+    items_ = geometry_.outer;
+    int64_t most = slabs;
+    for (const int64_t length : {axis[0].in, axis[1].in, axis[2].in, geometry_.inner}) {
+      if (item_ <= Run::kMost) {
+        break;
+      }
+      item_ /= length;
+      items_ = most = length;
+    }
+    most = std::clamp<int64_t>(most, 1, Run::kMost / item_);
+    block_ = (items_ - 1) / ((items_ - 1) / most + 1) + 1;
+    blocks_ = (items_ - 1) / block_ + 1;
+    whole_ = item_ == geometry_.in_slab();
+    reach_ = whole_ ? 0 : windows.reach() * geometry_.inner;
   }
 
-  // Calls work(run) for runs that together are the tensor, those at the same place of every slab
-  // one after the other: one begin and one origin serve them all. `elements`: worth a task.
+  // Calls work(run) for runs that together are the tensor. `elements`: how many are worth a task.
   template <class Work>
   void for_each(int64_t elements, const Work& work) const {
-    const int64_t count = pieces_ * groups_;
-    const int64_t size = std::max<int64_t>(1, geometry_.in_slab() * geometry_.outer / count);
-    at::parallel_for(0, count, (elements - 1) / size + 1, [&](int64_t begin, int64_t end) {
+    const int64_t slab = geometry_.in_slab(), total = slab * geometry_.outer;
+    const int64_t count = total / (items_ * item_) * blocks_;
+    const int64_t grain = (elements - 1) / (block_ * item_) + 1;
+    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
       Run run;
+      list(run);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t piece = i / groups_, next = (i + 1) / groups_;
-        run.outer = i % groups_ * slabs_;
-        run.first = start(piece);
-        if (i == begin || i % groups_ == 0) {
-          locate(piece, run);
-        }
-        const int64_t slabs = std::min(slabs_, geometry_.outer - run.outer);
-        if (pieces_ == 1) {
-          run.count = run.rest = run.known = slabs * geometry_.in_slab();
-        }
-        run.ahead = ((i + 1) % groups_ * slabs_ - run.outer) * geometry_.in_slab() + start(next) -
-                    run.first;
+        const int64_t element = start(i);
+        run.outer = element / slab;
+        run.first = element % slab;
+        run.count = start(i + 1) - element;
+        run.rest = whole_ ? run.count : slab - run.first;
+        run.reach = reach_;
+        run.known = run.count + (reach_ > Run::kMost ? 0 : std::min(reach_, run.rest - run.count));
+        const int64_t cell = run.first / geometry_.inner, row = cell / geometry_.axis[2].in;
+        const int64_t height = geometry_.axis[1].in;
+        run.shift = static_cast<uint32_t>(
+            windows_.begin({row / height, row % height, cell % geometry_.axis[2].in}) -
+            windows_.begin({0, 0, 0}));
+        run.channel = static_cast<uint32_t>(run.first % geometry_.inner);
         work(run);
       }
     });
@@ -82,52 +100,45 @@ class Runs {
  private:
   static constexpr int64_t kOffsets = int64_t{1} << 32;
 
-  int64_t start(int64_t piece) const { return piece * geometry_.in_slab() / pieces_; }
+  // The first element of a run.
+  int64_t start(int64_t run) const {
+    return (run / blocks_ * items_ + run % blocks_ * block_) * item_;
+  }
 
-  void locate(int64_t piece, Run& run) const {
-    const Axis<int64_t>* axis = geometry_.axis;
-    const int64_t inner = geometry_.inner, first = start(piece);
-    run.count = start(piece + 1) - first;
-    run.rest = geometry_.in_slab() - first;
-    run.reach = pieces_ == 1 ? 0 : windows_.reach() * inner;
-    run.known =
-        run.count + (run.reach > Run::kMost ? 0 : std::min(run.reach, run.rest - run.count));
-    const int64_t cell = first / inner, row = cell / axis[2].in;
-    int64_t z = row / axis[1].in, y = row % axis[1].in, x = cell % axis[2].in;
-    int64_t channel = first % inner, count = 0;
-    while (count < run.known) {
-      const int64_t begin = windows_.begin({z, y, 0});
-      if (inner == 1) {
-        const int64_t cells = std::min(axis[2].in - x, run.known - count);
-        for (int64_t i = 0; i < cells; ++i) {
-          run.begin[count + i] = static_cast<uint32_t>(begin + (x + i) * axis[2].stride);
-        }
-        std::fill_n(run.origin + count, cells, 0);
-        count += cells;
-      } else {
-        for (; x < axis[2].in && count < run.known; ++x) {
-          const int64_t channels = std::min(inner - channel, run.known - count);
-          std::fill_n(
-              run.begin + count, channels, static_cast<uint32_t>(begin + x * axis[2].stride));
-          std::iota(
-              run.origin + count, run.origin + count + channels, static_cast<uint32_t>(channel));
-          count += channels;
-          channel = 0;
+  // Fills in the lists, for a run at the beginning of a slab.
+  void list(Run& run) const {
+    const int64_t slab = geometry_.in_slab(), inner = geometry_.inner, count = block_ * item_;
+    const int64_t listed = std::min(count, slab), width = geometry_.axis[2].in;
+    int64_t i = 0;
+    for (int64_t row = 0; i < listed; ++row) {
+      int64_t begin = windows_.begin({row / geometry_.axis[1].in, row % geometry_.axis[1].in, 0});
+      for (int64_t x = 0; x < width && i < listed; ++x, begin += geometry_.axis[2].stride) {
+        for (const int64_t end = std::min(i + inner, listed); i < end; ++i) {
+          run.begin[i] = static_cast<uint32_t>(begin);
         }
       }
-      x = 0;
-      z += (y + 1) / axis[1].in;
-      y = (y + 1) % axis[1].in;
     }
-    for (int64_t i = count; i < count * slabs_; ++i) {
-      run.begin[i] = run.begin[i - count];
-      run.origin[i] = run.origin[i - count] + static_cast<uint32_t>(geometry_.out_slab());
+    for (; i < count; ++i) { // further slabs
+      run.begin[i] = run.begin[i - slab];
+    }
+    const int64_t known = count + (reach_ > Run::kMost ? 0 : reach_);
+    for (i = 0; i < known; ++i) {
+      run.origin[i] = i < inner ? static_cast<uint32_t>(i) : run.origin[i - inner];
+    }
+    const auto out_slab = static_cast<uint32_t>(geometry_.out_slab());
+    for (i = slab; whole_ && i < count; ++i) {
+      run.origin[i] = run.origin[i - slab] + out_slab;
     }
   }
 
   const Windows& windows_;
   const Geometry<int64_t>& geometry_;
-  int64_t pieces_, slabs_, groups_;
+  int64_t item_;   // what runs are made of: its size,
+  int64_t items_;  // how many there are in a larger one, of which no run crosses the end,
+  int64_t block_;  // how many a run has, if it is not the last,
+  int64_t blocks_; // how many runs that makes,
+  bool whole_;     // and whether they are slabs
+  int64_t reach_;
 };
 
 namespace runs_detail {
@@ -170,7 +181,7 @@ MAXUNPOOL_INLINE inline bool find_offsets(
     const Windows& windows, const Run& run, const Index* indices, uint32_t* offset) {
   // From the nearest row that begins at or before the index: else it wraps to a large number.
   const auto distance = [&](int64_t i, const uint32_t* rows) MAXUNPOOL_INLINE {
-    const uint32_t position = static_cast<uint32_t>(indices[i]) - run.begin[i];
+    const uint32_t position = static_cast<uint32_t>(indices[i]) - (run.begin[i] + run.shift);
     uint32_t least = position - rows[0];
     for (int row = 1; row < kRows; ++row) {
       least = std::min(least, position - rows[row]);
@@ -196,11 +207,11 @@ MAXUNPOOL_INLINE inline bool find_offsets(
     least = more ? std::min(least, offset[i]) : least;
     bits |= static_cast<uint64_t>(int64_t{indices[i]});
     outside |= static_cast<uint32_t>(least >= windows.width()) | (index >= positions);
-    offset[i] = index * inner + run.origin[i];
+    offset[i] = index * inner + (run.origin[i] + run.channel);
   }
   for (int64_t i = run.count; i < run.known; ++i) {
     bits |= static_cast<uint64_t>(int64_t{indices[i]});
-    offset[i] = static_cast<uint32_t>(indices[i]) * inner + run.origin[i];
+    offset[i] = static_cast<uint32_t>(indices[i]) * inner + (run.origin[i] + run.channel);
   }
   return bits >> 32 == 0 && outside == 0;
 }
