@@ -200,7 +200,7 @@ print(peak() - before - indices.numel())
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert int(done.stdout) < 2 << 20, done.stdout
+    assert int(done.stdout) < 8 << 20, done.stdout  # a byte for each output would be 16 MiB
 
 
 def test_large_results_are_right() -> None:
