@@ -290,8 +290,7 @@ void forward_sum(const Task<Element, Index>& task) {
   });
 }
 
-// The last visitor of a position is the first one in reverse: it takes the gradient. Whether one
-// did is as good as random, so nothing branches on it.
+// Whether an element loses is as good as random, so nothing branches on it. `condition`: 0 or 1.
 template <class Element>
 Element zero_if(uint8_t condition, Element value) {
   if constexpr (std::is_integral_v<Element>) {
@@ -301,6 +300,7 @@ Element zero_if(uint8_t condition, Element value) {
   }
 }
 
+// The last visitor of a position is the first one in reverse: it takes the gradient.
 template <class Element, class Index>
 void backward_last(const Task<Element, Index>& task) {
   const Element* grad_output = task.slabs.grad_output(task.part);
