@@ -19,6 +19,8 @@
 
 namespace maxunpool_cuda {
 
+constexpr int64_t kMostOffsets = 256; // in a window, that a byte tells apart
+
 template <class Size>
 c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<Size, int64_t>) {
@@ -90,6 +92,24 @@ void check_window(const Window<Size>& window) {
         ": expected padding that is non-negative but got padding=",
         window.padding);
   }
+}
+
+// Can an offset in the window be a byte?
+template <class Size>
+void check_volume(const std::string& name, c10::ArrayRef<Size> kernel_size) {
+  Size volume = 1;
+  for (const Size& size : kernel_size) {
+    // Sizes are positive; where one alone is too large, the product need not be right.
+    volume = size > kMostOffsets || volume > kMostOffsets ? Size(kMostOffsets + 1) : volume * size;
+  }
+  TORCH_CHECK_VALUE(
+      volume <= kMostOffsets,
+      name,
+      ": expected kernel_size of at most ",
+      kMostOffsets,
+      " elements for uint8 indices, which are offsets in the window (int32 ones are not), but got "
+      "kernel_size=",
+      kernel_size);
 }
 
 // The sizes of the unpooled tensor: `pooled` with output_size for its spatial sizes. Any positive
@@ -165,9 +185,12 @@ std::vector<Size> check(
   TORCH_CHECK(
       is_index_type(indices.scalar_type()),
       name,
-      ": expected elements in indices of type int64 or int32 (elements in indices should be type "
-      "int64) but got: ",
+      ": expected elements in indices of type int64, int32 or uint8 (elements in indices should be "
+      "type int64) but got: ",
       c10::toString(indices.scalar_type()));
+  if (indices.scalar_type() == c10::ScalarType::Byte) {
+    check_volume(name, window.kernel_size);
+  }
   TORCH_CHECK(
       values.dim() == rank + 1 || values.dim() == rank + 2,
       name,
@@ -234,9 +257,14 @@ std::vector<Size> check(
 
 // The words for an index outside its output plane. `position` counts in the pooled plane, `plane`
 // in batch * channels; `out` holds the sizes of three axes, of which the caller named the last
-// `rank`.
+// `rank`; in_window: the index is an offset in its window.
 inline std::string invalid_index(
-    int rank, const int64_t (&out)[3], int64_t index, int64_t position, int64_t plane) {
+    int rank,
+    const int64_t (&out)[3],
+    bool in_window,
+    int64_t index,
+    int64_t position,
+    int64_t plane) {
   std::string volume;
   for (int a = 3 - rank; a < 3; ++a) {
     volume += (volume.empty() ? "" : "x") + std::to_string(out[a]);
@@ -246,6 +274,7 @@ inline std::string invalid_index(
       rank,
       "d: expected indices in the output plane but got: Found an invalid max index: ",
       index,
+      in_window ? " of an element in its window" : "",
       " (output volumes are of size ",
       volume,
       ") at position ",

@@ -60,14 +60,26 @@ void with_bytes(size_t size, F&& f) {
   }
 }
 
+// int64 and int32 indices are flat positions in the output plane. uint8 ones are offsets in the
+// window of their cell, row-major: they cannot name an output that it does not reach.
+template <class Index>
+constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
+
 inline bool is_index_type(c10::ScalarType type) {
-  return type == c10::ScalarType::Long || type == c10::ScalarType::Int;
+  return type == c10::ScalarType::Long || type == c10::ScalarType::Int ||
+         type == c10::ScalarType::Byte;
 }
 
 template <class F>
 void with_index_type(c10::ScalarType type, F&& f) {
-  return type == c10::ScalarType::Int ? f(std::type_identity<int32_t>{})
-                                      : f(std::type_identity<int64_t>{});
+  switch (type) {
+    case c10::ScalarType::Byte:
+      return f(std::type_identity<uint8_t>{});
+    case c10::ScalarType::Int:
+      return f(std::type_identity<int32_t>{});
+    default:
+      return f(std::type_identity<int64_t>{});
+  }
 }
 
 // Calls f for the types that add up, and says whether `type` is one of them.

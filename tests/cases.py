@@ -64,6 +64,13 @@ class Case:
     indices: Tensor
     grad_output: Tensor
 
+    @property
+    def positions(self) -> Tensor:
+        """What the indices name in the output plane: themselves, unless they are offsets."""
+        if self.indices.dtype != torch.uint8:
+            return self.indices
+        return positions_of(self.indices, self.geometry)
+
 
 def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
     """Any windows: overlapping or apart, padded, of every output size the default allows."""
@@ -99,13 +106,9 @@ def random_indices(
     choices = rng.sample(range(plane), k=min(plane, 3))
 
     def in_window(cell: int, clipped: bool = True) -> int:
-        position = []
-        for n in reversed(geometry.pooled):
-            cell, p = divmod(cell, n)
-            position.insert(0, p)
         index = 0
         for p, k, s, pad, out in zip(
-            position,
+            _coordinates(cell, geometry.pooled),
             geometry.kernel,
             geometry.stride,
             geometry.padding,
@@ -132,6 +135,56 @@ def random_indices(
     cells = math.prod(geometry.pooled)
     flat = [draw(cell) for _ in range(math.prod(leading)) for cell in range(cells)]
     return torch.tensor(flat, dtype=torch.int64).reshape(*leading, *geometry.pooled)
+
+
+def _coordinates(at: int, sizes: tuple[int, ...]) -> list[int]:
+    coordinates = []
+    for size in reversed(sizes):
+        at, last = divmod(at, size)
+        coordinates.insert(0, last)
+    return coordinates
+
+
+def _position(geometry: Geometry, cell: int, offset: int) -> int | None:
+    """Where an offset in the window of a cell lies in the output plane, if it does."""
+    if offset >= math.prod(geometry.kernel):
+        return None
+    position = 0
+    for p, d, s, pad, out in zip(
+        _coordinates(cell, geometry.pooled),
+        _coordinates(offset, geometry.kernel),
+        geometry.stride,
+        geometry.padding,
+        geometry.output,
+        strict=True,
+    ):
+        at = p * s - pad + d
+        if not 0 <= at < out:
+            return None
+        position = position * out + at
+    return position
+
+
+def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
+    """Flat int64 indices for offsets that all lead into the plane."""
+    planes = offsets.contiguous().reshape(-1, math.prod(geometry.pooled)).tolist()
+    flat = [[_position(geometry, cell, at) for cell, at in enumerate(plane)] for plane in planes]
+    return torch.tensor(flat, dtype=torch.int64).reshape(offsets.shape)
+
+
+def random_offsets(
+    rng: random.Random, geometry: Geometry, leading: tuple[int, ...]
+) -> Tensor | None:
+    """Contiguous uint8 indices, where there are any for all windows."""
+    volume = math.prod(geometry.kernel)
+    allowed = [
+        [at for at in range(volume) if _position(geometry, cell, at) is not None]
+        for cell in range(math.prod(geometry.pooled))
+    ]
+    if volume > 256 or not all(allowed):
+        return None
+    flat = [rng.choice(offsets) for _ in range(math.prod(leading)) for offsets in allowed]
+    return torch.tensor(flat, dtype=torch.uint8).reshape(*leading, *geometry.pooled)
 
 
 def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -174,14 +227,17 @@ def random_case(
     dtypes: tuple[torch.dtype, ...] | None = None,
     most_cells: int = 64,
     longest: int = 9,
+    offsets: bool = True,
 ) -> Case:
     geometry = random_geometry(rng, most_cells, longest)
     reduce = reduce or rng.choice(("last", "sum", "mean"))
     dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
     channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
     leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-    indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
-    indices = indices.to(rng.choice((torch.int64, torch.int32)))
+    indices = random_offsets(rng, geometry, leading) if offsets and rng.random() < 0.3 else None
+    if indices is None:
+        indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
+        indices = indices.to(rng.choice((torch.int64, torch.int32)))
     layouts = [rng.choice(LAYOUTS)] * 3 if rng.random() < 0.7 else rng.choices(LAYOUTS, k=3)
     tensors = (
         random_values(rng, (*leading, *geometry.pooled), dtype),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Case, random_case, same
+from cases import Case, Geometry, positions_of, random_case, same
 from reference import max_unpool, max_unpool_backward
 
 import maxunpool_cuda
@@ -150,7 +150,7 @@ def call(rng: random.Random) -> str:
     for result in results:
         if isinstance(result, Exception):
             return type(result).__name__
-        check(result, arguments, reduce, forward, case)
+        check(result, arguments, windows, reduce, forward, case)
         assert result.stride() == results[0].stride()
     return "value"
 
@@ -166,17 +166,28 @@ def outcome(run: Callable[[], Any]) -> Any:
         return error
 
 
-def check(result: Any, arguments: list[Any], reduce: str, forward: bool, case: Case) -> None:
+def check(
+    result: Any,
+    arguments: list[Any],
+    windows: list[Any],
+    reduce: str,
+    forward: bool,
+    case: Case,
+) -> None:
     values, indices = arguments
     assert isinstance(result, torch.Tensor)
     if result.device.type == "meta":
         return
     # However the sizes were given, the result's are those that count.
     dims = case.geometry.dims
-    if forward:
-        expected = max_unpool(values, indices, tuple(result.shape[-dims:]), reduce)
-    else:
-        expected = max_unpool_backward(values, indices, tuple(values.shape[-dims:]), reduce)
+    output = tuple((result if forward else values).shape[-dims:])
+    if indices.dtype == torch.uint8:
+        if not all(isinstance(sizes, tuple) and len(sizes) == dims for sizes in windows):
+            return  # what the offsets mean was given in another way
+        pooled = tuple(indices.shape[-dims:])
+        indices = positions_of(indices, Geometry(pooled, *windows, output))
+    reference = max_unpool if forward else max_unpool_backward
+    expected = reference(values, indices, output, reduce)
     assert same(result, expected), f"wrong value: {case.geometry}, {reduce}"
 
 

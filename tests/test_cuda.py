@@ -128,7 +128,7 @@ def test_memory_of_another_stream(rng: random.Random) -> None:
         del x, indices
         torch.full((4096,), float("nan"), device="cuda")  # takes the memory, if it is free
         side.synchronize()
-        assert same(output, max_unpool(case.input, case.indices, case.geometry.output, "last"))
+        assert same(output, max_unpool(case.input, case.positions, case.geometry.output, "last"))
 
 
 def test_side_streams_and_devices(rng: random.Random) -> None:
@@ -139,7 +139,7 @@ def test_side_streams_and_devices(rng: random.Random) -> None:
             x, indices = case.input.to(f"cuda:{device}"), case.indices.to(f"cuda:{device}")
             output = _ops.max_unpool(x, indices, *case.geometry.arguments("last"))
         stream.synchronize()
-        expected = max_unpool(case.input, case.indices, case.geometry.output, "last")
+        expected = max_unpool(case.input, case.positions, case.geometry.output, "last")
         assert same(output, expected)
 
 

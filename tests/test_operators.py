@@ -40,8 +40,8 @@ def both(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 def check(case: Case, device: str) -> None:
     output, grad_input = both(case, device)
     spatial = case.geometry.output
-    assert same(output, max_unpool(case.input, case.indices, spatial, case.reduce)), case
-    expected = max_unpool_backward(case.grad_output, case.indices, spatial, case.reduce)
+    assert same(output, max_unpool(case.input, case.positions, spatial, case.reduce)), case
+    expected = max_unpool_backward(case.grad_output, case.positions, spatial, case.reduce)
     assert same(grad_input, expected), case
 
 

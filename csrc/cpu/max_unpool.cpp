@@ -7,6 +7,7 @@
 #include "../reduction.h"
 #include "huge_pages.h"
 #include "runs.h"
+#include "window_offsets.h"
 #include "windows.h"
 
 #include <ATen/Parallel.h>
@@ -58,6 +59,7 @@ class FirstOutside {
           invalid_index(
               geometry.rank,
               {geometry.axis[0].out, geometry.axis[1].out, geometry.axis[2].out},
+              kIsWindowOffset<Index>,
               indices[element],
               rest / geometry.inner,
               outer * geometry.inner + rest % geometry.inner));
@@ -166,6 +168,44 @@ inline void prefetch(const void* address) { // which may be any
 #endif
 }
 
+// The positions in the output plane that the indices of a slab name, asked for one after the other.
+template <class Index>
+struct Positions {
+  struct Decoder { // for all slabs
+    explicit Decoder(const Geometry<int64_t>&) {}
+  };
+
+  const Index* indices;
+
+  Positions(const Geometry<int64_t>&, const Decoder&, const Index* slab) : indices(slab) {}
+  int64_t operator()(int64_t element) { return static_cast<int64_t>(indices[element]); }
+};
+
+// Window offsets are decoded some at a time.
+template <>
+struct Positions<uint8_t> {
+  using Decoder = WindowOffsets<int64_t>;
+  static constexpr int64_t kAtATime = 512;
+
+  const uint8_t* indices;
+
+  Positions(const Geometry<int64_t>& geometry, const Decoder& decoder, const uint8_t* slab)
+      : indices(slab), elements_(geometry.in_slab()), decoder_(decoder) {}
+  int64_t operator()(int64_t element) {
+    if (element / kAtATime != decoded_) {
+      decoded_ = element / kAtATime;
+      const int64_t first = decoded_ * kAtATime;
+      decoder_.decode(indices, first, std::min(kAtATime, elements_ - first), positions_);
+    }
+    return positions_[element % kAtATime];
+  }
+
+ private:
+  int64_t elements_, decoded_ = -1;
+  const Decoder& decoder_;
+  int64_t positions_[kAtATime];
+};
+
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
 // order or in reverse. source counts elements of the pooled slab, target those of the part.
 // `gathered` is what visit reads or writes at the target: as windows follow one another, so do the
@@ -175,15 +215,18 @@ void for_each_index(
     const Geometry<int64_t>& geometry,
     const Partition& partition,
     const Part& part,
+    const typename Positions<Index>::Decoder& decoder,
     const Index* indices,
     FirstOutside& outside,
     const Gathered* gathered,
     const Visit& visit) {
   constexpr int64_t kOften = 8, kAhead = 2048; // elements, and bytes
-  constexpr int64_t kIndices = kAhead / sizeof(Index) * (kReverse ? -1 : 1);
-  constexpr int64_t kGathered = kAhead / sizeof(Gathered) * (kReverse ? -1 : 1);
+  constexpr int64_t kIndices = kAhead / static_cast<int64_t>(sizeof(Index)) * (kReverse ? -1 : 1);
+  constexpr int64_t kGathered =
+      kAhead / static_cast<int64_t>(sizeof(Gathered)) * (kReverse ? -1 : 1);
   const int64_t line = geometry.axis[2].out * geometry.inner;
   const int64_t slab = part.outer * geometry.in_slab();
+  Positions<Index> position(geometry, decoder, indices + slab);
   const auto begin = static_cast<uint64_t>(part.begin), size = static_cast<uint64_t>(part.size());
   const auto run = [&](const Partition::Block& block, auto inner) {
     const uint64_t reach = block.reach_end - block.reach_begin;
@@ -192,11 +235,11 @@ void for_each_index(
       for (int64_t j = 0; j < inner; ++j) { // in reverse too: memory is read in one direction
         const int64_t channel = kReverse ? inner - 1 - j : j;
         const int64_t source = cell * inner + channel;
-        const auto index = static_cast<uint64_t>(static_cast<int64_t>(indices[slab + source]));
+        const auto index = static_cast<uint64_t>(position(source));
         if (index - begin < size) {
           const int64_t target = static_cast<int64_t>(index - begin) * inner + channel;
           if (source % kOften == 0) {
-            prefetch(indices + slab + source + kIndices);
+            prefetch(position.indices + source + kIndices);
             prefetch(gathered + target + kGathered);
             prefetch(gathered + target + kGathered + line);
           }
@@ -225,6 +268,7 @@ template <class Element, class Index>
 struct Slabs {
   const Call& call;
   const Geometry<int64_t>& geometry = call.geometry;
+  const typename Positions<Index>::Decoder decoder{geometry};
   const Index* indices = static_cast<const Index*>(call.indices.const_data_ptr());
   const Element* values = static_cast<const Element*>(call.values.const_data_ptr());
   Element* result = static_cast<Element*>(call.result.mutable_data_ptr());
@@ -253,7 +297,7 @@ struct Task {
   template <bool kReverse, class Visit>
   void for_each_index(const Element* gathered, const Visit& visit) const {
     maxunpool_cuda::for_each_index<kReverse>(
-        slabs.geometry, partition, part, slabs.indices, outside, gathered, visit);
+        slabs.geometry, partition, part, slabs.decoder, slabs.indices, outside, gathered, visit);
   }
 };
 
@@ -374,6 +418,30 @@ struct Entered {
   }
 };
 
+// find_targets() for all kinds of indices.
+template <class Index>
+struct FindTargets {
+  const Windows& windows;
+
+  explicit FindTargets(const Windows& all) : windows(all) {}
+  bool operator()(const Run& run, const Index* indices, Targets& targets) const {
+    return find_targets(windows, run, indices, targets);
+  }
+};
+
+template <>
+struct FindTargets<uint8_t> {
+  const Windows& windows;
+  const WindowOffsets<int32_t> offsets; // Windows that are listed fit
+
+  explicit FindTargets(const Windows& all) : windows(all), offsets(all.geometry()) {}
+  bool operator()(const Run& run, const uint8_t* indices, Targets& targets) const {
+    int32_t positions[2 * Run::kMost];
+    offsets.decode(indices - run.first, run.first, run.known, positions);
+    return find_targets(windows, run, positions, targets);
+  }
+};
+
 // The gradient for "last" where every index lies in its window: it needs no memory of its own.
 // False: one does not.
 template <class Element>
@@ -386,15 +454,20 @@ bool backward_regular(const Call& call) {
   const Entered entered(windows);
   std::atomic<bool> regular{true};
   with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
+    const Runs runs(windows);
+    if (kIsWindowOffset<Index> && !runs.know_all()) {
+      regular = false;
+      return;
+    }
     const Slabs<Element, Index> slabs{call};
-    Runs(windows).for_each(kGrain / 4, [&](const Run& run) {
+    const FindTargets<Index> find(windows);
+    runs.for_each(kGrain / 4, [&](const Run& run) {
       const int64_t element = run.outer * geometry.in_slab() + run.first;
       const Index* indices = slabs.indices + element;
       const Element* grad_output = slabs.values + run.outer * geometry.out_slab();
       Element* grad_input = slabs.result + element;
       Targets targets;
-      if (!regular.load(std::memory_order_relaxed) ||
-          !find_targets(windows, run, indices, targets)) {
+      if (!regular.load(std::memory_order_relaxed) || !find(run, indices, targets)) {
         regular = false;
         return;
       }

@@ -69,6 +69,9 @@ class Runs {
     reach_ = whole_ ? 0 : windows.reach() * geometry_.inner;
   }
 
+  // Does a run know all elements that its windows share positions with?
+  bool know_all() const { return reach_ <= Run::kMost; }
+
   // Calls work(run) for runs that together are the tensor. `elements`: how many are worth a task.
   template <class Work>
   void for_each(int64_t elements, const Work& work) const {
@@ -85,7 +88,7 @@ class Runs {
         run.count = start(i + 1) - element;
         run.rest = whole_ ? run.count : slab - run.first;
         run.reach = reach_;
-        run.known = run.count + (reach_ > Run::kMost ? 0 : std::min(reach_, run.rest - run.count));
+        run.known = run.count + (know_all() ? std::min(reach_, run.rest - run.count) : 0);
         const int64_t cell = run.first / geometry_.inner, row = cell / geometry_.axis[2].in;
         const int64_t height = geometry_.axis[1].in;
         run.shift = static_cast<uint32_t>(
@@ -121,7 +124,7 @@ class Runs {
     for (; i < count; ++i) { // further slabs
       run.begin[i] = run.begin[i - slab];
     }
-    const int64_t known = count + (reach_ > Run::kMost ? 0 : reach_);
+    const int64_t known = count + (know_all() ? reach_ : 0);
     for (i = 0; i < known; ++i) {
       run.origin[i] = i < inner ? static_cast<uint32_t>(i) : run.origin[i - inner];
     }

@@ -75,8 +75,13 @@ void raise_if_reported(ErrorRecord* record) {
   if (ready.load(std::memory_order_acquire) == 0) {
     return;
   }
-  const std::string message =
-      invalid_index(record->rank, record->out, record->index, record->position, record->plane);
+  const std::string message = invalid_index(
+      record->rank,
+      record->out,
+      record->in_window != 0,
+      record->index,
+      record->position,
+      record->plane);
   ready.store(0, std::memory_order_relaxed);
   claimed.store(0, std::memory_order_release);
   TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
