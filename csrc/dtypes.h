@@ -60,11 +60,6 @@ void with_bytes(size_t size, F&& f) {
   }
 }
 
-// int64 and int32 indices are flat positions in the output plane. uint8 ones are offsets in the
-// window of their cell, row-major: they cannot name an output that it does not reach.
-template <class Index>
-constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
-
 inline bool is_index_type(c10::ScalarType type) {
   return type == c10::ScalarType::Long || type == c10::ScalarType::Int ||
          type == c10::ScalarType::Byte;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define MAXUNPOOL_HOST_DEVICE __host__ __device__
@@ -26,7 +27,8 @@ struct Axis {
 // - contiguous: outer = batch * channels, inner = 1;
 // - channels last: outer = batch, inner = channels.
 // Ranks below three have leading axes of size 1. A "slab" is what one outer index holds; a plane is
-// one (outer, inner) pair. Indices count positions of the output plane, whatever the layout.
+// one (outer, inner) pair. Indices count positions of the output plane, whatever the layout, or of
+// the window of their cell; see kIsWindowOffset.
 template <class Offset>
 struct Geometry {
   static constexpr int kAxes = 3;
@@ -41,6 +43,11 @@ struct Geometry {
   MAXUNPOOL_HOST_DEVICE Offset in_slab() const { return in_plane() * inner; }
   MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
 };
+
+// int64 and int32 indices are flat positions in the output plane. uint8 ones are row-major offsets in
+// the window of their cell, before it is clipped: none can name an output beyond it.
+template <class Index>
+constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
 
 // Windows that share no output and begin at multiples of the stride.
 template <class Offset>

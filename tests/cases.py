@@ -145,7 +145,7 @@ def _coordinates(at: int, sizes: tuple[int, ...]) -> list[int]:
     return coordinates
 
 
-def _position(geometry: Geometry, cell: int, offset: int) -> int | None:
+def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
     """Where an offset in the window of a cell lies in the output plane, if it does."""
     if offset >= math.prod(geometry.kernel):
         return None
@@ -168,7 +168,7 @@ def _position(geometry: Geometry, cell: int, offset: int) -> int | None:
 def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
     """Flat int64 indices for offsets that all lead into the plane."""
     planes = offsets.contiguous().reshape(-1, math.prod(geometry.pooled)).tolist()
-    flat = [[_position(geometry, cell, at) for cell, at in enumerate(plane)] for plane in planes]
+    flat = [[position_of(geometry, cell, at) for cell, at in enumerate(plane)] for plane in planes]
     return torch.tensor(flat, dtype=torch.int64).reshape(offsets.shape)
 
 
@@ -178,7 +178,7 @@ def random_offsets(
     """Contiguous uint8 indices, where there are any for all windows."""
     volume = math.prod(geometry.kernel)
     allowed = [
-        [at for at in range(volume) if _position(geometry, cell, at) is not None]
+        [at for at in range(volume) if position_of(geometry, cell, at) is not None]
         for cell in range(math.prod(geometry.pooled))
     ]
     if volume > 256 or not all(allowed):

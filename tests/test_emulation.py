@@ -22,6 +22,7 @@ from cases import (
     INDEX_KINDS,
     Case,
     Geometry,
+    position_of,
     random_case,
     random_indices,
     random_values,
@@ -339,6 +340,35 @@ def test_a_bad_index_is_dropped_and_reported(
     ):
         assert outcome.bad == (value, cell, plane)
         assert same(outcome.result, expected_without(call, where)), (call.case, value)
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_window_offsets_take_one_launch(
+    emulator: Path, reduce: str, forward: bool, rng: random.Random
+) -> None:
+    """Also where one of them leads out of its window, or of the plane: it is reported."""
+    calls, wheres = [], []
+    while len(calls) < 40:
+        case = random_case(rng, reduce=reduce, dtypes=(torch.float32, torch.int8), most_cells=24)
+        if case.indices.dtype != torch.uint8:
+            continue
+        g, bad = case.geometry, None
+        where = tuple(rng.randrange(n) for n in case.indices.shape)
+        if rng.random() < 0.5:
+            cell = int(np.ravel_multi_index(where[-g.dims :], g.pooled))
+            bad = rng.choice([at for at in range(256) if position_of(g, cell, at) is None])
+            changed = case.indices.clone(memory_format=torch.contiguous_format)
+            changed[where] = bad
+            plane = int(np.ravel_multi_index(where[: -g.dims], case.indices.shape[: -g.dims]))
+            bad = (bad, cell, plane)
+        wheres.append(bad)
+        calls.append(Call(case if bad is None else replace(case, indices=changed), rng, forward))
+    for call, bad, outcome in zip(calls, wheres, outcomes(emulator, calls), strict=True):
+        assert outcome.launches == 1
+        assert outcome.bad == bad
+        if bad is None:
+            assert same(outcome.result, call.expected())
 
 
 def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:

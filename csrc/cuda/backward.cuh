@@ -77,17 +77,21 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 2) backwar
     const Offset source = (row + p.at[2]) * g.inner + channel;
     const auto exists = [&](int v) { return kGroup != Group::row || p.at[2] + v < g.axis[2].in; };
 
+    using Row = CellRow<Index, Offset>;
+    const Row named(tiling, p.at[0], p.at[1]);
     Vector<Index, V> index;
     if constexpr (kGroup != Group::row) {
       index = load<V>(indices + source);
     }
     Offset target[V];
+    typename Row::Name name[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       if constexpr (kGroup == Group::row) {
         index.at[v] = exists(v) ? indices[source + v] : -1;
       }
-      target[v] = target_of<Offset>(index.at[v]);
+      target[v] = named.target(index.at[v], p.at[2] + (kRow ? v : 0));
+      name[v] = named.name(index.at[v], p.at[2] + (kRow ? v : 0));
     }
     const bool astray = is_astray<kRow, true, Give::kChecks>(
         tiling,
@@ -122,19 +126,27 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 2) backwar
             continue;
           }
           const Offset other = tiling.pooled_row(item.outer, from.at[0], from.at[1]);
+          const Row others(tiling, from.at[0], from.at[1]);
           const bool all_around = kAll || d != 0 || h != 0; // else only what is later in the row
           if constexpr (kGroup == Group::even_row) {
             const Index* const at = indices + (other + p.at[2]);
             const Offset left = p.at[2] - 1, right = p.at[2] + V;
-            const Index before = all_around && left < g.axis[2].in ? at[-1] : -1;
-            const Index after = right < g.axis[2].in ? at[V] : -1;
-            const auto held = all_around ? load<V>(at) : index;
+            using Name = typename Row::Name;
+            constexpr auto kNone = static_cast<Name>(-1);
+            Name held[V + 2]; // from the cell on the left to that on the right
+            held[0] = all_around && left < g.axis[2].in ? others.name(at[-1], left) : kNone;
+            held[V + 1] = right < g.axis[2].in ? others.name(at[V], right) : kNone;
+            const auto above = all_around ? load<V>(at) : index;
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-              give[v].look((v + 1 < V ? held.at[v + 1] : after) == index.at[v]);
+              held[v + 1] = all_around ? others.name(above.at[v], p.at[2] + v) : name[v];
+            }
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              give[v].look(held[v + 2] == name[v]);
               if (all_around) {
-                give[v].look(held.at[v] == index.at[v]);
-                give[v].look((v > 0 ? held.at[v - 1] : before) == index.at[v]);
+                give[v].look(held[v + 1] == name[v]);
+                give[v].look(held[v] == name[v]);
               }
             }
           } else {
@@ -143,13 +155,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 2) backwar
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
                   const Offset column = p.at[2] + v + w;
-                  give[v].look(column < g.axis[2].in && indices[other + column] == index.at[v]);
+                  give[v].look(
+                      column < g.axis[2].in &&
+                      others.name(indices[other + column], column) == name[v]);
                 }
               } else if (p.at[2] + w < g.axis[2].in) {
                 const auto held = load<V>(indices + (other + p.at[2] + w) * g.inner + channel);
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
-                  give[v].look(held.at[v] == index.at[v]);
+                  give[v].look(others.name(held.at[v], p.at[2] + w) == name[v]);
                 }
               }
             }
@@ -176,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 2) backwar
     return false;
   };
   if constexpr (Give::kChecks) {
-    for_each_chunk(tiling.items, report, gather);
+    for_each_chunk<Index>(tiling.items, report, gather);
   } else {
     for_each_item(tiling.items, gather);
   }

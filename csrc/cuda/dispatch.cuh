@@ -70,7 +70,9 @@ struct Plan {
     const bool last = arguments.reduce == Reduce::last;
     channels = std::min(g.inner, kMostChannels);
     wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
-    const int64_t slot = slot_size(arguments);
+    // Window offsets have no second kernel, and so no slots.
+    const bool offsets = arguments.index_type == c10::ScalarType::Byte;
+    const int64_t slot = offsets ? 0 : slot_size(arguments);
     const auto in_shared = [&](int64_t slots) {
       return std::clamp<int64_t>(slots / g.out_plane(), 0, std::min(g.inner, kMostChannels));
     };
@@ -78,7 +80,7 @@ struct Plan {
     const int64_t enough = std::min<int64_t>(g.inner, kLeastBytes / arguments.element_size);
     channels = in_shared(limits.small_plane);
     alone =
-        last && !wide && channels >= enough &&
+        last && !offsets && !wide && channels >= enough &&
         g.outer * g.out_slab() * static_cast<int64_t>(arguments.element_size) <= limits.small_bytes;
     if (!alone) {
       channels = slot == 0 ? 0 : in_shared(limits.shared_bytes / slot);
@@ -197,6 +199,8 @@ Tiling<Offset> make_tiling(
   tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
   tiling.out_height = Divider<Offset>(tiling.geometry.axis[1].out);
   tiling.out_width = Divider<Offset>(tiling.geometry.axis[2].out);
+  tiling.kernel_height = Divider<Offset>(tiling.geometry.axis[1].kernel);
+  tiling.kernel_width = Divider<Offset>(tiling.geometry.axis[2].kernel);
   return tiling;
 }
 
@@ -515,13 +519,15 @@ class Dispatch {
 
   template <template <class, class> class Slot, class T, class Index>
   void second() const {
-    if (plan_.shared) {
-      shared<Slot<T, uint32_t>, Index>();
-      return;
+    if constexpr (!kIsWindowOffset<Index>) {
+      if (plan_.shared) {
+        shared<Slot<T, uint32_t>, Index>();
+        return;
+      }
+      with_offset([&]<class Offset>(std::type_identity<Offset>) {
+        cooperative<Slot<T, Offset>, Index, Offset>();
+      });
     }
-    with_offset([&]<class Offset>(std::type_identity<Offset>) {
-      cooperative<Slot<T, Offset>, Index, Offset>();
-    });
   }
 
   template <class Offset>
@@ -570,7 +576,7 @@ class Dispatch {
   template <class Slot, class Index, class Offset>
   void cooperative() const {
     using T = typename Slot::Element;
-    if constexpr (requires { &Slot::grad_input; }) {
+    if constexpr (!kIsWindowOffset<Index> && requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
         launch_.cooperative(
             irregular_backward<Slot, Index, Offset, GridTeam>,
@@ -580,7 +586,7 @@ class Dispatch {
             result<T>());
       }
     }
-    if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
+    if constexpr (!kIsWindowOffset<Index> && !std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
         launch_.cooperative(
             irregular_forward<Slot, Index, Offset, GridTeam>,

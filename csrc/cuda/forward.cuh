@@ -78,12 +78,13 @@ struct RowCells {
   uint32_t target[kTo - kFrom];
   Element value[kTo - kFrom];
 
-  // `row`: where the row begins. kVector: cells base to base + kVector - 1 are an aligned vector,
-  // or none of them exists.
+  // `row`: where the row begins, of cells whose indices name what `named` says. kVector: cells base
+  // to base + kVector - 1 are an aligned vector, or none of them exists.
   template <int kVector, class Index>
   __device__ void read(
       const Element* __restrict__ input,
       const Index* __restrict__ indices,
+      const CellRow<Index, uint32_t>& named,
       uint32_t row,
       uint32_t base, // may wrap around to the left of the row
       uint32_t width) {
@@ -92,7 +93,7 @@ struct RowCells {
       if (kVector == 0 || j < 0 || j >= kVector) {
         const uint32_t column = base + static_cast<uint32_t>(j);
         const bool exists = column < width;
-        target[j - kFrom] = exists ? target_of<uint32_t>(indices[row + column]) : kNowhere;
+        target[j - kFrom] = exists ? named.target(indices[row + column], column) : kNowhere;
         value[j - kFrom] = exists ? input[row + column] : Element{};
       }
     }
@@ -106,7 +107,7 @@ struct RowCells {
       }
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        target[j - kFrom] = exists ? target_of<uint32_t>(in_vector.at[j]) : kNowhere;
+        target[j - kFrom] = exists ? named.target(in_vector.at[j], base + j) : kNowhere;
         value[j - kFrom] = values.at[j];
       }
     }
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
   constexpr int kOwnFrom = Shape::kEven ? Shape::kFrom : 0;
   const Geometry<uint32_t>& g = tiling.geometry;
   const uint32_t in_width = g.axis[2].in, out_width = g.axis[2].out;
-  for_each_chunk(tiling.items, report, [&](uint32_t i) {
+  for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
     const auto item = tiling.template row_item<Shape::kDeep>(i);
     const Position<uint32_t> p{{item.tile.at[0], item.tile.at[1], item.tile.at[2] * V}};
     const bool row_exists = (!Shape::kDeep || p.at[0] < g.axis[0].in) && p.at[1] < g.axis[1].in;
@@ -154,7 +155,12 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       };
       Own own;
       own.template read<kVector>(
-          input, indices, row_of_cells(p.at[0], p.at[1]), p.at[2], row_exists ? in_width : 0);
+          input,
+          indices,
+          {tiling, p.at[0], p.at[1]},
+          row_of_cells(p.at[0], p.at[1]),
+          p.at[2],
+          row_exists ? in_width : 0);
       uint32_t target[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -204,7 +210,12 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
             const auto reaches = [&](int r) { return j >= Shape::first(r) && j <= Shape::last(r); };
             const auto read = [&](auto& cells, uint32_t base) {
               cells.template read<kVector>(
-                  input, indices, row_of_cells(from_d, from_h), base, in_width);
+                  input,
+                  indices,
+                  {tiling, from_d, from_h},
+                  row_of_cells(from_d, from_h),
+                  base,
+                  in_width);
             };
             if constexpr (Shape::kEven) {
               Cells cells = own;
@@ -280,26 +291,29 @@ __global__ void __launch_bounds__(kThreads, 4) forward_channels(
   constexpr bool kAlone = Shape::kAlone;
   constexpr int kStride = Shape::kStride;
   const Geometry<uint32_t>& g = tiling.geometry;
-  for_each_chunk(tiling.items, report, [&](uint32_t i) {
+  for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
     const auto item = tiling.item(i);
     const Position<uint32_t>& p = item.tile;
     const uint32_t channel = item.channels * V;
     const uint32_t own =
         (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + channel;
     using Pooled = Lanes<Element, V>;
-    const auto read = [&](uint32_t source, uint32_t (&target)[V], Pooled& value) {
+    // The cell (y, x) further on.
+    const auto read = [&](uint32_t y, uint32_t x, uint32_t (&target)[V], Pooled& value) {
+      const uint32_t source = own + (y * g.axis[2].in + x) * g.inner;
+      const CellRow<Index, uint32_t> named(tiling, p.at[0], p.at[1] + y);
       const auto index = load<V>(indices + source);
       value = Pooled::load(input + source);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        target[v] = target_of<uint32_t>(index.at[v]);
+        target[v] = named.target(index.at[v], p.at[2] + x);
       }
     };
     uint32_t target[V];
     Pooled value;
     const bool here = tiling.is_cell(p);
     if (here) {
-      read(own, target, value);
+      read(0, 0, target, value);
       if (is_astray<false, kAlone>(
               tiling,
               report.error,
@@ -360,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_channels(
             if (p.at[1] + y >= g.axis[1].in || p.at[2] + x >= g.axis[2].in) {
               continue;
             }
-            read(own + (y * g.axis[2].in + x) * g.inner, other_target, other_value);
+            read(y, x, other_target, other_value);
           }
 #pragma unroll
           for (int r = 0; r < kStride; ++r) {
@@ -425,20 +439,23 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 3 : 1) forward
     typename Take::Element* __restrict__ output) {
   constexpr int kOutputs = V > 1 ? 2 : 1;
   const Geometry<Offset>& g = tiling.geometry;
-  for_each_chunk(tiling.items, report, [&](Offset i) {
+  for_each_chunk<Index>(tiling.items, report, [&](Offset i) {
     const auto item = tiling.item(i);
     const Position<Offset>& p = item.tile;
     const Offset channel = item.channels * V;
-    const auto read = [&](Offset source, Offset(&target)[V]) {
-      const auto index = load<V>(indices + source);
+    // Reads the indices of a cell of a row.
+    const auto read =
+        [&](const CellRow<Index, Offset>& named, Offset source, Offset column, Offset(&target)[V]) {
+          const auto index = load<V>(indices + source);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        target[v] = target_of<Offset>(index.at[v]);
-      }
-    };
+          for (int v = 0; v < V; ++v) {
+            target[v] = named.target(index.at[v], column);
+          }
+        };
     Offset target[V];
     if (tiling.is_cell(p)) {
-      read((tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + channel, target);
+      const Offset row = tiling.pooled_row(item.outer, p.at[0], p.at[1]);
+      read({tiling, p.at[0], p.at[1]}, (row + p.at[2]) * g.inner + channel, p.at[2], target);
       if (is_astray<false, true>(
               tiling,
               report.error,
@@ -469,9 +486,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 3 : 1) forward
           for (Offset from_d = depths.first; from_d < depths.end; ++from_d) {
             for (Offset from_h = heights.first; from_h < heights.end; ++from_h) {
               const Offset row = tiling.pooled_row(item.outer, from_d, from_h);
+              const CellRow<Index, Offset> named(tiling, from_d, from_h);
               for (Offset from_w = widths.first; from_w < widths.end; ++from_w) {
                 const Offset source = (row + from_w) * g.inner + channel;
-                read(source, target);
+                read(named, source, from_w, target);
                 const auto value = load<V>(input + source);
 #pragma unroll
                 for (int v = 0; v < V; ++v) {

@@ -1,4 +1,4 @@
-// Kernels for any indices: pooled elements meet in slots, one per output element, by atomics.
+// Kernels for any flat indices: pooled elements meet in slots, one per output element, by atomics.
 // "last" is deterministic, a maximum of positions, and so are counts; the floating-point sums of
 // "sum" and "mean" depend on the order the atomics take, unless `in_order` has one thread add up a
 // plane.
@@ -205,7 +205,7 @@ __device__ inline void fill_and_read(
       slots[pieces.slot(from, target)].add(from.position, [&] { return values[source]; });
     } else if (pieces.error != nullptr) {
       report_bad(
-          pieces.error, pieces.geometry, from.outer, from.position, from.channel, int64_t{index});
+          pieces.error, pieces.geometry, from.outer, from.position, from.channel, false, index);
     }
   };
   if (Slot::kAnyOrder || !pieces.in_order) {

@@ -19,6 +19,7 @@ struct ErrorRecord {
   int64_t plane;    // in batch * channels
   int64_t out[3];   // output sizes
   int32_t rank;
+  int32_t in_window; // the index is an offset in its window
 };
 
 // An index outside its output plane, read at a position of the plane (outer, channel).
@@ -29,6 +30,7 @@ __device__ inline void report_bad(
     Offset outer,
     Offset position,
     Offset channel,
+    bool in_window,
     int64_t index) {
   if (load_relaxed(&error->claimed) != 0 || atomicExch(&error->claimed, 1u) != 0) {
     return;
@@ -40,6 +42,7 @@ __device__ inline void report_bad(
     error->out[a] = static_cast<int64_t>(geometry.axis[a].out);
   }
   error->rank = geometry.rank;
+  error->in_window = in_window ? 1 : 0;
   __threadfence_system();
   atomicExch(&error->ready, 1u);
 }
@@ -74,7 +77,7 @@ __device__ inline bool is_astray(
       all_inside &= inside(v) | !in_plane | !there;
     }
   };
-  if constexpr (kChecksWindow) {
+  if constexpr (kChecksWindow && !kIsWindowOffset<Index>) {
     look([&](int v) { return tiling.template holds<kDeep>(window, kRow ? v : 0, target[v]); });
   } else {
     look([](int) { return true; });
@@ -92,7 +95,7 @@ __device__ inline bool is_astray(
     const Offset cell = tiling.cell(p) + (kRow ? bad : 0);
     const Offset source =
         (outer * tiling.geometry.in_plane() + cell) * tiling.geometry.inner + lane;
-    report_bad(error, tiling.geometry, outer, cell, lane, indices[source]);
+    report_bad(error, tiling.geometry, outer, cell, lane, kIsWindowOffset<Index>, indices[source]);
   }
   return !all_inside;
 }
@@ -108,9 +111,13 @@ struct Report {
 };
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit answers whether an
-// index is astray.
-template <class Offset, class Visit>
+// index is astray. Window offsets cannot be, and have no second kernel.
+template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(Offset items, const Report& report, const Visit& visit) {
+  if constexpr (kIsWindowOffset<Index>) {
+    for_each_item(items, visit);
+    return;
+  }
   for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const Offset i = chunk * blockDim.x + threadIdx.x;
     const int astray = __syncthreads_or(i < items && visit(i));

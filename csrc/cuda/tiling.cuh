@@ -32,7 +32,7 @@ __device__ inline Range<Offset> windows_over(
 }
 
 // The flat position in the output plane that an index names, checked before it is narrowed: what
-// does not fit becomes a position that no plane has. The one place where indices are decoded.
+// does not fit becomes a position that no plane has.
 template <class Offset, class Index>
 __device__ inline Offset target_of(Index index) {
   if constexpr (sizeof(Index) > sizeof(Offset)) {
@@ -59,7 +59,7 @@ struct Tiling {
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> channels; // groups of them
   Divider<Offset> stride[3];
-  Divider<Offset> out_height, out_width;
+  Divider<Offset> out_height, out_width, kernel_height, kernel_width;
   int32_t around_first[kMostTile], around_end[kMostTile]; // see cells_around
 
   // Splits an item into (outer, tile, group of channels).
@@ -166,6 +166,47 @@ struct Tiling {
     const Offset quotient = split(n, by);
     last = n;
     return quotient;
+  }
+};
+
+// What the indices of a row of cells, at (d, h) of a slab, name. Two of a plane have the same name
+// if it is the same output.
+template <class Index, class Offset>
+struct CellRow {
+  using Name = Index;
+
+  __device__ CellRow(const Tiling<Offset>&, Offset, Offset) {}
+  __device__ Name name(Index index, Offset) const { return index; }
+  __device__ Offset target(Index index, Offset) const { return target_of<Offset>(index); }
+};
+
+template <class Offset>
+struct CellRow<uint8_t, Offset> {
+  using Name = Offset;
+
+  const Tiling<Offset>& tiling;
+  Offset depth, height; // where the windows begin, or wrap around to
+
+  __device__ CellRow(const Tiling<Offset>& all, Offset d, Offset h)
+      : tiling(all), depth(begin(0, d)), height(begin(1, h)) {}
+  __device__ Name name(uint8_t index, Offset column) const { return target(index, column); }
+  // An offset that leads out of the window or the plane becomes a position that no plane has.
+  __device__ Offset target(uint8_t index, Offset column) const {
+    const Axis<Offset>* axis = tiling.geometry.axis;
+    Offset x = index;
+    Offset y = split(x, tiling.kernel_width);
+    Offset z = split(y, tiling.kernel_height);
+    const bool in_window = z < axis[0].kernel;
+    z += depth;
+    y += height;
+    x += begin(2, column);
+    const bool inside = in_window & (z < axis[0].out) & (y < axis[1].out) & (x < axis[2].out);
+    return inside ? (z * axis[1].out + y) * axis[2].out + x : static_cast<Offset>(-1);
+  }
+
+ private:
+  __device__ Offset begin(int a, Offset cell) const {
+    return cell * tiling.geometry.axis[a].stride - tiling.geometry.axis[a].padding;
   }
 };
 

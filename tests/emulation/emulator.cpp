@@ -95,7 +95,7 @@ void read(void* to, size_t size) {
 
 void run(const Request& request) {
   const Geometry<int64_t>& g = request.geometry;
-  const size_t index_size = request.index_type == static_cast<int>(c10::ScalarType::Int) ? 4 : 8;
+  const size_t index_size = c10::elementSize(static_cast<c10::ScalarType>(request.index_type));
   const size_t pooled = g.outer * g.in_slab(), unpooled = g.outer * g.out_slab();
   const size_t values_size = (request.forward ? pooled : unpooled) * request.element_size;
   const size_t result_size = (request.forward ? unpooled : pooled) * request.element_size;
