@@ -9,7 +9,7 @@ PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
-SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*')
+SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*' -not -name '*.pyc')
 # Says in its name which PyTorch was asked for; another one is installed over it.
 REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
 
@@ -43,7 +43,7 @@ $(REQUIREMENT):
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) | $(REQUIREMENT)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) $(REQUIREMENT)
 	@echo "Building maxunpool_cuda. With CUDA kernels this takes some minutes."
 	$(PIP) --no-build-isolation ".[$*]"
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \

@@ -20,7 +20,7 @@ from .timing import Budget
 
 PEERS = dict(zip(("torch", "compile", "onnx", "triton"), contenders.PEERS, strict=True))
 PARTIAL_RESULTS = Path(__file__).parent.parent / "out" / "benchmarks"
-QUICK_SECONDS, FULL_SECONDS = 0.1, 0.3
+QUICK_SECONDS, FULL_SECONDS, ROUNDS = 0.1, 0.3, 200
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,7 +36,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--filter", default="", help="only cases whose name this regular expression is found in")
     add("--peers", nargs="*", choices=tuple(PEERS), help="default: all, compile in fewer cases")
     add("--seconds", type=float, help="to time each contender of each case")
-    add("--rounds", type=int, default=200, help="at most this many")
+    add("--rounds", type=int, default=ROUNDS, help="at most this many")
     add(
         "--output",
         type=Path,
@@ -114,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=max(console.width, 200))
     if asked.pages == "kept" and not memory.keep_pages():
         raise SystemExit("benchmarks: expected glibc's malloc for --pages kept; ask for fresh ones")
-    everything = len(chosen) == len(CASES) and asked.peers is None and asked.pages == "kept"
+    usual = asked.peers is None and asked.pages == "kept"
+    usual = usual and asked.seconds is None and asked.rounds == ROUNDS
+    everything = len(chosen) == len(CASES) and usual
     output = asked.output or (report.RESULTS if everything else PARTIAL_RESULTS)
     results = measure(chosen, asked, output, console)
     console.print(report.rich_table(results))

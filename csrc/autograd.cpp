@@ -1,68 +1,80 @@
-// The derivatives of the operators where they are called through the dispatcher, as eager and
-// traced code does: for given indices each is a linear map, and its backward is the other. What
-// this cannot do, forward mode and torch.func, goes through maxunpool_cuda/_autograd.py.
+// The derivatives of the operators, backward and forward: for given indices each is a linear map,
+// whose transpose is the other one. Written as PyTorch's own operators have theirs, rather than as
+// a torch::autograd::Function, which neither forward mode nor torch.func takes.
 #include "handles.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
-using torch::autograd::AutogradContext;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// The operator as it is below autograd.
-template <bool kForward, class... Arguments>
-at::Tensor redispatch(c10::DispatchKeySet keys, const Arguments&... arguments) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return operator_handle<kForward>().redispatch(keys & c10::after_autograd_keyset, arguments...);
+// A std::shared_ptr in some releases of PyTorch, a c10::intrusive_ptr in others.
+template <class T>
+using Pointer = std::conditional_t<
+    std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>,
+    std::shared_ptr<T>,
+    c10::intrusive_ptr<T>>;
+
+template <class T, class... Arguments>
+Pointer<T> make(const Arguments&... arguments) {
+  if constexpr (std::is_same_v<Pointer<T>, std::shared_ptr<T>>) {
+    return std::make_shared<T>(arguments...);
+  } else {
+    return c10::make_intrusive<T>(arguments...);
+  }
 }
 
+// What turns the gradient of an operator's result into that of its values.
 template <bool kForward>
-class Unpool : public torch::autograd::Function<Unpool<kForward>> {
+class Transpose : public Node {
  public:
-  static at::Tensor forward(
-      AutogradContext* ctx,
-      c10::DispatchKeySet keys,
-      const at::Tensor& values,
+  Transpose(
       const at::Tensor& indices,
       c10::SymIntArrayRef output_size,
       c10::SymIntArrayRef kernel_size,
       c10::SymIntArrayRef stride,
       c10::SymIntArrayRef padding,
-      c10::string_view reduce) {
-    ctx->save_for_backward({indices});
-    std::vector<c10::SymInt> window; // one list costs less than four
+      c10::string_view reduce)
+      : indices_(indices, /*is_output=*/false), rank_(kernel_size.size()), reduce_(reduce) {
     for (const c10::SymIntArrayRef part : {output_size, kernel_size, stride, padding}) {
-      window.insert(window.end(), part.begin(), part.end());
+      window_.insert(window_.end(), part.begin(), part.end()); // one list costs less than four
     }
-    ctx->saved_data["window"] = c10::SymIntArrayRef(window);
-    ctx->saved_data["reduce"] = std::string(reduce);
-    return redispatch<kForward>(
-        keys, values, indices, output_size, kernel_size, stride, padding, reduce);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const std::vector<c10::SymInt> window = ctx->saved_data["window"].toSymIntVector();
-    const size_t rank = window.size() / 4;
-    const auto part = [&](size_t i) { return c10::SymIntArrayRef(&window[i * rank], rank); };
-    const at::Tensor grad = operator_handle<!kForward>().call(
-        grads[0],
-        ctx->get_saved_variables()[0],
-        part(0),
-        part(1),
-        part(2),
-        part(3),
-        ctx->saved_data["reduce"].toStringView());
-    return {{}, grad, {}, {}, {}, {}, {}, {}};
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    const auto part = [&](size_t i) { return c10::SymIntArrayRef(&window_[i * rank_], rank_); };
+    return {operator_handle<!kForward>().call(
+        grads[0], indices_.unpack(), part(0), part(1), part(2), part(3), reduce_)};
   }
+  void release_variables() override { indices_.reset_data(); }
+  std::string name() const override {
+    return kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward";
+  }
+
+ private:
+  torch::autograd::SavedVariable indices_;
+  size_t rank_;
+  std::vector<c10::SymInt> window_;
+  std::string reduce_;
 };
 
 template <bool kForward>
@@ -75,14 +87,35 @@ at::Tensor differentiable(
     c10::SymIntArrayRef stride,
     c10::SymIntArrayRef padding,
     c10::string_view reduce) {
-  const bool wanted = (values.requires_grad() && at::GradMode::is_enabled()) ||
-                      values._fw_grad(0).defined(); // which a Function refuses, rather than lose it
-  if (wanted) {
-    return Unpool<kForward>::apply(
-        keys, values, indices, output_size, kernel_size, stride, padding, reduce);
+  const auto& op = operator_handle<kForward>();
+  Pointer<Transpose<kForward>> node;
+  if (torch::autograd::compute_requires_grad(values)) {
+    node = make<Transpose<kForward>>(indices, output_size, kernel_size, stride, padding, reduce);
+    node->set_next_edges(torch::autograd::collect_next_edges(values));
   }
-  return redispatch<kForward>(
-      keys, values, indices, output_size, kernel_size, stride, padding, reduce);
+  at::Tensor result = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return op.redispatch(
+        keys & c10::after_autograd_keyset,
+        values,
+        indices,
+        output_size,
+        kernel_size,
+        stride,
+        padding,
+        reduce);
+  }();
+  if (node) {
+    torch::autograd::set_history(result, node);
+  }
+  const at::Tensor& tangent = values._fw_grad(/*level=*/0);
+  if (tangent.defined()) {
+    result._set_fw_grad(
+        op.call(tangent, indices, output_size, kernel_size, stride, padding, reduce),
+        /*level=*/0,
+        /*is_inplace_op=*/false);
+  }
+  return result;
 }
 
 } // namespace

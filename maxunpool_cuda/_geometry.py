@@ -14,6 +14,7 @@ Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
 
 _TOO_LARGE = 2**63
+_LARGE_WINDOW = 2**31  # with smaller ones, no sizes that fit a memory overflow
 
 
 def _index(value: int) -> int:
@@ -23,13 +24,18 @@ def _index(value: int) -> int:
     return operator.index(value) if hasattr(value, "__index__") else _TOO_LARGE
 
 
-def ints(name: str, argument: str, values: Iterable[int]) -> Ints:
-    """``values`` as ints, symbolic or plain."""
+def ints(name: str, argument: str, values: Iterable[int], *, sizes: bool = False) -> Ints:
+    """``values`` as ints, symbolic or plain.
+
+    ``sizes``: they are those of tensors, which a trace may leave open. To compare them with a bound
+    would impose it, so traced ones are left to the operator.
+    """
     try:
         result = tuple(_index(v) for v in values)
     except TypeError:
         result = (_TOO_LARGE,)
-    if any(isinstance(v, int) and abs(v) >= _TOO_LARGE for v in result):
+    open_ended = sizes and torch.compiler.is_compiling()
+    if not open_ended and any(isinstance(v, int) and abs(v) >= _TOO_LARGE for v in result):
         raise TypeError(f"{name}: expected {argument} to be 64-bit ints but got {values!r}")
     return result
 
@@ -88,7 +94,9 @@ def spatial_output_size(
             f"{name}: expected output_size to contain positive spatial dimensions "
             f"but got {list(sizes)}"
         )
-    if any(isinstance(size, int) and abs(size) >= _TOO_LARGE for size in sizes):
+    window = (*kernel_size, *stride, *padding)
+    open_ended = torch.compiler.is_compiling() and all(n < _LARGE_WINDOW for n in window)
+    if not open_ended and any(isinstance(n, int) and abs(n) >= _TOO_LARGE for n in sizes):
         raise RuntimeError(
             f"{name}: expected an output size that does not overflow but got {list(sizes)}"
         )
@@ -100,7 +108,7 @@ def _spatial_part(name: str, leading: Ints, dims: int, output_size: Iterable[int
         raise TypeError(
             f"{name}: expected output_size to be a sequence of ints but got {output_size!r}"
         )
-    sizes = ints(name, "output_size", output_size)
+    sizes = ints(name, "output_size", output_size, sizes=True)
     unbatched = len(leading) == 1
     if len(sizes) not in (dims, dims + 2, *([dims + 1] if unbatched else ())):
         lengths = f"{dims}, {dims + 1} or {dims + 2}" if unbatched else f"{dims} or {dims + 2}"

@@ -1,7 +1,8 @@
-"""Loads the library, which registers the operators with PyTorch, and names them."""
+"""Loads the library, which registers the operators with PyTorch; their names and vmap rule."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +50,34 @@ def check_errors() -> None:
         >>> check_errors()
     """
     _C.check_errors()
+
+
+def _batched(
+    operator: Callable[..., Tensor],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    values: Tensor,
+    indices: Tensor,
+    *geometry: Any,
+) -> tuple[Tensor, int]:
+    """The rule for vmap: planes are independent, so the batch joins that of the tensors."""
+    values, indices = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((values, indices), in_dims[:2], strict=True)
+    )
+    unbatched = len(geometry[1]) + 1  # dimensions
+    if values.dim() - 1 not in (unbatched, unbatched + 1):
+        sample = (tensor.new_empty(tensor.shape[1:]) for tensor in (values, indices))
+        return operator(*sample, *geometry), 0  # which is refused
+    if indices.dim() - 1 == unbatched:
+        return operator(values, indices, *geometry), 0
+    batch = indices.shape[:2]
+    result = operator(values.flatten(0, 1), indices.flatten(0, 1), *geometry)
+    return result.reshape(*batch, *result.shape[1:]), 0
+
+
+for _name, _operator in {
+    "max_unpool": max_unpool,
+    "max_unpool_backward": max_unpool_backward,
+}.items():
+    torch.library.register_vmap(f"maxunpool_cuda::{_name}", functools.partial(_batched, _operator))

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
-from ._autograd import unpool
 from ._geometry import IntOrInts, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
@@ -69,9 +68,10 @@ def _max_unpool(
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
     steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
     padded = per_dim(name, "padding", padding, dims)
-    shape = ints(name, "input.shape", input.shape)  # torch.jit.trace makes tensors of sizes
+    # torch.jit.trace makes tensors of sizes.
+    shape = ints(name, "input.shape", input.shape, sizes=True)
     sizes = spatial_output_size(name, shape, kernel, steps, padded, output_size)
-    return unpool(input, indices, sizes, kernel, steps, padded, reduce)
+    return _ops.max_unpool(input, indices, sizes, kernel, steps, padded, reduce)
 
 
 def max_unpool1d(

@@ -5,12 +5,11 @@ import random
 import pytest
 import torch
 from cases import DEVICES, Case, random_case, same
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
-from maxunpool_cuda._autograd import gather, unpool
 
 REDUCES = ("last", "sum", "mean")
 
@@ -31,10 +30,13 @@ def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Ran
         case = differentiable_case(rng, reduce, dtype)
         indices = case.indices.to(device)
         arguments = case.geometry.arguments(reduce)
-        for function, values in ((unpool, case.input), (gather, case.grad_output)):
+        for function, values in (
+            (_ops.max_unpool, case.input),
+            (_ops.max_unpool_backward, case.grad_output),
+        ):
             x = values.to(device).detach().requires_grad_()
             assert gradcheck(function, (x, indices, *arguments), check_forward_ad=True)
-            assert gradgradcheck(function, (x, indices, *arguments))
+            assert gradgradcheck(function, (x, indices, *arguments), check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -61,6 +63,19 @@ def test_sum_is_the_backward_of_max_pooling(rng: random.Random) -> None:
     grad = torch.rand_like(pooled)
     (expected,) = torch.autograd.grad(pooled, x, grad)
     assert same(F.max_unpool2d(grad, indices, 3, 2, 1, (9, 11), reduce="sum"), expected)
+
+
+def test_tangents_that_come_after_the_operator() -> None:
+    """Forward over reverse, where only the gradient of the output has a tangent."""
+    x = torch.rand(1, 1, 2, 2, requires_grad=True)
+    indices = torch.tensor([[[[0, 2], [8, 2]]]])
+    weight, tangent = torch.rand(1, 1, 4, 4), torch.rand(1, 1, 4, 4)
+    output = F.max_unpool2d(x, indices, 2)
+    with forward_ad.dual_level():
+        loss = (output * forward_ad.make_dual(weight, tangent)).sum()
+        (gradient,) = torch.autograd.grad(loss, x)
+        found = forward_ad.unpack_dual(gradient).tangent
+    assert same(found, torch.autograd.grad(F.max_unpool2d(x, indices, 2), x, tangent)[0])
 
 
 def test_no_graph_without_gradients() -> None:

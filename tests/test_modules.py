@@ -9,7 +9,7 @@ from torch import nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d, replace_max_unpool
+from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d, _ops, replace_max_unpool
 
 PAIRS = [
     (MaxUnpool1d, nn.MaxUnpool1d),
@@ -107,7 +107,7 @@ def test_plain_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None
     def long_way(*_: object) -> None:
         raise AssertionError("the long way")
 
-    monkeypatch.setattr(F, "unpool", long_way)
+    monkeypatch.setattr(_ops, "max_unpool", long_way)
     x, i = torch.rand(1, 1, 2, 2, requires_grad=True), torch.tensor([[[[0, 3], [8, 11]]]])
     for size in (None, (4, 4), (1, 1, 4, 4), torch.Size((4, 4))):
         assert F.max_unpool2d(x, i, 2, output_size=size).shape == (1, 1, 4, 4)

@@ -203,6 +203,15 @@ print(peak() - before - indices.numel())
     assert int(done.stdout) < 8 << 20, done.stdout  # a byte for each output would be 16 MiB
 
 
+def test_windows_far_larger_than_the_planes() -> None:
+    """Their extents exceed 64 bits: the last of the duplicates gets the gradient all the same."""
+    grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
+    indices = torch.zeros(1, 2**17, 1, 1, dtype=torch.int64)
+    arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
+    grad_input = _ops.max_unpool_backward(grad_output, indices.unsqueeze(0), *arguments)
+    assert grad_input.flatten().tolist() == [0] * (2**17 - 1) + [1]
+
+
 def test_large_results_are_right() -> None:
     """They are given huge pages, where there are some."""
     values = torch.randn(1, 2, 600, 600)

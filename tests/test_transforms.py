@@ -8,7 +8,8 @@ import pytest
 import torch
 from cases import DEVICES, laid_out, random_case, same
 from torch.autograd import forward_ad
-from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -166,15 +167,52 @@ def test_compile(dynamic: bool, layout: str) -> None:
     assert got.stride() == want.stride()
 
 
-@pytest.mark.skipif(
-    torch.__version__ < torch.torch_version.TorchVersion("2.15"),
-    reason="Dynamo of PyTorch before 2.15 calls the operator itself under torch.func",
-)
-def test_compile_of_grad() -> None:
+TRANSFORMS: dict[str, Callable] = {
+    "grad": lambda f: grad(lambda x: f(x).pow(2).sum()),
+    "vjp": lambda f: lambda x: vjp(f, x)[1](f(x))[0],
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x,))[1],
+    "jacrev": jacrev,
+    "jacfwd": jacfwd,
+    "hessian": lambda f: hessian(lambda x: f(x).pow(3).sum()),
+    "vmap": lambda f: vmap(f),
+    "vmap of grad": lambda f: vmap(grad(lambda x: f(x).pow(2).sum())),
+}
+
+
+WAYS: dict[str, Callable] = {
+    "compiled": lambda f, x: torch.compile(f, fullgraph=True, backend="aot_eager")(x),
+    "functionalized": lambda f, x: functionalize(f)(x),
+    "traced": lambda f, x: make_fx(f)(x)(x),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_traced_transforms(transform: str, way: str) -> None:
     (x, *_), (indices, *_) = batches("cpu")
-    function = grad(lambda x: F.max_unpool2d(x, indices, 2).pow(2).sum())
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert same(compiled(x), function(x))
+    if "vmap" in transform:  # over the batch
+        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices[0], 2))
+    else:
+        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices, 2))
+    assert same(WAYS[way](function, x), function(x))
+
+
+class Mapped(torch.nn.Module):
+    def forward(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return vmap(lambda x, i: F.max_unpool2d(x, i, 2))(x, indices)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_vmap(strict: bool) -> None:
+    x, indices = batches("cpu")
+    program = torch.export.export(Mapped(), (x, indices), strict=strict)
+    assert same(program.module()(x, indices), Mapped()(x, indices))
+
+
+def test_functionalize_inside() -> None:
+    (x, *_), (indices, *_) = batches("cpu")
+    function = lambda x: F.max_unpool2d(x, indices, 2).pow(2).sum()  # noqa: E731
+    assert same(grad(functionalize(function))(x), grad(function)(x))
 
 
 def test_compile_does_not_recompile_for_every_batch() -> None:
@@ -196,12 +234,14 @@ class RoundTrip(torch.nn.Module):
         return self.unpool(*self.pool(x))
 
 
-def test_export_with_dynamic_sizes() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_dynamic_sizes(strict: bool) -> None:
     batch, height, width = (torch.export.Dim(name) for name in ("batch", "height", "width"))
     program = torch.export.export(
         RoundTrip(),
         (torch.rand(2, 3, 8, 6),),
         dynamic_shapes={"x": {0: batch, 2: 2 * height, 3: 2 * width}},
+        strict=strict,
     )
     x = torch.rand(5, 3, 12, 4, requires_grad=True)
     output = program.module()(x)
@@ -209,6 +249,12 @@ def test_export_with_dynamic_sizes() -> None:
     (got,) = torch.autograd.grad(output.sum(), x)
     (want,) = torch.autograd.grad(RoundTrip()(x).sum(), x)
     assert same(got, want)
+
+
+def test_vmap_refuses_samples_that_are_refused(device: str) -> None:
+    x, indices = torch.rand(3, 2, 2, device=device), torch.zeros(3, 2, 2, device=device).long()
+    with pytest.raises(RuntimeError, match="expected input of 3 or 4 dimensions but got 2"):
+        vmap(lambda x, i: F.max_unpool2d(x, i, 2))(x, indices)
 
 
 BAD = {

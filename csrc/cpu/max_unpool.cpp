@@ -20,13 +20,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <type_traits>
-#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15; // elements worth a task of their own
+constexpr int64_t kGrain = 1 << 15;       // elements of the output worth a task of their own
+constexpr int64_t kPooledGrain = 1 << 13; // the same of the pooled tensor
 
 // The output positions [begin, end) of every plane of a slab. One thread owns them, and with them
 // each pooled element whose index lies among them.
@@ -76,17 +77,21 @@ class Scratch {
  public:
   template <class T>
   T* zeroed(int64_t count) {
-    const size_t bytes = count * sizeof(T);
-    memory_.resize(std::max(memory_.size(), (bytes - 1) / sizeof(Unit) + 1));
-    std::memset(memory_.data(), 0, bytes);
-    return reinterpret_cast<T*>(memory_.data());
+    const size_t bytes = count * sizeof(T), units = (bytes - 1) / sizeof(Unit) + 1;
+    if (units > units_) {
+      memory_ = std::make_unique_for_overwrite<Unit[]>(units);
+      units_ = units;
+    }
+    std::memset(memory_.get(), 0, bytes);
+    return reinterpret_cast<T*>(memory_.get());
   }
 
  private:
   struct alignas(16) Unit {
     char bytes[16];
   };
-  std::vector<Unit> memory_;
+  std::unique_ptr<Unit[]> memory_;
+  size_t units_ = 0;
 };
 
 // How a call is cut into parts, and which indices the owner of a part reads.
@@ -162,9 +167,12 @@ class Partition {
   bool every_ = true;
 };
 
-inline void prefetch(const void* address) { // which may be any
+// Fetches memory for later. There need not be any: the address is no pointer into an array.
+template <class T>
+void prefetch(const T* base, int64_t elements) {
 #if defined(__GNUC__)
-  __builtin_prefetch(address);
+  const auto bytes = static_cast<uintptr_t>(elements) * sizeof(T);
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(base) + bytes));
 #endif
 }
 
@@ -239,9 +247,9 @@ void for_each_index(
         if (index - begin < size) {
           const int64_t target = static_cast<int64_t>(index - begin) * inner + channel;
           if (source % kOften == 0) {
-            prefetch(position.indices + source + kIndices);
-            prefetch(gathered + target + kGathered);
-            prefetch(gathered + target + kGathered + line);
+            prefetch(position.indices, source + kIndices);
+            prefetch(gathered, target + kGathered);
+            prefetch(gathered, target + kGathered + line);
           }
           visit(source, target);
         } else if (index - block.reach_begin >= reach) {
@@ -400,8 +408,10 @@ void run_parts(const Call& call, const Kernel& kernel) {
 
 // Where a window has memory that those before it have not: one address for about a line of it.
 struct Entered {
+  static constexpr int64_t kMost = 8;
+
   int64_t count = 0;
-  int64_t offset[8]; // in elements, from the beginning of the window
+  int64_t offset[kMost]; // in elements, from the beginning of the window
 
   explicit Entered(const Windows& windows) {
     const Geometry<int64_t>& geometry = windows.geometry();
@@ -410,7 +420,7 @@ struct Entered {
     };
     for (int64_t z = 0; z < steps(0); ++z) {
       for (int64_t y = 0; y < steps(1); ++y) {
-        for (int64_t x = 0; x < (geometry.inner == 1 ? 1 : steps(2)) && count < 8; ++x) {
+        for (int64_t x = 0; x < (geometry.inner == 1 ? 1 : steps(2)) && count < kMost; ++x) {
           offset[count++] = windows.offset(z, y, x) * geometry.inner;
         }
       }
@@ -443,7 +453,7 @@ struct FindTargets<uint8_t> {
 };
 
 // The gradient for "last" where every index lies in its window: it needs no memory of its own.
-// False: one does not.
+// Returns false if one does not; the result is to be computed in another way then.
 template <class Element>
 bool backward_regular(const Call& call) {
   const Geometry<int64_t>& geometry = call.geometry;
@@ -461,7 +471,7 @@ bool backward_regular(const Call& call) {
     }
     const Slabs<Element, Index> slabs{call};
     const FindTargets<Index> find(windows);
-    runs.for_each(kGrain / 4, [&](const Run& run) {
+    runs.for_each(kPooledGrain, [&](const Run& run) {
       const int64_t element = run.outer * geometry.in_slab() + run.first;
       const Index* indices = slabs.indices + element;
       const Element* grad_output = slabs.values + run.outer * geometry.out_slab();
@@ -471,17 +481,16 @@ bool backward_regular(const Call& call) {
         regular = false;
         return;
       }
-      const Index* next_indices = indices + run.count + run.reach;
-      const Element* next = grad_output + run.count * geometry.out_plane() / geometry.in_plane();
+      const int64_t ahead = run.count * geometry.out_plane() / geometry.in_plane();
       const auto gather = [&](const auto& value) {
         constexpr int64_t kOften = 8;
         int64_t i = 0;
         for (; i + kOften <= run.count; i += kOften) {
-          prefetch(next_indices + i);
+          prefetch(indices, i + run.count + run.reach);
           const int64_t begin = static_cast<int32_t>(run.begin[i] + run.shift);
+          const int64_t next = begin * geometry.inner + run.origin[i] + run.channel + ahead;
           for (int64_t k = 0; k < entered.count; ++k) {
-            prefetch(
-                next + begin * geometry.inner + run.origin[i] + run.channel + entered.offset[k]);
+            prefetch(grad_output, next + entered.offset[k]);
           }
           for (int64_t j = i; j < i + kOften; ++j) {
             grad_input[j] = value(j);

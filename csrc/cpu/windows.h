@@ -53,7 +53,7 @@ class Windows {
  private:
   static constexpr int kLast = Geometry<int64_t>::kAxes - 1;
   static constexpr int kMostRows = 16, kMostLater = 8, kMostFound = 16;
-  // A few numbers below it add up to less than 32 bits hold, with either sign.
+  // An index and the extents of three axes, each below it, add up to less than 2^31.
   static constexpr int64_t kLimit = int64_t{1} << 28;
 
   bool is_small() {
@@ -62,7 +62,11 @@ class Windows {
       const Axis<int64_t>& axis = geometry_.axis[a];
       step_[a] = step;
       if (std::max({axis.in, axis.out, axis.kernel, axis.stride, axis.padding}) >= kLimit ||
-          (axis.in * axis.stride + axis.kernel + axis.padding) * step >= kLimit) {
+          axis.in * axis.stride + axis.kernel + axis.padding > (kLimit - 1) / step) {
+        return false;
+      }
+      // One cell after the other shares positions then: spares the search for them.
+      if (std::min(axis.in - 1, (axis.kernel - 1) / axis.stride) > kMostLater) {
         return false;
       }
       step *= axis.out;

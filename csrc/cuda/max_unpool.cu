@@ -71,7 +71,12 @@ class ErrorRecords {
 };
 
 void raise_if_reported(ErrorRecord* record) {
+  static std::mutex reading; // one thread at a time takes a report and lets the device write again
   std::atomic_ref<uint32_t> ready(record->ready), claimed(record->claimed);
+  if (ready.load(std::memory_order_acquire) == 0) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(reading);
   if (ready.load(std::memory_order_acquire) == 0) {
     return;
   }
@@ -137,11 +142,11 @@ struct StreamLaunch {
           processors.shared_bytes / (shape.bytes + kReserved), 1, kBlockTeam / threads);
       blocks = std::min(blocks, processors.count * resident);
     }
-    if (shape.bytes > kUsual) {
+    if (shape.bytes > kUsual) { // always the same, for another thread may launch this kernel too
       C10_CUDA_CHECK(cudaFuncSetAttribute(
           reinterpret_cast<const void*>(kernel),
           cudaFuncAttributeMaxDynamicSharedMemorySize,
-          static_cast<int>(shape.bytes)));
+          processors.block_shared_bytes));
     }
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.bytes, stream>>>(
         arguments...);
