@@ -138,8 +138,9 @@ def max_unpool2d(
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` and
             ``"mean"`` one that adds up. A channels_last input gives a channels_last output.
-        indices: as ``input``, int64 or int32; flat positions in the output plane, as
-            :func:`torch.nn.functional.max_pool2d` returns them.
+        indices: as ``input``. int64 or int32: flat positions in the output plane, as
+            :func:`torch.nn.functional.max_pool2d` returns them. uint8: row-major offsets in the
+            window of each element, which has at most 256 positions.
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.

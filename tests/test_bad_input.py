@@ -108,6 +108,14 @@ BAD_CALLS = [
     ("U(x, i, (2, 2, 2))", ValueError, "expected kernel_size to be an int or 2 ints"),
     ("U(x, i, 2, (2,))", ValueError, "expected stride to be an int or 2 ints but got (2,)"),
     ("U(x, i, 2, 2, ())", ValueError, "expected padding to be an int or 2 ints but got ()"),
+    # offsets in the window
+    ("U(x, o + 4, 2)", RuntimeError, "Found an invalid max index: 4 of an element in its window"),
+    ("U(x, o + 255, (1, 2))", RuntimeError, "Found an invalid max index: 255 of an element"),
+    ("U(x, o, 3, 2, 1)", RuntimeError, "Found an invalid max index: 0 of an element"),
+    ("U(x, o + 8, 3, 2, 1, (2, 2))", RuntimeError, "Found an invalid max index: 8 of an element"),
+    ("U(x, o, 17)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
+    ("U(x, o, (1, 257))", ValueError, "(int32 ones are not), but got kernel_size=[1, 257]"),
+    ("U(x, o, 2**40)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
     # in the window, where that leaves the plane
     (
         "backward(g[..., :2, :2], i.new_tensor([-1, 1, 2, 3]).view_as(i), padding=1)",
@@ -159,6 +167,7 @@ def outcome(expression: str) -> tuple[str, str]:
         "x": torch.rand(1, 1, 2, 2),
         "i": torch.tensor([[[[0, 2], [8, 10]]]]),
         "g": torch.rand(1, 1, 4, 4),
+        "o": torch.zeros(1, 1, 2, 2, dtype=torch.uint8),
     }
     try:
         value = eval(expression, names)
