@@ -42,15 +42,4 @@ struct Geometry {
   MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
 };
 
-// Windows that share no output and begin at multiples of the stride.
-template <class Offset>
-bool windows_are_disjoint(const Geometry<Offset>& geometry) {
-  for (const Axis<Offset>& axis : geometry.axis) {
-    if (axis.kernel > axis.stride || axis.padding != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
 } // namespace maxunpool_cuda
