@@ -49,15 +49,4 @@ struct Geometry {
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
 
-// Windows that share no output and begin at multiples of the stride.
-template <class Offset>
-bool windows_are_disjoint(const Geometry<Offset>& geometry) {
-  for (const Axis<Offset>& axis : geometry.axis) {
-    if (axis.kernel > axis.stride || axis.padding != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
 } // namespace maxunpool_cuda

@@ -30,9 +30,11 @@ struct Run {
   int64_t outer; // the first slab, and the first element in it
   int64_t first;
   int64_t count;
-  int64_t rest;     // elements of the same slabs from the first one on
-  int64_t reach;    // unless slabs are whole: how far behind an element its window may be shared
-  int64_t known;    // more than count if reach is short: how far targets are to be found
+  int64_t rest;  // elements of the same slabs from the first one on
+  int64_t reach; // unless slabs are whole: how far behind an element its window may be shared
+  // More than count if reach is short: how far targets are to be found. Never so if the run is some
+  // channels of a cell: its reach, if there is any, is a whole cell at least, longer than kMost.
+  int64_t known;
   uint32_t shift;   // to add to the window's begin, modulo 2^32
   uint32_t channel; // to add to the origin
 

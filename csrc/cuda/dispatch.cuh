@@ -173,6 +173,16 @@ inline int64_t floor_divide(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
+// Windows that share no output and begin at multiples of the stride.
+inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
+  for (const Axis<int64_t>& axis : geometry.axis) {
+    if (axis.kernel > axis.stride || axis.padding != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // `tiles`: how many in each dimension; `groups`: of channels; `planes`: that a thread does.
 template <class Offset>
 Tiling<Offset> make_tiling(
