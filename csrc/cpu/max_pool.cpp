@@ -1,5 +1,6 @@
-// Max pooling on the CPU. A row of windows at a time: what neighbouring windows have in the same
-// cell lies at equal distances, so cell by cell all of them are compared at once.
+// Max pooling on the CPU. Neighbours in memory, which are windows of a row or channels of a window,
+// are compared at once, cell by cell: the same cell of each lies side by side, once a strided row
+// is dealt out.
 #include "../geometry.h"
 #include "../pool.h"
 #include "huge_pages.h"
@@ -16,14 +17,17 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 namespace maxunpool_cuda {
 namespace {
 
 constexpr int64_t kGrain = 1 << 15; // compared elements worth a task of their own
 constexpr int kMostCells = 256;     // of a window that a list has room for
-constexpr int64_t kMostLanes = 512; // windows that are compared at once
-constexpr int64_t kFewest = 4;      // that are worth it
+constexpr int64_t kMostLanes = 512; // neighbours that are compared at once,
+constexpr int64_t kFewest = 4;      // and that are worth it
+constexpr int64_t kBlock = 16;      // a multiple of what is compared at once by one instruction
+constexpr int64_t kMostStep = 4;    // from window to window in a row that is dealt out
 
 // How elements compare: the larger key wins, a NaN over all that came before it. Marks, of which an
 // element has one, are as wide as keys, for the sake of vectors.
@@ -85,8 +89,8 @@ struct OrderOf<c10::BFloat16> {
   using type = HalfNumbers<0x7f80>;
 };
 
-// Cells that windows have in common, in row-major order: where the first window has them, and what
-// stands for them.
+// Cells that neighbours have in common, in row-major order: where they begin, and what stands for
+// each.
 template <class Order, class Mark>
 struct Cells {
   static constexpr int kFused = 4; // room to fill up with repetitions
@@ -101,18 +105,17 @@ struct Cells {
   }
 };
 
-// Windows, and the best of each so far: its element, and the mark of its cell.
+// The best of each neighbour so far: its element, and the mark of its cell.
 template <class Order, class Mark>
 struct Lanes {
   int64_t count;
-  int64_t step; // elements from one window to the next
   typename Order::Element* best;
   Mark* winner;
 };
 
-// Compares kFused cells. kStep: the step, where it is known. kFirst: nothing came before.
-template <int kStep, int kFused, bool kFirst, class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare(
+// Compares kFused cells. kFirst: nothing came before.
+template <int kFused, bool kFirst, class Order, class Mark>
+MAXUNPOOL_INLINE inline void compare_fused(
     const Lanes<Order, Mark>& lanes,
     const typename Order::Element* const* cells,
     const Mark* marks) {
@@ -123,15 +126,14 @@ MAXUNPOOL_INLINE inline void compare(
     from[f] = cells[f];
     mark[f] = marks[f];
   }
-  const int64_t step = kStep == 0 ? lanes.step : kStep;
   Element* __restrict best = lanes.best;
   Mark* __restrict winner = lanes.winner;
   for (int64_t i = 0; i < lanes.count; ++i) {
-    Element value = kFirst ? from[0][i * step] : best[i];
+    Element value = kFirst ? from[0][i] : best[i];
     Mark won = kFirst ? mark[0] : winner[i];
     auto key = Order::key(value);
     for (int f = kFirst ? 1 : 0; f < kFused; ++f) {
-      const Element next = from[f][i * step];
+      const Element next = from[f][i];
       const auto next_key = Order::key(next);
       const bool takes = Order::takes(next_key, key);
       value = takes ? next : value;
@@ -143,98 +145,108 @@ MAXUNPOOL_INLINE inline void compare(
   }
 }
 
-template <int kStep, int kFused, class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare_all(
+template <int kFused, class Order, class Mark>
+MAXUNPOOL_INLINE inline void compare_by(
     const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
   while (cells.count % kFused != 0) { // to see a cell twice changes nothing
     cells.add(cells.from[cells.count - 1], cells.mark[cells.count - 1]);
   }
   if (first) {
-    compare<kStep, kFused, true>(lanes, cells.from, cells.mark);
+    compare_fused<kFused, true>(lanes, cells.from, cells.mark);
   }
   for (int i = first ? kFused : 0; i < cells.count; i += kFused) {
-    compare<kStep, kFused, false>(lanes, cells.from + i, cells.mark + i);
-  }
-}
-
-template <int kStep, class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare_by(
-    const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
-  if (cells.count <= 2) {
-    compare_all<kStep, 2>(lanes, cells, first);
-  } else if (cells.count % 3 == 0) {
-    compare_all<kStep, 3>(lanes, cells, first);
-  } else {
-    compare_all<kStep, 4>(lanes, cells, first);
+    compare_fused<kFused, false>(lanes, cells.from + i, cells.mark + i);
   }
 }
 
 template <class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_any(
     const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
-  if constexpr (std::is_same_v<Mark, typename Order::Mark>) {
-    switch (lanes.step) {
-      case 1:
-        return compare_by<1>(lanes, cells, first);
-      case 2:
-        return compare_by<2>(lanes, cells, first);
-      case 3:
-        return compare_by<3>(lanes, cells, first);
-      case 4:
-        return compare_by<4>(lanes, cells, first);
-      default:
-        break;
-    }
+  if (cells.count <= 2) {
+    compare_by<2>(lanes, cells, first);
+  } else if (cells.count % 3 == 0) {
+    compare_by<3>(lanes, cells, first);
+  } else {
+    compare_by<4>(lanes, cells, first);
   }
-  compare_by<0>(lanes, cells, first);
 }
+
+#if defined(MAXUNPOOL_AVX2)
+template <class T>
+using LanesOf = Lanes<typename OrderOf<T>::type, typename OrderOf<T>::type::Mark>;
+template <class T>
+using CellsOf = Cells<typename OrderOf<T>::type, typename OrderOf<T>::type::Mark>;
 
 // Templates would ignore the target. Integers, which are rarely pooled, do without.
-#if defined(MAXUNPOOL_AVX2)
-template <class Order>
-using SmallLanes = Lanes<Order, typename Order::Mark>;
-template <class Order>
-using SmallCells = Cells<Order, typename Order::Mark>;
-template <class T>
-using OrderOfT = typename OrderOf<T>::type;
-
-MAXUNPOOL_AVX2 void compare_avx2(
-    const SmallLanes<OrderOfT<float>>& lanes, SmallCells<OrderOfT<float>>& cells, bool first) {
+MAXUNPOOL_AVX2 void compare_avx2(const LanesOf<float>& lanes, CellsOf<float>& cells, bool first) {
+  compare_any(lanes, cells, first);
+}
+MAXUNPOOL_AVX2 void compare_avx2(const LanesOf<double>& lanes, CellsOf<double>& cells, bool first) {
   compare_any(lanes, cells, first);
 }
 MAXUNPOOL_AVX2 void compare_avx2(
-    const SmallLanes<OrderOfT<double>>& lanes, SmallCells<OrderOfT<double>>& cells, bool first) {
+    const LanesOf<c10::Half>& lanes, CellsOf<c10::Half>& cells, bool first) {
   compare_any(lanes, cells, first);
 }
 MAXUNPOOL_AVX2 void compare_avx2(
-    const SmallLanes<OrderOfT<c10::Half>>& lanes,
-    SmallCells<OrderOfT<c10::Half>>& cells,
-    bool first) {
-  compare_any(lanes, cells, first);
-}
-MAXUNPOOL_AVX2 void compare_avx2(
-    const SmallLanes<OrderOfT<c10::BFloat16>>& lanes,
-    SmallCells<OrderOfT<c10::BFloat16>>& cells,
-    bool first) {
+    const LanesOf<c10::BFloat16>& lanes, CellsOf<c10::BFloat16>& cells, bool first) {
   compare_any(lanes, cells, first);
 }
 #endif
 
-// Goes on with the windows of `lanes`, or begins with them, and uses up the list.
+// Goes on with `lanes`, or begins with them, and uses up the list.
 template <class Order, class Mark>
 void compare(const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
+  const auto run = [&] {
 #if defined(MAXUNPOOL_AVX2)
-  if constexpr (requires { compare_avx2(lanes, cells, first); }) {
-    static const bool avx2 = __builtin_cpu_supports("avx2");
-    if (avx2) {
-      compare_avx2(lanes, cells, first);
-      cells.count = 0;
-      return;
+    if constexpr (requires { compare_avx2(lanes, cells, first); }) {
+      static const bool avx2 = __builtin_cpu_supports("avx2");
+      if (avx2) {
+        return compare_avx2(lanes, cells, first);
+      }
+    }
+#endif
+    compare_any(lanes, cells, first);
+  };
+  run();
+  cells.count = 0;
+}
+
+// Deals `count` elements of a row of `width`, from coordinate `begin` on, out to kStep piles, each
+// with room for `room`: element i becomes number i / kStep of pile i % kStep. Where the row has
+// none, `padding` stands for it.
+template <int kStep, class Element>
+void deal(
+    const Element* row,
+    int64_t width,
+    int64_t begin,
+    int64_t count,
+    Element padding,
+    Element* __restrict piles,
+    int64_t room) {
+  const auto pile = [&](int64_t i) -> Element& { return piles[i % kStep * room + i / kStep]; };
+  const int64_t end = std::min(count, width - begin);
+  int64_t i = 0;
+  for (; i < count && begin + i < 0; ++i) {
+    pile(i) = padding;
+  }
+  for (; i < end && i % kStep != 0; ++i) {
+    pile(i) = row[begin + i];
+  }
+  const Element* from = row + (begin + i);
+  Element* to = piles + i / kStep;
+  const int64_t rounds = i < end ? (end - i) / kStep : 0;
+  for (int64_t j = 0; j < rounds; ++j) {
+    for (int k = 0; k < kStep; ++k) {
+      to[k * room + j] = from[j * kStep + k];
     }
   }
-#endif
-  compare_any(lanes, cells, first);
-  cells.count = 0;
+  for (i += rounds * kStep; i < end; ++i) {
+    pile(i) = row[begin + i];
+  }
+  for (; i < count; ++i) {
+    pile(i) = padding;
+  }
 }
 
 // What a window covers along an axis: the cells [first, end), of which number 0 would lie at
@@ -258,8 +270,8 @@ int64_t cells_of(const Geometry<int64_t>& geometry) {
   return static_cast<int64_t>(std::min(cells, 0x1p60));
 }
 
-// Pools rows of windows. A mark is the number of a cell in a small window, and so as narrow as an
-// element; in one of more than kMostCells how far the cell's position is from the window's begin.
+// Pools rows of windows. What marks a cell is how far its position is from its window's begin, or,
+// where the mark of a small window has no room for that, its number.
 template <class Order, class Index, bool kSmall>
 class Pool {
   using Element = typename Order::Element;
@@ -271,17 +283,23 @@ class Pool {
       : geometry_(call.geometry),
         input_(static_cast<const Element*>(call.input.const_data_ptr())),
         values_(static_cast<Element*>(call.values.mutable_data_ptr())),
-        indices_(static_cast<Index*>(call.indices.mutable_data_ptr())) {
-    const Axis<int64_t>* axis = geometry_.axis;
-    const int64_t steps[] = {axis[1].out * axis[2].out, axis[2].out, 1};
-    for (int a = 0; a < 3; ++a) {
-      dilation_[a] = call.dilation[a];
-      step_[a] = steps[a];
+        indices_(static_cast<Index*>(call.indices.mutable_data_ptr())),
+        step_{geometry_.axis[1].out * geometry_.axis[2].out, geometry_.axis[2].out, 1} {
+    const auto& [depth, height, width] = geometry_.axis;
+    std::copy_n(call.dilation, 3, dilation_);
+    if constexpr (kSmall) {
+      const int64_t farthest = position(depth.kernel - 1, height.kernel - 1, width.kernel - 1);
+      numbers_ = kOffsets || farthest > std::numeric_limits<Mark>::max();
+      for (int64_t i = 0; i < cells_of(geometry_); ++i) {
+        const int64_t row = i / width.kernel;
+        positions_[i] = position(row / height.kernel, row % height.kernel, i % width.kernel);
+      }
     }
-    for (int64_t i = 0; kSmall && i < cells_of(geometry_); ++i) {
-      const int64_t row = i / axis[2].kernel;
-      positions_[i] = position(row / axis[1].kernel, row % axis[1].kernel, i % axis[2].kernel);
-    }
+    // Rows whose windows are far apart, or wide, are not dealt out.
+    const int64_t reach = dilation_[2] * (width.kernel - 1) + 1;
+    lanes_ = width.stride > kMostStep || reach >= kMostDealt / 2
+                 ? 0
+                 : std::min(kMostLanes, (kMostDealt - reach) / width.stride / kBlock * kBlock);
   }
 
   // Row (z, y) of pooled slab `outer`.
@@ -293,41 +311,33 @@ class Pool {
     const Element* slab = input_ + outer * geometry_.out_slab();
     if (inner > 1) {
       for (int64_t x = 0; x < width.in; ++x) {
-        const Span xs(width, dilation_[2], x);
-        for (int64_t c = 0; c < inner; c += kMostLanes) {
-          const int64_t count = std::min(kMostLanes, inner - c);
-          if (zs.empty() || ys.empty() || xs.empty()) {
-            for (int64_t i = 0; i < count; ++i) {
-              put(to + x * inner + c + i, Order::kLowest, index_of_first(zs, ys, xs));
-            }
-          } else {
-            together(slab + c, zs, ys, xs, {count, 1, 0, to + x * inner + c});
-          }
-        }
+        channels(slab, zs, ys, Span(width, dilation_[2], x), to + x * inner);
       }
-      return;
-    }
-    // The windows [left, right) lie within the width of the input.
-    const int64_t room = width.out + width.padding - dilation_[2] * (width.kernel - 1) - 1;
-    int64_t left = (width.padding + width.stride - 1) / width.stride;
-    int64_t right = room < 0 ? 0 : std::min(width.in, room / width.stride + 1);
-    if (zs.empty() || ys.empty() || right - left < kFewest) {
-      left = right = width.in;
-    }
-    for (int64_t x = 0; x < left; ++x) {
-      alone(slab, zs, ys, Span(width, dilation_[2], x), to + x);
-    }
-    for (int64_t x = left; x < right; x += kMostLanes) {
-      const int64_t count = std::min(kMostLanes, right - x);
-      together(
-          slab, zs, ys, Span(width, dilation_[2], x), {count, width.stride, width.stride, to + x});
-    }
-    for (int64_t x = right; x < width.in; ++x) {
-      alone(slab, zs, ys, Span(width, dilation_[2], x), to + x);
+    } else if (zs.empty() || ys.empty() || width.in < kFewest || lanes_ == 0) {
+      for (int64_t x = 0; x < width.in; ++x) {
+        alone(slab, zs, ys, Span(width, dilation_[2], x), to + x);
+      }
+    } else {
+      for (int64_t x = 0; x < width.in; x += lanes_) {
+        windows(slab, zs, ys, x, std::min(lanes_, width.in - x), to + x);
+      }
     }
   }
 
  private:
+  static constexpr int64_t kMostDealt = 4096; // elements, in all
+  static constexpr int64_t kAhead = 2048;     // bytes
+
+  // The processor sees by itself where one row goes on, but not soon enough for all of a window.
+  static void prefetch(const Element* address, int64_t count) {
+#if defined(__GNUC__)
+    constexpr int64_t kLine = 64 / sizeof(Element);
+    for (int64_t i = 0; i < count; i += kLine) {
+      __builtin_prefetch(address + i);
+    }
+#endif
+  }
+
   int64_t position(int64_t z, int64_t y, int64_t x) const {
     return z * dilation_[0] * step_[0] + y * dilation_[1] * step_[1] + x * dilation_[2];
   }
@@ -337,50 +347,122 @@ class Pool {
   int64_t begin(const Span& z, const Span& y, const Span& x) const {
     return z.start * step_[0] + y.start * step_[1] + x.start;
   }
+  Mark mark(int64_t z, int64_t y, int64_t x) const {
+    return static_cast<Mark>(kSmall && numbers_ ? number(z, y, x) : position(z, y, x));
+  }
   Index index_of_first(const Span& z, const Span& y, const Span& x) const {
     return static_cast<Index>(
         kOffsets ? number(z.first, y.first, x.first)
                  : begin(z, y, x) + position(z.first, y.first, x.first));
   }
-  void put(int64_t to, Element value, Index index) {
-    values_[to] = value;
-    indices_[to] = index;
+
+  // The channels of one window.
+  void channels(const Element* slab, const Span& zs, const Span& ys, const Span& xs, int64_t to) {
+    const Axis<int64_t>& width = geometry_.axis[2];
+    const int64_t inner = geometry_.inner, start = begin(zs, ys, xs);
+    const int64_t ahead = kAhead / static_cast<int64_t>(sizeof(Element));
+    if (zs.empty() || ys.empty() || xs.empty()) {
+      std::fill_n(values_ + to, inner, Order::kLowest);
+      std::fill_n(indices_ + to, inner, index_of_first(zs, ys, xs));
+      return;
+    }
+    for (int64_t c = 0; c < inner; c += kMostLanes) {
+      const Lanes<Order, Mark> lanes{std::min(kMostLanes, inner - c), values_ + to + c, winner_};
+      bool first = true;
+      for (int64_t z = zs.first; z < zs.end; ++z) {
+        for (int64_t y = ys.first; y < ys.end; ++y) {
+          for (int64_t x = xs.first; x < xs.end; ++x) {
+            if (cells_.count == kMostCells) {
+              compare(lanes, cells_, std::exchange(first, false));
+            }
+            const Element* from = slab + (start + position(z, y, x)) * inner + c;
+            cells_.add(from, mark(z, y, x));
+            if (x + width.stride >= xs.end) { // what no window to the left has
+              prefetch(from + ahead, lanes.count);
+            }
+          }
+        }
+      }
+      compare(lanes, cells_, first);
+      put_indices(lanes.count, start, 0, to + c);
+    }
   }
 
-  // Neighbours in memory: how many, how many elements and how many positions from one to the next,
-  // and where their results belong.
-  struct Neighbours {
-    int64_t count, step, shift, to;
-  };
-
-  // Windows that have the same cells, the first of which is given.
-  void together(
-      const Element* slab, const Span& zs, const Span& ys, const Span& xs, const Neighbours& some) {
-    const Lanes<Order, Mark> lanes{some.count, some.step, values_ + some.to, winner_};
-    const int64_t start = begin(zs, ys, xs), inner = geometry_.inner;
+  // `count` windows of a row of a contiguous tensor, from the x-th on.
+  void windows(
+      const Element* slab, const Span& zs, const Span& ys, int64_t x, int64_t count, int64_t to) {
+    const Axis<int64_t>& width = geometry_.axis[2];
+    const Lanes<Order, Mark> lanes{(count + kBlock - 1) / kBlock * kBlock, best_, winner_};
+    const Span xs(width, dilation_[2], x); // of the first
+    const int64_t reach = dilation_[2] * (width.kernel - 1);
+    const int64_t room = lanes.count + reach / width.stride;
     bool first = true;
+    int64_t dealt = 0;
     for (int64_t z = zs.first; z < zs.end; ++z) {
       for (int64_t y = ys.first; y < ys.end; ++y) {
-        const int64_t row = number(z, y, 0), row_position = position(z, y, 0);
-        for (int64_t x = xs.first; x < xs.end; ++x) {
+        if (dealt + room * width.stride > kMostDealt) {
+          compare(lanes, cells_, std::exchange(first, false));
+          dealt = 0;
+        }
+        const int64_t row =
+            (zs.start + z * dilation_[0]) * step_[0] + (ys.start + y * dilation_[1]) * step_[1];
+        Element* piles = dealt_ + dealt;
+        deal_row(slab + row, xs.start, (count - 1) * width.stride + reach + 1, piles, room);
+        dealt += room * width.stride;
+        for (int64_t k = 0; k < width.kernel; ++k) {
           if (cells_.count == kMostCells) {
-            compare(lanes, cells_, first);
-            first = false;
+            compare(lanes, cells_, std::exchange(first, false));
           }
-          const int64_t offset = row_position + x * dilation_[2];
-          cells_.add(slab + (start + offset) * inner, static_cast<Mark>(kSmall ? row + x : offset));
+          const int64_t at = k * dilation_[2];
+          cells_.add(piles + at % width.stride * room + at / width.stride, mark(z, y, k));
         }
       }
     }
     compare(lanes, cells_, first);
-    Index* indices = indices_ + some.to;
-    for (int64_t i = 0; i < some.count; ++i) {
-      if constexpr (kOffsets) {
-        indices[i] = static_cast<Index>(winner_[i]);
-      } else if constexpr (kSmall) {
-        indices[i] = static_cast<Index>(positions_[winner_[i]] + (start + i * some.shift));
-      } else {
-        indices[i] = static_cast<Index>(winner_[i] + (start + i * some.shift));
+    std::copy_n(best_, count, values_ + to);
+    put_indices(count, begin(zs, ys, xs), width.stride, to);
+    // One that found nothing above the padding may have taken that, unless it lies in the row.
+    const int64_t left = (width.padding + width.stride - 1) / width.stride;
+    const int64_t rest = width.out + width.padding - reach - 1;
+    const int64_t right = rest < 0 ? 0 : rest / width.stride + 1;
+    for (int64_t i = 0; i < count; ++i) {
+      if (x + i >= left && x + i < right) {
+        i = right - x - 1;
+      } else if (Order::key(best_[i]) == Order::key(Order::kLowest)) {
+        alone(slab, zs, ys, Span(width, dilation_[2], x + i), to + i);
+      }
+    }
+  }
+
+  void deal_row(
+      const Element* row, int64_t begin, int64_t count, Element* piles, int64_t room) const {
+    const auto run = [&]<int kStep>(std::integral_constant<int, kStep>) {
+      deal<kStep>(row, geometry_.axis[2].out, begin, count, Order::kLowest, piles, room);
+    };
+    switch (geometry_.axis[2].stride) {
+      case 1:
+        return run(std::integral_constant<int, 1>{});
+      case 2:
+        return run(std::integral_constant<int, 2>{});
+      case 3:
+        return run(std::integral_constant<int, 3>{});
+      default:
+        return run(std::integral_constant<int, kMostStep>{});
+    }
+  }
+
+  // Of windows that begin at position `start`, and each `shift` behind the one before.
+  void put_indices(int64_t count, int64_t start, int64_t shift, int64_t to) {
+    Index* indices = indices_ + to;
+    if constexpr (kOffsets) {
+      std::copy_n(winner_, count, indices);
+    } else if (kSmall && numbers_) {
+      for (int64_t i = 0; i < count; ++i) {
+        indices[i] = static_cast<Index>(positions_[winner_[i]] + (start + i * shift));
+      }
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        indices[i] = static_cast<Index>(winner_[i]) + static_cast<Index>(start + i * shift);
       }
     }
   }
@@ -405,17 +487,22 @@ class Pool {
         }
       }
     }
-    put(to, value, index);
+    values_[to] = value;
+    indices_[to] = index;
   }
 
   const Geometry<int64_t>& geometry_;
   const Element* input_;
   Element* values_;
   Index* indices_;
-  int64_t dilation_[3], step_[3];
+  const int64_t step_[3]; // positions
+  int64_t dilation_[3], lanes_;
+  bool numbers_ = false;          // mark cells
   int64_t positions_[kMostCells]; // of the cells of a small window, from its begin on
   Cells<Order, Mark> cells_;
   Mark winner_[kMostLanes];
+  Element best_[kMostLanes];
+  Element dealt_[kMostDealt + kBlock] = {}; // beyond a row anything, but something
 };
 
 template <class T, class Index, bool kSmall>
@@ -423,13 +510,17 @@ void pool_rows(const PoolCall& call) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t height = geometry.axis[1].in, plane = geometry.axis[0].in * height;
   const int64_t cells = std::min(cells_of(geometry), geometry.out_plane());
-  const int64_t grain = kGrain / std::min(kGrain, geometry.axis[2].in * geometry.inner * cells);
-  at::parallel_for(0, geometry.outer * plane, grain, [&](int64_t begin, int64_t end) {
-    Pool<typename OrderOf<T>::type, Index, kSmall> pool(call);
-    for (int64_t row = begin; row < end; ++row) {
-      pool.row(row / plane, row % plane / height, row % height);
-    }
-  });
+  const int64_t row = std::min(kGrain, geometry.axis[2].in * geometry.inner);
+  at::parallel_for(
+      0,
+      geometry.outer * plane,
+      kGrain / std::min(kGrain, row * std::min(kGrain, cells)),
+      [&](int64_t begin, int64_t end) {
+        Pool<typename OrderOf<T>::type, Index, kSmall> pool(call);
+        for (int64_t i = begin; i < end; ++i) {
+          pool.row(i / plane, i % plane / height, i % height);
+        }
+      });
 }
 
 void pool(const PoolCall& call) {
