@@ -3,10 +3,9 @@
 #pragma once
 
 #include "checks.h"
-#include "dtypes.h"
 #include "geometry.h"
 #include "operator.h"
-#include "reduction.h"
+#include "pool_dtypes.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -22,25 +21,6 @@
 #include <vector>
 
 namespace maxunpool_cuda {
-
-// The types that have a largest of several: all that add up but the complex ones. As
-// with_arithmetic_type.
-template <class F>
-bool with_pooled_type(c10::ScalarType type, F&& f) {
-  return !c10::isComplexType(type) &&
-         with_arithmetic_type(type, [&]<class T>(std::type_identity<T>) {
-           if constexpr (std::is_integral_v<T> || std::is_floating_point_v<Accumulator<T>>) {
-             f(std::type_identity<T>{});
-           }
-         });
-}
-
-// Calls f with std::type_identity of the type of max_pool's indices.
-template <class F>
-void with_pool_index_type(c10::ScalarType type, F&& f) {
-  return type == c10::ScalarType::Byte ? f(std::type_identity<uint8_t>{})
-                                       : with_index_type(type, f);
-}
 
 // The arguments of max_pool after its input, as the schema orders them. Cell k of window p lies at
 // the input coordinate p * stride - padding + k * dilation.

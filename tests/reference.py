@@ -1,4 +1,4 @@
-"""Max pooling, unpooling and its transpose from their definition: slow, plain, no kernels of PyTorch's.
+"""Pooling, unpooling and its transpose from their definition: slow, plain, no PyTorch kernels.
 
 Everything is done on NumPy scalars and rows of bytes. Sums are taken one after the other, in the
 type and the order that the package promises, so that results can be compared bit for bit.

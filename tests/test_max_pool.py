@@ -1,16 +1,26 @@
-"""Max pooling: against the reference and torch.nn's, in every way that PyTorch calls an operator."""
+"""Max pooling: against the reference and torch.nn's, however PyTorch calls an operator."""
 
 import copy
 import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
-from cases import DEVICES, LAYOUTS, laid_out, random_values, same
-from reference import max_pool, pooled_size
+from cases import (
+    DEVICES,
+    INDEX_DTYPES,
+    LAYOUTS,
+    POOLED,
+    Window,
+    laid_out,
+    random_input,
+    random_pool,
+    random_window,
+    same,
+)
+from reference import max_pool
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
@@ -19,18 +29,6 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import MaxPool1d, MaxPool2d, MaxPool3d, _ops
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)
-INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 FUNCTIONS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 TORCH = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 
@@ -47,75 +45,10 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@dataclass(frozen=True)
-class Window:
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    ceil: bool
-
-    @property
-    def arguments(self) -> tuple:
-        """What follows the input, but the dtype of indices."""
-        return self.kernel, self.stride, self.padding, self.dilation, self.ceil
-
-    def index_dtypes(self) -> list[torch.dtype]:
-        small = max(self.dilation) == 1 and math.prod(self.kernel) <= 256
-        return [t for t in INDEX_DTYPES if small or t != torch.uint8]
-
-
-def random_window(rng: random.Random, longest: int = 9, most_cells: int = 256) -> Window:
-    dims = rng.choice((1, 2, 3))
-    while True:
-        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
-        if rng.random() < 0.4:  # as most networks have them
-            kernel, stride, padding = rng.choice(((2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 1, 1)))
-            window = [(n,) * dims for n in (kernel, stride, padding, 1)]
-        else:
-            kernels = tuple(rng.randint(1, 5) for _ in range(dims))
-            most = rng.choice((1, 1, 3))
-            window = [
-                kernels,
-                tuple(rng.randint(1, 6) for _ in range(dims)),
-                tuple(rng.randint(0, k // 2) for k in kernels),
-                tuple(rng.randint(1, most) for _ in range(dims)),
-            ]
-        ceil = rng.random() < 0.5
-        pooled = [pooled_size(*axis, ceil) for axis in zip(sizes, *window, strict=True)]
-        if min(pooled) > 0 and math.prod(pooled) <= most_cells:
-            return Window(sizes, *window, ceil)
-
-
-def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of any numbers; of a few, of which many are equal; with infinities, zeros and NaNs."""
-    kind = rng.choice(("any", "few", "few", "special"))
-    if kind == "any":
-        return random_values(rng, shape, dtype)
-    choices = [0, 1, 2] if kind == "few" else [0, 1]
-    if dtype.is_floating_point:
-        choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
-    else:
-        choices += [torch.iinfo(dtype).min] * 3
-    numbers = rng.choices(choices, k=math.prod(shape))
-    return torch.tensor(numbers, dtype=dtype).reshape(shape)
-
-
-def random_call(
-    rng: random.Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256
-) -> tuple[Tensor, Window]:
-    window = random_window(rng, longest, most_cells)
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-    x = random_input(rng, (*leading, *window.sizes), dtype)
-    return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_agrees_with_the_reference(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for _ in range(25):
-        x, window = random_call(rng, dtype, most_cells=64)
+        x, window = random_pool(rng, dtype, most_cells=64)
         index_dtype = rng.choice(window.index_dtypes())
         values, indices = _ops.max_pool(x.to(device), *window.arguments, index_dtype)
         expected = max_pool(x, *window.arguments, index_dtype)
@@ -123,16 +56,23 @@ def test_agrees_with_the_reference(device: str, dtype: torch.dtype, rng: random.
         assert same(indices, expected[1]), (window, index_dtype)
 
 
+def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
+    """Equal in every bit but those of NaNs, which PyTorch writes as it likes."""
+    nan = b != b
+    return torch.equal(a != a, nan) and same(a.where(~nan, 0), b.where(~nan, 0))
+
+
 def agrees_with_torch(x: Tensor, window: Window) -> None:
+    """Whatever the layout: for 3d channels_last, PyTorch has other kernels, which err at -inf."""
     dims = len(window.sizes)
-    expected = TORCH[dims - 1](x, *window.arguments, return_indices=True)
+    expected = TORCH[dims - 1](x.contiguous(), *window.arguments, return_indices=True)
     got = FUNCTIONS[dims - 1](x, *window.arguments, return_indices=True)
-    assert same(got[0], expected[0]), window
+    assert same_but_for_nan(got[0], expected[0]), window
     assert same(got[1], expected[1]), window
-    assert same(FUNCTIONS[dims - 1](x, *window.arguments), expected[0])
+    assert same(FUNCTIONS[dims - 1](x, *window.arguments), got[0])
     for dtype in window.index_dtypes():
         values, indices = _ops.max_pool(x, *window.arguments, dtype)
-        assert same(values, expected[0])
+        assert same(values, got[0])
         if dtype == torch.uint8:
             indices = flat(indices, window)
         assert same(indices.long(), expected[1]), (window, dtype)
@@ -154,12 +94,12 @@ def flat(offsets: Tensor, window: Window) -> Tensor:
     return position.long()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_agrees_with_torch(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     if device == "cuda" and not dtype.is_floating_point:
         pytest.skip("torch.nn pools no integers there")
     for _ in range(25):
-        x, window = random_call(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
+        x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
         agrees_with_torch(x.to(device), window)
 
 
@@ -197,14 +137,15 @@ def test_ties_nan_and_nothing(device: str) -> None:
         x = torch.tensor([row], device=device)
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             values, indices = F.max_pool1d(x.to(dtype), 4, return_indices=True)
-            assert same(values, torch.tensor([[value]], dtype=dtype))
+            assert same(values, x.to(dtype)[:, index : index + 1])
+            assert repr(values.item()) == repr(value)
             assert indices.tolist() == [[index]]
     # What lies in the padding is not there.
     x = torch.full((1, 20), -inf, device=device)
     _, indices = F.max_pool1d(x, 4, 1, 2, return_indices=True)
-    assert indices.tolist() == [[0, 0, 0, *range(1, 18)]]
+    assert indices.tolist() == [[0, 0, 0, *range(1, 19)]]
     _, offsets = F.max_pool1d(x, 4, 1, 2, return_indices=True, index_dtype=torch.uint8)
-    assert offsets.tolist() == [[2, 1, *[0] * 18, 0]]
+    assert offsets.tolist() == [[2, 1, *[0] * 19]]
 
 
 def test_windows_without_a_cell(device: str) -> None:
@@ -374,7 +315,7 @@ def test_gradients_of_batches(device: str) -> None:
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_opcheck(index_dtype: torch.dtype, rng: random.Random) -> None:
     for _ in range(4):
-        x, window = random_call(rng, torch.float32, most_cells=20)
+        x, window = random_pool(rng, torch.float32, most_cells=20)
         if index_dtype in window.index_dtypes() and x.isfinite().all():
             torch.library.opcheck(_ops.max_pool, (x, *window.arguments, index_dtype))
     leaf = torch.rand(2, 3, 6, 6).requires_grad_()
@@ -421,7 +362,7 @@ def test_export_with_dynamic_sizes() -> None:
         (torch.rand(2, 3, 8, 12),),
         dynamic_shapes={"x": {0: batch, 2: 4 * height, 3: 4 * width}},
     )
-    x = torch.rand(5, 3, 16, 4, requires_grad=True)
+    x = torch.rand(5, 3, 16, 8, requires_grad=True)
     output = program.module()(x)
     assert same(output, RoundTrip()(x))
     (got,) = torch.autograd.grad(output.sum(), x)
@@ -452,7 +393,6 @@ WRONG: dict[str, tuple[Callable[[Callable, Tensor], object], str]] = {
         "must either be a single int, or a tuple",
     ),
     "a float": (lambda pool, x: pool(x, 2.5), ""),
-    "no tensor": (lambda pool, x: pool([1.0], 2), ""),
 }
 
 
@@ -461,7 +401,7 @@ WRONG: dict[str, tuple[Callable[[Callable, Tensor], object], str]] = {
 def test_errors_are_torchs(kind: str, dims: int) -> None:
     call, phrase = WRONG[kind]
     x = torch.rand(2, 3, *[8] * dims)
-    with pytest.raises(Exception, match="") as theirs:
+    with pytest.raises((RuntimeError, NotImplementedError, TypeError)) as theirs:
         call(lambda *a: TORCH[dims - 1](*a, return_indices=True), x)
     with pytest.raises(theirs.type, match=rf"^max_pool{dims}d: expected .* but got") as ours:
         call(FUNCTIONS[dims - 1], x)
@@ -486,13 +426,13 @@ def test_index_dtypes_that_do_not_do() -> None:
     assert F.max_pool2d(x, 16, **byte)[1].dtype == torch.uint8
     for window in ((17, 17), (2, 2, 0, 2), ((1, 257),), (2**40, 1, 2**39)):
         wide = x if window[0] != (1, 257) else torch.rand(1, 1, 1, 300)
-        with pytest.raises(ValueError, match="at most 256 cells and dilation 1.*use int32"):
+        with pytest.raises(ValueError, match=r"at most 256 cells and dilation 1.*use int32"):
             F.max_pool2d(wide, *window, **byte)
-    with pytest.raises(ValueError, match="^max_pool2d: expected index_dtype to be .* but got"):
+    with pytest.raises(ValueError, match=r"^max_pool2d: expected index_dtype to be .* but got"):
         F.max_pool2d(x, 2, index_dtype=torch.int16)
-    with pytest.raises(ValueError, match="^max_pool2d: expected index_dtype to be .* but got Sho"):
+    with pytest.raises(ValueError, match=r"^max_pool2d: expected index_dtype to be .* but got Sho"):
         _ops.max_pool(x, (2, 2), (2, 2), (0, 0), (1, 1), False, torch.int16)
-    with pytest.raises(ValueError, match="^MaxPool2d: expected index_dtype to be .* but got 'int"):
+    with pytest.raises(ValueError, match=r"^MaxPool2d: expected index_dtype to be .* but got 'int"):
         MaxPool2d(2, index_dtype="int64")
     plane = torch.empty(1, 1, 2**16, 2**15, device="meta")
     with pytest.raises(ValueError, match=r"fewer than 2\^31 positions .*int32.*use int64"):
@@ -503,12 +443,17 @@ def test_index_dtypes_that_do_not_do() -> None:
 def test_sizes_that_overflow() -> None:
     x = torch.rand(1, 1, 8, 8)
     for window in ((2**62, 1, 2**61), (2, 2**62), (2**31, 1, 2**30, 2**31), (3, 1, 1, 2**60)):
-        with pytest.raises(RuntimeError, match="^max_pool2d: expected sizes that do not overflow"):
+        with pytest.raises(RuntimeError, match=r"^max_pool2d: expected sizes that do not overflow"):
             F.max_pool2d(x, *window)
-    with pytest.raises(RuntimeError, match="^max_pool2d: expected sizes that do not overflow"):
+    with pytest.raises(RuntimeError, match=r"^max_pool2d: expected sizes that do not overflow"):
         F.max_pool2d(torch.empty(0, 2**20, 2**20, 2**20), 2)
     # Large, but no more than that: all of the padding is around one window.
     assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
+
+
+def test_what_is_no_tensor() -> None:
+    with pytest.raises(TypeError, match=r"^max_pool1d: expected input to be a Tensor but got list"):
+        F.max_pool1d([1.0], 2)
 
 
 def test_errors_of_the_operator_alone() -> None:

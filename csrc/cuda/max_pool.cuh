@@ -2,7 +2,8 @@
 // found. The choice among the kernels is here too, all but the launch itself; see dispatch.cuh.
 #pragma once
 
-#include "../pool.h"
+#include "../pool_dtypes.h"
+#include "../reduction.h"
 #include "dispatch.cuh"
 #include "divider.cuh"
 #include "tiling.cuh"
@@ -59,7 +60,7 @@ __device__ inline Offset name_of(Offset number, Offset position) {
 
 // One thread: V channels of one window.
 template <class T, class Index, class Offset, int V>
-__global__ void pool_channels(
+__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_channels(
     Tiling<Offset> tiling,
     Cells<Offset> cells,
     T lowest,
@@ -201,13 +202,13 @@ __global__ void pool_rows(
     if (kPairs || even) {
       store(values + to, best);
       store(indices + to, won);
-      return;
-    }
+    } else if constexpr (!kPairs) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if (left + v < width.in) {
-        values[to + v] = best.at[v];
-        indices[to + v] = won.at[v];
+      for (int v = 0; v < V; ++v) {
+        if (left + v < width.in) {
+          values[to + v] = best.at[v];
+          indices[to + v] = won.at[v];
+        }
       }
     }
   });
