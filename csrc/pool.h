@@ -146,13 +146,19 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
 inline void check_overflow(const PoolWindow<int64_t>& window, at::IntArrayRef input) {
   constexpr int64_t kLimit = int64_t{1} << 60;
   double bytes = 16; // of the largest index, and to spare
+  double plane = 1;
   bool fits = true;
   for (const int64_t size : input) {
     bytes *= static_cast<double>(std::max<int64_t>(size, 1)) + 1; // no pooled size is larger
   }
+  for (const int64_t size : input.slice(input.size() - window.rank())) {
+    plane *= static_cast<double>(size);
+  }
   for (size_t d = 0; d < window.rank(); ++d) {
-    fits = fits && window.stride[d] <= kLimit && window.kernel_size[d] <= kLimit &&
-           window.dilation[d] <= kLimit / window.kernel_size[d];
+    const auto reach =
+        static_cast<double>(window.kernel_size[d]) * static_cast<double>(window.dilation[d]);
+    fits = fits && reach * plane < static_cast<double>(kLimit) && window.stride[d] <= kLimit &&
+           window.kernel_size[d] <= kLimit && window.dilation[d] <= kLimit / window.kernel_size[d];
   }
   TORCH_CHECK(
       fits && bytes < 4 * static_cast<double>(kLimit),

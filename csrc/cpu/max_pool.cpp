@@ -270,12 +270,23 @@ int64_t cells_of(const Geometry<int64_t>& geometry) {
   return static_cast<int64_t>(std::min(cells, 0x1p60));
 }
 
+// How far the last cell of a window lies from its begin, in positions.
+double farthest(const PoolCall& call) {
+  const Axis<int64_t>* axis = call.geometry.axis;
+  double position = 0;
+  for (int a = 0; a < 3; ++a) {
+    position = position * static_cast<double>(axis[a].out) +
+               static_cast<double>(axis[a].kernel - 1) * static_cast<double>(call.dilation[a]);
+  }
+  return position;
+}
+
 // Pools rows of windows. What marks a cell is how far its position is from its window's begin, or,
-// where the mark of a small window has no room for that, its number.
-template <class Order, class Index, bool kSmall>
+// where a narrow mark has no room for that, its number, of which a small window has few.
+template <class Order, class Index, bool kNarrow>
 class Pool {
   using Element = typename Order::Element;
-  using Mark = std::conditional_t<kSmall, typename Order::Mark, int64_t>;
+  using Mark = std::conditional_t<kNarrow, typename Order::Mark, int64_t>;
   static constexpr bool kOffsets = std::is_same_v<Index, uint8_t>;
 
  public:
@@ -287,13 +298,10 @@ class Pool {
         step_{geometry_.axis[1].out * geometry_.axis[2].out, geometry_.axis[2].out, 1} {
     const auto& [depth, height, width] = geometry_.axis;
     std::copy_n(call.dilation, 3, dilation_);
-    if constexpr (kSmall) {
-      const int64_t farthest = position(depth.kernel - 1, height.kernel - 1, width.kernel - 1);
-      numbers_ = kOffsets || farthest > std::numeric_limits<Mark>::max();
-      for (int64_t i = 0; i < cells_of(geometry_); ++i) {
-        const int64_t row = i / width.kernel;
-        positions_[i] = position(row / height.kernel, row % height.kernel, i % width.kernel);
-      }
+    numbers_ = kOffsets || farthest(call) > static_cast<double>(std::numeric_limits<Mark>::max());
+    for (int64_t i = 0; kNarrow && numbers_ && i < cells_of(geometry_); ++i) {
+      const int64_t row = i / width.kernel;
+      positions_[i] = position(row / height.kernel, row % height.kernel, i % width.kernel);
     }
     // Rows whose windows are far apart, or wide, are not dealt out.
     const int64_t reach = dilation_[2] * (width.kernel - 1) + 1;
@@ -348,7 +356,7 @@ class Pool {
     return z.start * step_[0] + y.start * step_[1] + x.start;
   }
   Mark mark(int64_t z, int64_t y, int64_t x) const {
-    return static_cast<Mark>(kSmall && numbers_ ? number(z, y, x) : position(z, y, x));
+    return static_cast<Mark>(kNarrow && numbers_ ? number(z, y, x) : position(z, y, x));
   }
   Index index_of_first(const Span& z, const Span& y, const Span& x) const {
     return static_cast<Index>(
@@ -456,7 +464,7 @@ class Pool {
     Index* indices = indices_ + to;
     if constexpr (kOffsets) {
       std::copy_n(winner_, count, indices);
-    } else if (kSmall && numbers_) {
+    } else if (kNarrow && numbers_) {
       for (int64_t i = 0; i < count; ++i) {
         indices[i] = static_cast<Index>(positions_[winner_[i]] + (start + i * shift));
       }
@@ -505,7 +513,7 @@ class Pool {
   Element dealt_[kMostDealt + kBlock] = {}; // beyond a row anything, but something
 };
 
-template <class T, class Index, bool kSmall>
+template <class T, class Index, bool kNarrow>
 void pool_rows(const PoolCall& call) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t height = geometry.axis[1].in, plane = geometry.axis[0].in * height;
@@ -516,7 +524,7 @@ void pool_rows(const PoolCall& call) {
       geometry.outer * plane,
       kGrain / std::min(kGrain, row * std::min(kGrain, cells)),
       [&](int64_t begin, int64_t end) {
-        Pool<typename OrderOf<T>::type, Index, kSmall> pool(call);
+        Pool<typename OrderOf<T>::type, Index, kNarrow> pool(call);
         for (int64_t i = begin; i < end; ++i) {
           pool.row(i / plane, i % plane / height, i % height);
         }
@@ -528,8 +536,10 @@ void pool(const PoolCall& call) {
   use_huge_pages(call.indices);
   with_pooled_type(call.input.scalar_type(), [&]<class T>(std::type_identity<T>) {
     with_pool_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
-      cells_of(call.geometry) <= kMostCells ? pool_rows<T, Index, true>(call)
-                                            : pool_rows<T, Index, false>(call);
+      using Mark = typename OrderOf<T>::type::Mark;
+      const bool narrow = cells_of(call.geometry) <= kMostCells ||
+                          farthest(call) <= static_cast<double>(std::numeric_limits<Mark>::max());
+      narrow ? pool_rows<T, Index, true>(call) : pool_rows<T, Index, false>(call);
     });
   });
 }
