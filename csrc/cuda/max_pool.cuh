@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_ch
     const T* __restrict__ input,
     T* __restrict__ values,
     Index* __restrict__ indices) {
-  constexpr int kAhead = 3; // cells that are loaded before any is looked at
+  constexpr int kAhead = V < 8 ? 3 : 2; // cells that are loaded before any is looked at
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;
     const auto item = tiling.item(i);
