@@ -65,7 +65,7 @@ def extension(cuda: bool) -> Extension:
     arch_list = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_arch_list())
     return cpp_extension.CUDAExtension(
         name,
-        [*sources, "csrc/cuda/max_unpool.cu"],
+        [*sources, *sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))],
         define_macros=[
             ("WITH_CUDA", None),
             ("CUDA_VERSION_STRING", f'"{torch.version.cuda}"'),

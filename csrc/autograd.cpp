@@ -1,6 +1,8 @@
-// The derivatives of the operators, backward and forward: for given indices each is a linear map,
-// whose transpose is the other one. Written as PyTorch's own operators have theirs, rather than as
-// a torch::autograd::Function, which neither forward mode nor torch.func takes.
+// The derivatives of the operators, backward and forward: for given indices max_unpool and
+// max_unpool_backward are linear maps, each the transpose of the other. max_pool, near its input,
+// is the latter with "sum", for the indices that it finds. Written as PyTorch's own operators have
+// theirs, rather than as a torch::autograd::Function, which neither forward mode nor torch.func
+// takes.
 #include "handles.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -45,13 +48,17 @@ template <bool kForward>
 class Transpose : public Node {
  public:
   Transpose(
+      const char* name,
       const at::Tensor& indices,
       c10::SymIntArrayRef output_size,
       c10::SymIntArrayRef kernel_size,
       c10::SymIntArrayRef stride,
       c10::SymIntArrayRef padding,
       c10::string_view reduce)
-      : indices_(indices, /*is_output=*/false), rank_(kernel_size.size()), reduce_(reduce) {
+      : name_(name),
+        indices_(indices, /*is_output=*/false),
+        rank_(kernel_size.size()),
+        reduce_(reduce) {
     for (const c10::SymIntArrayRef part : {output_size, kernel_size, stride, padding}) {
       window_.insert(window_.end(), part.begin(), part.end()); // one list costs less than four
     }
@@ -66,11 +73,10 @@ class Transpose : public Node {
         grads[0], indices_.unpack(), part(0), part(1), part(2), part(3), reduce_)};
   }
   void release_variables() override { indices_.reset_data(); }
-  std::string name() const override {
-    return kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward";
-  }
+  std::string name() const override { return name_; }
 
  private:
+  const char* name_; // as graphs show it
   torch::autograd::SavedVariable indices_;
   size_t rank_;
   std::vector<c10::SymInt> window_;
@@ -90,7 +96,14 @@ at::Tensor differentiable(
   const auto& op = operator_handle<kForward>();
   Pointer<Transpose<kForward>> node;
   if (torch::autograd::compute_requires_grad(values)) {
-    node = make<Transpose<kForward>>(indices, output_size, kernel_size, stride, padding, reduce);
+    node = make<Transpose<kForward>>(
+        kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward",
+        indices,
+        output_size,
+        kernel_size,
+        stride,
+        padding,
+        reduce);
     node->set_next_edges(torch::autograd::collect_next_edges(values));
   }
   at::Tensor result = [&] {
@@ -118,11 +131,59 @@ at::Tensor differentiable(
   return result;
 }
 
+std::tuple<at::Tensor, at::Tensor> differentiable_pool(
+    c10::DispatchKeySet keys,
+    const at::Tensor& input,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool ceil_mode,
+    c10::ScalarType index_dtype) {
+  auto results = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return pool_handle().redispatch(
+        keys & c10::after_autograd_keyset,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        index_dtype);
+  }();
+  const at::Tensor& tangent = input._fw_grad(/*level=*/0);
+  const bool backward = torch::autograd::compute_requires_grad(input);
+  if (!backward && !tangent.defined()) {
+    return results;
+  }
+  auto& [values, indices] = results;
+  const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
+  std::vector<c10::SymInt> extent; // the cells of a window lie within it
+  for (size_t d = 0; d < kernel_size.size(); ++d) {
+    extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);
+  }
+  if (backward) {
+    const auto node =
+        make<Transpose<false>>("MaxPoolBackward", indices, sizes, extent, stride, padding, "sum");
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
+    torch::autograd::set_history(values, node);
+  }
+  if (tangent.defined()) {
+    values._set_fw_grad(
+        operator_handle<false>().call(tangent, indices, sizes, extent, stride, padding, "sum"),
+        /*level=*/0,
+        /*is_inplace_op=*/false);
+  }
+  return results;
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, Autograd, m) {
   m.impl("max_unpool", differentiable<true>);
   m.impl("max_unpool_backward", differentiable<false>);
+  m.impl("max_pool", differentiable_pool);
 }
 
 } // namespace maxunpool_cuda

@@ -1,5 +1,5 @@
-// The Python face of the library: facts about the build, and a short way to the operator, which
-// goes through the dispatcher like any call of it.
+// The Python face of the library: facts about the build, and short ways to the operators,
+// which go through the dispatcher like any call of them.
 #include "errors.h"
 #include "plain_call.h"
 
@@ -31,7 +31,7 @@ pybind11::dict build_info() {
 }
 
 // The tensor, or None where the call is not a plain one.
-pybind11::object call_plain(
+pybind11::object unpool(
     int64_t dims,
     pybind11::handle input,
     pybind11::handle indices,
@@ -40,7 +40,7 @@ pybind11::object call_plain(
     pybind11::handle padding,
     pybind11::handle output_size,
     pybind11::handle reduce) {
-  return pybind11::cast(call_if_plain(
+  return pybind11::cast(max_unpool_if_plain(
       {dims,
        input.ptr(),
        indices.ptr(),
@@ -51,11 +51,38 @@ pybind11::object call_plain(
        reduce.ptr()}));
 }
 
+// The values, with the indices or without, or None.
+pybind11::object pool(
+    int64_t dims,
+    pybind11::handle input,
+    pybind11::handle kernel_size,
+    pybind11::handle stride,
+    pybind11::handle padding,
+    pybind11::handle dilation,
+    pybind11::handle ceil_mode,
+    pybind11::handle index_dtype) {
+  const auto results = max_pool_if_plain(
+      {dims,
+       input.ptr(),
+       kernel_size.ptr(),
+       stride.ptr(),
+       padding.ptr(),
+       dilation.ptr(),
+       ceil_mode.ptr(),
+       index_dtype.ptr()});
+  if (!results) {
+    return pybind11::none();
+  }
+  const auto& [values, indices] = *results;
+  return index_dtype.is_none() ? pybind11::cast(values) : pybind11::make_tuple(values, indices);
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
-  m.def("call_if_plain", torch::wrap_pybind_function(&call_plain));
+  m.def("max_unpool_if_plain", torch::wrap_pybind_function(&unpool));
+  m.def("max_pool_if_plain", torch::wrap_pybind_function(&pool));
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
 

@@ -94,22 +94,15 @@ void check_window(const Window<Size>& window) {
   }
 }
 
-// Can an offset in the window be a byte?
+// Whether a byte can tell the positions in a window apart.
 template <class Size>
-void check_volume(const std::string& name, c10::ArrayRef<Size> kernel_size) {
+bool fits_byte(c10::ArrayRef<Size> kernel_size) {
   Size volume = 1;
   for (const Size& size : kernel_size) {
     // Sizes are positive; where one alone is too large, the product need not be right.
     volume = size > kMostOffsets || volume > kMostOffsets ? Size(kMostOffsets + 1) : volume * size;
   }
-  TORCH_CHECK_VALUE(
-      volume <= kMostOffsets,
-      name,
-      ": expected kernel_size of at most ",
-      kMostOffsets,
-      " elements for uint8 indices, which are offsets in the window (int32 ones are not), but got "
-      "kernel_size=",
-      kernel_size);
+  return volume <= kMostOffsets;
 }
 
 // The sizes of the unpooled tensor: `pooled` with output_size for its spatial sizes. Any positive
@@ -188,9 +181,14 @@ std::vector<Size> check(
       ": expected elements in indices of type int64, int32 or uint8 (elements in indices should be "
       "type int64) but got: ",
       c10::toString(indices.scalar_type()));
-  if (indices.scalar_type() == c10::ScalarType::Byte) {
-    check_volume(name, window.kernel_size);
-  }
+  TORCH_CHECK_VALUE(
+      indices.scalar_type() != c10::ScalarType::Byte || fits_byte(window.kernel_size),
+      name,
+      ": expected kernel_size of at most ",
+      kMostOffsets,
+      " elements for uint8 indices, which are offsets in the window (int32 ones are not), but got "
+      "kernel_size=",
+      window.kernel_size);
   TORCH_CHECK(
       values.dim() == rank + 1 || values.dim() == rank + 2,
       name,

@@ -109,6 +109,17 @@ bool with_arithmetic_type(c10::ScalarType type, F&& f) {
   }
 }
 
+// As with_arithmetic_type, for the types of which several have a largest.
+template <class F>
+bool with_ordered_type(c10::ScalarType type, F&& f) {
+  return !c10::isComplexType(type) &&
+         with_arithmetic_type(type, [&]<class T>(std::type_identity<T> chosen) {
+           if constexpr (!c10::is_complex<T>::value) {
+             f(chosen);
+           }
+         });
+}
+
 inline bool is_arithmetic_type(c10::ScalarType type) {
   return with_arithmetic_type(type, [](auto) {});
 }

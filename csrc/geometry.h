@@ -44,8 +44,8 @@ struct Geometry {
   MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
 };
 
-// int64 and int32 indices are flat positions in the output plane. uint8 ones are row-major offsets in
-// the window of their cell, before it is clipped: none can name an output beyond it.
+// int64 and int32 indices are flat positions in the output plane. uint8 ones are row-major offsets
+// in the window of their cell, before it is clipped: none can name an output beyond it.
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
 

@@ -1,18 +1,22 @@
 #include "plain_call.h"
 
 #include "handles.h"
+#include "pool.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
 #include <pybind11/gil.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <array>
 #include <cstdlib>
 #include <string_view>
+#include <tuple>
 
 namespace maxunpool_cuda {
 namespace {
@@ -137,18 +141,19 @@ Ints plain_output_size(
 
 } // namespace
 
-std::optional<at::Tensor> call_if_plain(const PythonCall& call) {
+std::optional<at::Tensor> max_unpool_if_plain(const PythonUnpoolCall& call) {
+  const int64_t dims = call.dims;
   const at::Tensor* input = plain_tensor(call.input);
   const at::Tensor* indices = plain_tensor(call.indices);
   const std::string_view reduce = plain_string(call.reduce);
   if (input == nullptr || indices == nullptr || !eager() ||
       (reduce != "last" && reduce != "sum" && reduce != "mean") ||
-      (input->dim() != call.dims + 1 && input->dim() != call.dims + 2)) {
+      (input->dim() != dims + 1 && input->dim() != dims + 2)) {
     return std::nullopt;
   }
-  const Ints kernel = plain_per_dim(call.kernel_size, call.dims);
-  const Ints stride = call.stride == Py_None ? kernel : plain_per_dim(call.stride, call.dims);
-  const Ints padding = plain_per_dim(call.padding, call.dims);
+  const Ints kernel = plain_per_dim(call.kernel_size, dims);
+  const Ints stride = call.stride == Py_None ? kernel : plain_per_dim(call.stride, dims);
+  const Ints padding = plain_per_dim(call.padding, dims);
   if (kernel.size == 0 || stride.size == 0 || padding.size == 0) {
     return std::nullopt;
   }
@@ -159,6 +164,35 @@ std::optional<at::Tensor> call_if_plain(const PythonCall& call) {
   const pybind11::gil_scoped_release without_gil;
   return operator_handle<true>().call(
       *input, *indices, sizes.view(), kernel.view(), stride.view(), padding.view(), reduce);
+}
+
+std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const PythonPoolCall& call) {
+  const int64_t dims = call.dims;
+  const at::Tensor* input = plain_tensor(call.input);
+  const bool flag = PyBool_Check(call.ceil_mode);
+  const bool seen = call.index_dtype != Py_None;
+  if (input == nullptr || !eager() || !flag || (seen && !THPDtype_Check(call.index_dtype))) {
+    return std::nullopt;
+  }
+  const Ints kernel = plain_per_dim(call.kernel_size, dims);
+  const Ints stride = call.stride == Py_None ? kernel : plain_per_dim(call.stride, dims);
+  const Ints padding = plain_per_dim(call.padding, dims);
+  const Ints dilation = plain_per_dim(call.dilation, dims);
+  if (kernel.size == 0 || stride.size == 0 || padding.size == 0 || dilation.size == 0 ||
+      (!seen && !bytes_do(kernel.view(), dilation.view()))) {
+    return std::nullopt;
+  }
+  const c10::ScalarType index_type =
+      seen ? reinterpret_cast<THPDtype*>(call.index_dtype)->scalar_type : c10::ScalarType::Byte;
+  const pybind11::gil_scoped_release without_gil;
+  return pool_handle().call(
+      *input,
+      kernel.view(),
+      stride.view(),
+      padding.view(),
+      dilation.view(),
+      call.ceil_mode == Py_True,
+      index_type);
 }
 
 } // namespace maxunpool_cuda

@@ -1,15 +1,18 @@
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
-Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d`` and
-``torch.nn.functional.max_unpool1d/2d/3d``, for the CPU and CUDA.
+Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
+``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
 """
 
 from . import functional
 from ._ops import build_info, check_errors
 from .convert import replace_max_unpool
-from .modules import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 __all__ = [
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
     "MaxUnpool1d",
     "MaxUnpool2d",
     "MaxUnpool3d",

@@ -20,7 +20,9 @@ except ImportError as error:
 
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
-call_if_plain = _C.call_if_plain
+max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
+max_unpool_if_plain = _C.max_unpool_if_plain
+max_pool_if_plain = _C.max_pool_if_plain
 
 
 def build_info() -> dict[str, Any]:
@@ -76,8 +78,24 @@ def _batched(
     return result.reshape(*batch, *result.shape[1:]), 0
 
 
-for _name, _operator in {
-    "max_unpool": max_unpool,
-    "max_unpool_backward": max_unpool_backward,
+def _batched_pool(
+    _: Any, in_dims: tuple[int | None, ...], input: Tensor, kernel_size: Any, *rest: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """As :func:`_batched`, for max_pool: two results, and no indices to begin with."""
+    input = input.movedim(in_dims[0] or 0, 0)
+    unbatched = len(kernel_size) + 1  # dimensions
+    if input.dim() - 1 not in (unbatched, unbatched + 1):
+        return max_pool(input.new_empty(input.shape[1:]), kernel_size, *rest), (0, 0)  # refused
+    if input.dim() - 1 == unbatched:
+        return max_pool(input, kernel_size, *rest), (0, 0)
+    values, indices = max_pool(input.flatten(0, 1), kernel_size, *rest)
+    shape = (*input.shape[:2], *values.shape[1:])
+    return (values.reshape(shape), indices.reshape(shape)), (0, 0)
+
+
+for _name, _rule in {
+    "max_unpool": functools.partial(_batched, max_unpool),
+    "max_unpool_backward": functools.partial(_batched, max_unpool_backward),
+    "max_pool": _batched_pool,
 }.items():
-    torch.library.register_vmap(f"maxunpool_cuda::{_name}", functools.partial(_batched, _operator))
+    torch.library.register_vmap(f"maxunpool_cuda::{_name}", _rule)

@@ -1,16 +1,17 @@
-"""Max unpooling as functions, with the arguments of :mod:`torch.nn.functional`."""
+"""Max unpooling and max pooling as functions, with the arguments of :mod:`torch.nn.functional`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
-from ._geometry import IntOrInts, ints, per_dim, spatial_output_size
+from ._geometry import IntOrInts, Ints, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
 
@@ -20,6 +21,15 @@ def check_reduce(name: str, reduce: str) -> None:
     if reduce not in ("last", "sum", "mean"):
         raise ValueError(
             f"{name}: expected reduce to be 'last', 'sum' or 'mean' but got {reduce!r}"
+        )
+
+
+def check_index_dtype(name: str, index_dtype: torch.dtype) -> None:
+    """Raise a ValueError that begins with ``name`` unless indices can be of this dtype."""
+    if index_dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise ValueError(
+            f"{name}: expected index_dtype to be torch.int64, torch.int32 or torch.uint8 "
+            f"but got {index_dtype!r}"
         )
 
 
@@ -40,7 +50,7 @@ def _max_unpool(
     what is wrong with it, in Python: so that traced calls raise what eager ones do.
     """
     if not torch.compiler.is_compiling():
-        result = _ops.call_if_plain(
+        result = _ops.max_unpool_if_plain(
             dims, input, indices, kernel_size, stride, padding, output_size, reduce
         )
         if result is not None:
@@ -202,4 +212,242 @@ def max_unpool3d(
     """
     return _max_unpool(
         max_unpool3d, 3, input, indices, kernel_size, stride, padding, output_size, reduce
+    )
+
+
+# What the pooling functions return, as their return_indices says; Any, as torch.nn has it.
+Pooled = Any
+
+
+def bytes_do(kernel_size: Ints, dilation: Ints) -> bool:
+    """Whether uint8 can name the cells of a window."""
+    return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
+
+
+def _smallest_index_dtype(spatial: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
+    """Of indices that nobody but the backward will see."""
+    if bytes_do(kernel_size, dilation):
+        return torch.uint8
+    # A size that is still open, in a graph that is being traced, is left open.
+    if all(type(size) is int for size in spatial) and math.prod(spatial) < 2**31:
+        return torch.int32
+    return torch.int64
+
+
+def _pool_per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
+    """As :func:`per_dim`, with torch.nn's rules for pooling: one int in a sequence does for all."""
+    result = ints(name, argument, value if isinstance(value, Iterable) else (value,))
+    if len(result) not in (1, dims):
+        raise RuntimeError(
+            f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
+            f"({argument} must either be a single int, or a tuple of {dims} ints)"
+        )
+    return result * dims if len(result) == 1 else result
+
+
+def _max_pool(
+    function: Callable[..., Pooled],
+    dims: int,
+    input: Tensor,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    ceil_mode: bool,
+    return_indices: bool,
+    index_dtype: torch.dtype,
+) -> Pooled:
+    """Max pooling over ``dims`` spatial dimensions: the body of the public ``function``.
+
+    As :func:`_max_unpool`, most calls end in the first lines.
+    """
+    if not torch.compiler.is_compiling():
+        dtype = index_dtype if return_indices else None
+        result = _ops.max_pool_if_plain(
+            dims, input, kernel_size, stride, padding, dilation, ceil_mode, dtype
+        )
+        if result is not None:
+            return result
+    if has_torch_function((input,)):
+        return handle_torch_function(
+            function,
+            (input,),
+            input,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            ceil_mode=ceil_mode,
+            return_indices=return_indices,
+            index_dtype=index_dtype,
+        )
+    name = f"max_pool{dims}d"
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    check_index_dtype(name, index_dtype)
+    if stride is None or (isinstance(stride, Sequence) and not stride):
+        stride = kernel_size
+    window = (
+        _pool_per_dim(name, "kernel_size", kernel_size, dims),
+        _pool_per_dim(name, "stride", stride, dims),
+        _pool_per_dim(name, "padding", padding, dims),
+        _pool_per_dim(name, "dilation", dilation, dims),
+    )
+    if return_indices:
+        return _ops.max_pool(input, *window, ceil_mode, index_dtype)
+    kernel, _, _, spread = window
+    smallest = _smallest_index_dtype(input.shape[-dims:], kernel, spread)
+    return _ops.max_pool(input, *window, ceil_mode, smallest)[0]
+
+
+def max_pool1d(
+    input: Tensor,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None = None,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Take the largest of each window of a signal; see :func:`max_pool2d`.
+
+    Args:
+        input: ``(N, C, L_in)`` or ``(C, L_in)``.
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides.
+        dilation: distance between the cells of a window.
+        ceil_mode: whether a last window may reach beyond the padding.
+        return_indices: whether to return where the maxima are, too.
+        index_dtype: int64, int32 or uint8.
+
+    Returns:
+        ``(N, C, L_out)`` or ``(C, L_out)``, or two such tensors: values and indices.
+
+    Example:
+        >>> import torch
+        >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2, return_indices=True)
+        (tensor([[3., 2.]]), tensor([[1, 2]]))
+    """
+    return _max_pool(
+        max_pool1d,
+        1,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        index_dtype,
+    )
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None = None,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Take the largest of each window, as :func:`torch.nn.functional.max_pool2d` does, bit for bit.
+
+    Of equal elements the first is taken, in row-major order, and a NaN before every number.
+
+    The indices say where. int64 and int32 ones are flat positions in the input plane, and int64
+    ones those of PyTorch. uint8 ones take an eighth of the memory: the row-major offset inside the
+    window, which counts the cells in the padding as well.
+
+    Args:
+        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
+            integers. A channels_last input gives channels_last results.
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides; at most half of ``kernel_size``.
+        dilation: distance between the cells of a window.
+        ceil_mode: whether a last window may reach beyond the padding, if it begins before it.
+        return_indices: whether to return where the maxima are, too.
+        index_dtype: int64, int32 (of planes below 2^31 positions) or uint8 (of windows of at most
+            256 cells, without dilation).
+
+    Returns:
+        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors: values and indices.
+
+    Raises:
+        RuntimeError: the input's shape, or the window, is none that can be pooled.
+        ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
+        NotImplementedError: the dtype does not compare, or the device has no kernels.
+
+    Example:
+        >>> import torch
+        >>> image = torch.tensor([[[1.0, 2.0, 7.0, 5.0], [4.0, 3.0, 6.0, 8.0]]])
+        >>> max_pool2d(image, 2, return_indices=True)
+        (tensor([[[4., 8.]]]), tensor([[[4, 7]]]))
+        >>> max_pool2d(image, 2, return_indices=True, index_dtype=torch.uint8)
+        (tensor([[[4., 8.]]]), tensor([[[2, 3]]], dtype=torch.uint8))
+    """
+    return _max_pool(
+        max_pool2d,
+        2,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        index_dtype,
+    )
+
+
+def max_pool3d(
+    input: Tensor,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None = None,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Take the largest of each window of a volume; see :func:`max_pool2d`.
+
+    Args:
+        input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides.
+        dilation: distance between the cells of a window.
+        ceil_mode: whether a last window may reach beyond the padding.
+        return_indices: whether to return where the maxima are, too.
+        index_dtype: int64, int32 or uint8.
+
+    Returns:
+        ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, or two such tensors: values
+        and indices.
+
+    Example:
+        >>> import torch
+        >>> volume = torch.arange(8.0).reshape(1, 2, 2, 2)
+        >>> max_pool3d(volume, 2, return_indices=True, index_dtype=torch.int32)
+        (tensor([[[[7.]]]]), tensor([[[[7]]]], dtype=torch.int32))
+    """
+    return _max_pool(
+        max_pool3d,
+        3,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        index_dtype,
     )

@@ -1,4 +1,4 @@
-"""Max unpooling as modules, in place of those of :mod:`torch.nn`."""
+"""Max unpooling and max pooling as modules, in place of those of :mod:`torch.nn`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from ._geometry import IntOrInts
-from .functional import Reduce, check_reduce, max_unpool1d, max_unpool2d, max_unpool3d
+from .functional import (
+    Pooled,
+    Reduce,
+    check_index_dtype,
+    check_reduce,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+    max_unpool1d,
+    max_unpool2d,
+    max_unpool3d,
+)
 
 
 class _MaxUnpool(torch.nn.modules.pooling._MaxUnpoolNd):
@@ -113,3 +124,119 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
     """
 
     _function = staticmethod(max_unpool3d)
+
+
+class _MaxPool(torch.nn.modules.pooling._MaxPoolNd):
+    """What the three modules share."""
+
+    _function: Callable[..., Pooled]
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+    index_dtype: torch.dtype = torch.int64  # also where the state is that of a torch.nn module
+
+    def __init__(
+        self,
+        kernel_size: IntOrInts,
+        stride: IntOrInts | None = None,
+        padding: IntOrInts = 0,
+        dilation: IntOrInts = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+        *,
+        index_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
+        check_index_dtype(type(self).__name__, index_dtype)
+        self.index_dtype = index_dtype
+
+    def forward(self, input: Tensor) -> Pooled:
+        return self._function(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+            index_dtype=self.index_dtype,
+        )
+
+    __prepare_scriptable__ = _MaxUnpool.__prepare_scriptable__
+
+    def extra_repr(self) -> str:
+        inherited = super().extra_repr()
+        if self.index_dtype == torch.int64:
+            return inherited
+        return f"{inherited}, index_dtype={self.index_dtype}"
+
+
+class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
+    """:class:`torch.nn.MaxPool1d`, as :func:`maxunpool_cuda.functional.max_pool1d` does it.
+
+    Args:
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides.
+        dilation: distance between the cells of a window.
+        return_indices: whether to return where the maxima are, too.
+        ceil_mode: whether a last window may reach beyond the padding.
+        index_dtype: of the indices: int64, int32 or uint8.
+
+    Example:
+        >>> import torch
+        >>> MaxPool1d(2)(torch.tensor([[1.0, 7.0]]))
+        tensor([[7.]])
+    """
+
+    _function = staticmethod(max_pool1d)
+
+
+class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
+    """:class:`torch.nn.MaxPool2d`, as :func:`maxunpool_cuda.functional.max_pool2d` does it.
+
+    Args:
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides.
+        dilation: distance between the cells of a window.
+        return_indices: whether to return where the maxima are, too.
+        ceil_mode: whether a last window may reach beyond the padding.
+        index_dtype: of the indices: int64 or int32, flat positions in the input plane; or uint8,
+            the row-major offset inside the window.
+
+    Shape:
+        - input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
+        - output: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, once or twice
+
+    Example:
+        >>> import torch
+        >>> pool = MaxPool2d(2, return_indices=True, index_dtype=torch.uint8)
+        >>> values, offsets = pool(torch.randn(8, 3, 32, 32))
+        >>> offsets.shape, offsets.dtype
+        (torch.Size([8, 3, 16, 16]), torch.uint8)
+    """
+
+    _function = staticmethod(max_pool2d)
+
+
+class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
+    """:class:`torch.nn.MaxPool3d`, as :func:`maxunpool_cuda.functional.max_pool3d` does it.
+
+    Args:
+        kernel_size: size of the window.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: cells of minus infinity on both sides.
+        dilation: distance between the cells of a window.
+        return_indices: whether to return where the maxima are, too.
+        ceil_mode: whether a last window may reach beyond the padding.
+        index_dtype: of the indices: int64, int32 or uint8.
+
+    Example:
+        >>> import torch
+        >>> MaxPool3d((1, 1, 2))(torch.tensor([[[[1.0, 7.0]]]]))
+        tensor([[[[7.]]]])
+    """
+
+    _function = staticmethod(max_pool3d)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from reference import as_bytes, default_output_size
+from reference import as_bytes, default_output_size, pooled_size
 from torch import Tensor
 
 ARITHMETIC = (
@@ -32,6 +32,18 @@ MOVABLE = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
+POOLED = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 
@@ -265,3 +277,70 @@ def with_whole_numbers(case: Case, rng: random.Random) -> Case:
         for t in (case.input, case.grad_output)
     )
     return Case(case.geometry, case.reduce, values, case.indices, grads)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Of max pooling, with the spatial sizes of the input."""
+
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil: bool
+
+    @property
+    def arguments(self) -> tuple:
+        """What follows the input, but the dtype of indices."""
+        return self.kernel, self.stride, self.padding, self.dilation, self.ceil
+
+    def index_dtypes(self) -> list[torch.dtype]:
+        small = max(self.dilation) == 1 and math.prod(self.kernel) <= 256
+        return [t for t in INDEX_DTYPES if small or t != torch.uint8]
+
+
+def random_window(rng: random.Random, longest: int = 9, most_cells: int = 256) -> Window:
+    dims = rng.choice((1, 2, 3))
+    while True:
+        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
+        if rng.random() < 0.4:  # as most networks have them
+            kernel, stride, padding = rng.choice(((2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 1, 1)))
+            window = [(n,) * dims for n in (kernel, stride, padding, 1)]
+        else:
+            kernels = tuple(rng.randint(1, 5) for _ in range(dims))
+            most = rng.choice((1, 1, 3))
+            window = [
+                kernels,
+                tuple(rng.randint(1, 6) for _ in range(dims)),
+                tuple(rng.randint(0, k // 2) for k in kernels),
+                tuple(rng.randint(1, most) for _ in range(dims)),
+            ]
+        ceil = rng.random() < 0.5
+        pooled = [pooled_size(*axis, ceil) for axis in zip(sizes, *window, strict=True)]
+        if min(pooled) > 0 and math.prod(pooled) <= most_cells:
+            return Window(sizes, *window, ceil)
+
+
+def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Of any numbers; of a few, of which many are equal; with infinities, zeros and NaNs."""
+    kind = rng.choice(("any", "few", "few", "special"))
+    if kind == "any":
+        return random_values(rng, shape, dtype)
+    choices = [0, 1, 2] if kind == "few" else [0, 1]
+    if dtype.is_floating_point:
+        choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
+    else:
+        choices += [torch.iinfo(dtype).min] * 3
+    numbers = rng.choices(choices, k=math.prod(shape))
+    return torch.tensor(numbers, dtype=dtype).reshape(shape)
+
+
+def random_pool(
+    rng: random.Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256
+) -> tuple[Tensor, Window]:
+    window = random_window(rng, longest, most_cells)
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+    x = random_input(rng, (*leading, *window.sizes), dtype)
+    return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window

@@ -1,9 +1,10 @@
-"""Max unpooling and its transpose from their definition: slow, plain, no kernels of PyTorch's.
+"""Pooling, unpooling and its transpose from their definition: slow, plain, no PyTorch kernels.
 
 Everything is done on NumPy scalars and rows of bytes. Sums are taken one after the other, in the
 type and the order that the package promises, so that results can be compared bit for bit.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -63,6 +64,77 @@ def max_unpool_backward(
             elif reduce == "sum" or last[at] == j:
                 out[j] = grad[at]
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
+
+
+def pooled_size(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
+) -> int:
+    """How many windows there are.
+
+    They fit the padded input or, in ceil mode, reach beyond it by less than a stride, but begin in
+    the input or its left padding.
+    """
+    end = size + 2 * padding + (stride - 1 if ceil else 0)
+    count = 0
+    while count * stride + dilation * (kernel - 1) + 1 <= end and (
+        not ceil or count * stride < size + padding
+    ):
+        count += 1
+    return count
+
+
+def max_pool(
+    input: Tensor,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    index_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    dims = len(kernel)
+    sizes = tuple(input.shape[-dims:])
+    windows = tuple(zip(sizes, kernel, stride, padding, dilation, strict=True))
+    pooled = tuple(pooled_size(*window, ceil_mode) for window in windows)
+    rows = _planes(input, dims)
+    numbers = input.detach().cpu().reshape(len(rows), -1).tolist()
+    real = input.dtype.is_floating_point
+    lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
+    shape = (*input.shape[: input.dim() - dims], *pooled)
+    values = np.zeros((len(rows), math.prod(pooled), rows.shape[-1]), np.uint8)
+    values[:] = as_bytes(lowest).numpy()
+    indices = np.zeros(values.shape[:2], np.int64)
+    for j, cell in enumerate(np.ndindex(*pooled)):
+        axes = [
+            [(k, p * s - pad + k * d) for k in range(kernel) if p * s - pad + k * d >= 0]
+            for p, (_, kernel, s, pad, d) in zip(cell, windows, strict=True)
+        ]
+        # (offset in the window, position in the plane), row-major; the first says what an empty
+        # window gets
+        candidates = []
+        for numbers_and_places in itertools.product(*axes):
+            offset = position = 0
+            for (k, at), size, width in zip(numbers_and_places, sizes, kernel, strict=True):
+                offset, position = offset * width + k, position * size + at
+            inside = all(at < n for (_, at), n in zip(numbers_and_places, sizes, strict=True))
+            candidates.append((offset, position, inside))
+        for plane, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            found = [(o, at) for o, at, inside in candidates if inside]
+            nans = [c for c in found if number[c[1]] != number[c[1]]]
+            if nans:
+                best = nans[-1]
+            elif found:
+                largest = max(number[at] for _, at in found)
+                best = next(c for c in found if number[c[1]] == largest)
+            else:
+                best = candidates[0][:2]
+            if found:
+                values[plane, j] = row[best[1]]
+            indices[plane, j] = best[0] if index_dtype == torch.uint8 else best[1]
+    return (
+        _from_bytes(values, shape, input.dtype),
+        torch.from_numpy(indices).reshape(shape).to(index_dtype),
+    )
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -14,22 +14,27 @@ import subprocess
 import sysconfig
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import (
     INDEX_KINDS,
+    POOLED,
     Case,
     Geometry,
+    Window,
     position_of,
     random_case,
     random_indices,
+    random_input,
+    random_pool,
     random_values,
     same,
     with_whole_numbers,
 )
-from reference import as_bytes, max_unpool, max_unpool_backward
+from reference import as_bytes, max_pool, max_unpool, max_unpool_backward
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
@@ -52,13 +57,13 @@ TYPES = {  # c10::ScalarType
 }
 
 
-def build(sanitizer: str) -> Path:
-    """The emulator, built once for as long as its sources do not change."""
+def build(sanitizer: str, name: str = "emulator") -> Path:
+    """An emulator, built once for as long as its sources do not change."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
     sources = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.cuh"), *HERE.glob("emulation/*")]
-    program = ROOT / "build" / "emulation" / f"emulator-{sanitizer}-{torch.__version__}"
+    program = ROOT / "build" / "emulation" / f"{name}-{sanitizer}-{torch.__version__}"
     if program.exists() and program.stat().st_mtime > max(s.stat().st_mtime for s in sources):
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +85,7 @@ def build(sanitizer: str) -> Path:
             f"-I{HERE / 'emulation'}",
             *(f"-isystem{path}" for path in cpp_extension.include_paths()),
             f"-isystem{sysconfig.get_path('include')}",
-            HERE / "emulation" / "emulator.cpp",
+            HERE / "emulation" / f"{name}.cpp",
             *("-o", program),
             *(f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"),
         ],
@@ -169,7 +174,7 @@ class Call:
         return reference(values, case.positions, case.geometry.output, case.reduce)
 
 
-def emulate(program: Path, calls: list[Call]) -> subprocess.CompletedProcess[bytes]:
+def emulate(program: Path, calls: list[Any]) -> subprocess.CompletedProcess[bytes]:
     stdin = struct.pack("q", len(calls)) + b"".join(call.bytes for call in calls)
     return subprocess.run([program], input=stdin, capture_output=True)
 
@@ -443,5 +448,115 @@ def test_a_write_past_the_end_is_caught(rng: random.Random) -> None:
     program = build("memory")
     assert emulate(program, irregular_calls(rng)).returncode == 0
     done = emulate(program, irregular_calls(rng, missing_bytes=4))
+    assert done.returncode != 0
+    assert b"AddressSanitizer: heap-buffer-overflow" in done.stderr
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def pool_emulator(request: pytest.FixtureRequest) -> Path:
+    return build(request.param, "pool_emulator")
+
+
+class PoolCall:
+    """One call of max_pool, as :class:`Call`."""
+
+    def __init__(
+        self, x: torch.Tensor, window: Window, rng: random.Random, **chosen: int | torch.dtype
+    ) -> None:
+        self.x, self.window = x, window
+        self.index_dtype = chosen.get("index_dtype", rng.choice(window.index_dtypes()))
+        self.expected = max_pool(x, *window.arguments, self.index_dtype)
+        pooled = tuple(self.expected[0].shape)
+        dims = len(window.sizes)
+        batched = x.dim() == dims + 2
+        batch, channels = x.shape[:2] if batched else (1, x.shape[0])
+        self.channels_last = (
+            batched and dims > 1 and bool(chosen.get("channels_last", rng.random() < 0.5))
+        )
+        lead = 3 - dims
+        axes = zip(
+            pooled[-dims:], window.sizes, window.kernel, window.stride, window.padding, strict=True
+        )
+        request = (
+            TYPES[x.dtype],
+            TYPES[self.index_dtype],
+            x.element_size(),
+            self.index_dtype.itemsize,
+            chosen.get("narrow", rng.choice((2**31, 2**31, 1))),  # 32-bit offsets, or 64-bit
+            rng.randint(1, 4),
+            rng.choice((1, 3, 8)),
+            rng.getrandbits(31),
+            chosen.get("misaligned", rng.choice((0, 0, 1))),
+            chosen.get("missing_bytes", 0),
+            *((1,) * lead + window.dilation),
+            *((batch, channels) if self.channels_last else (batch * channels, 1)),
+            *(number for axis in [(1, 1, 1, 1, 0)] * lead + list(axes) for number in axis),
+            dims,
+        )
+        data = as_bytes(x.movedim(1, -1) if self.channels_last else x)
+        self.bytes = struct.pack(f"{len(request)}q", *request) + data.numpy().tobytes()
+
+    def result(self, data: bytes, like: torch.Tensor) -> torch.Tensor:
+        shape = tuple(like.shape)
+        flat = torch.frombuffer(bytearray(data), dtype=like.dtype)
+        if self.channels_last:
+            return flat.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+        return flat.reshape(shape)
+
+
+def pooled_by(program: Path, calls: list[PoolCall]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Of each call, how many threads had work, the values and the indices."""
+    done = emulate(program, calls)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    data, found = done.stdout, []
+    for call in calls:
+        (items,) = struct.unpack("q", data[:8])
+        middle = 8 + call.expected[0].nbytes
+        end = middle + call.expected[1].nbytes
+        parts = zip((data[8:middle], data[middle:end]), call.expected, strict=True)
+        found.append((items, *(call.result(part, like) for part, like in parts)))
+        data = data[end:]
+    assert not data
+    return found
+
+
+def test_pooling_agrees_with_the_reference(pool_emulator: Path, rng: random.Random) -> None:
+    calls = [
+        PoolCall(*random_pool(rng, rng.choice(POOLED), most_cells=24), rng) for _ in range(300)
+    ]
+    for call, (_, values, indices) in zip(calls, pooled_by(pool_emulator, calls), strict=True):
+        assert same(values, call.expected[0]), (call.window, call.x.dtype)
+        assert same(indices, call.expected[1]), (call.window, call.index_dtype)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=["2x2/2", "3x3/2 padded"])
+def test_pooling_in_vectors(
+    pool_emulator: Path, window: tuple[int, int, int], channels_last: bool, rng: random.Random
+) -> None:
+    """16 bytes of neighbours per thread, where windows share no row; else four of them."""
+    for width in (16, 8, 7, 9):
+        parts = [(n, n) for n in (*window, 1)]
+        calls = []
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            whole = Window((4, 2 * width), *parts, False)
+            x = random_input(rng, (2, 16, *whole.sizes), dtype)
+            chosen = {"channels_last": channels_last, "narrow": 2**31, "misaligned": 0}
+            calls.append(PoolCall(x, whole, rng, **chosen))
+        for call, (items, *results) in zip(calls, pooled_by(pool_emulator, calls), strict=True):
+            assert all(map(same, results, call.expected)), (call.window, call.x.dtype)
+            vector = 16 // call.x.element_size()
+            if channels_last:
+                assert items == call.expected[0].numel() // vector
+            else:
+                pairs = window[0] == 2 and width % vector == 0
+                assert items == 2 * 16 * 2 * -(-width // (vector if pairs else min(vector, 4)))
+
+
+def test_a_write_past_the_end_of_pooled_values_is_caught(rng: random.Random) -> None:
+    program = build("memory", "pool_emulator")
+    whole = Window((4, 8), *[(n, n) for n in (2, 2, 0, 1)], False)
+    x = random_input(rng, (1, 2, *whole.sizes), torch.float32)
+    done = emulate(program, [PoolCall(x, whole, rng, missing_bytes=4)])
     assert done.returncode != 0
     assert b"AddressSanitizer: heap-buffer-overflow" in done.stderr

@@ -1,6 +1,7 @@
 // Runs calls that come on standard input through the CUDA kernels, as the dispatch chooses them,
 // and writes the results to standard output. test_emulation.py speaks the other end of the
 // protocol.
+#include "arrays.h"
 #include "cuda_shim.h"
 
 #include "../../csrc/cuda/dispatch.cuh"
@@ -67,31 +68,6 @@ struct Launch {
         arguments...);
   }
 };
-
-// A block that ends where the array does, so that a step beyond it is seen.
-class Array {
- public:
-  Array(size_t size, size_t misaligned)
-      : block_(std::malloc(size + misaligned)), data_(static_cast<char*>(block_) + misaligned) {
-    std::memset(data_, 0xa5, size);
-  }
-  ~Array() { std::free(block_); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-
-  char* data() const { return data_; }
-
- private:
-  void* block_;
-  char* data_;
-};
-
-void read(void* to, size_t size) {
-  if (std::fread(to, 1, size, stdin) != size) {
-    std::fputs("emulator: input ended early\n", stderr);
-    std::exit(2);
-  }
-}
 
 void run(const Request& request) {
   const Geometry<int64_t>& g = request.geometry;

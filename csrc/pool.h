@@ -1,0 +1,285 @@
+// Max pooling: its one validation, for eager and traced calls alike (see checks.h), and what a
+// kernel of it gets.
+#pragma once
+
+#include "checks.h"
+#include "dtypes.h"
+#include "geometry.h"
+#include "operator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+namespace maxunpool_cuda {
+
+// The arguments of max_pool after its input, as the schema orders them. Cell k of window p lies at
+// the input coordinate p * stride - padding + k * dilation.
+template <class Size>
+struct PoolWindow {
+  c10::ArrayRef<Size> kernel_size;
+  c10::ArrayRef<Size> stride;
+  c10::ArrayRef<Size> padding;
+  c10::ArrayRef<Size> dilation;
+  bool ceil_mode;
+  c10::ScalarType index_dtype;
+
+  size_t rank() const { return kernel_size.size(); }
+  std::string name() const { return "max_pool" + std::to_string(rank()) + "d"; }
+};
+
+template <class Size>
+void check_pool_window(const PoolWindow<Size>& window) {
+  const size_t rank = window.rank();
+  TORCH_CHECK_VALUE(
+      rank >= 1 && rank <= 3,
+      "max_pool: expected kernel_size of 1, 2 or 3 elements but got ",
+      window.kernel_size);
+  const std::string name = window.name();
+  TORCH_CHECK_VALUE(
+      window.stride.size() == rank && window.padding.size() == rank &&
+          window.dilation.size() == rank,
+      name,
+      ": expected stride, padding and dilation of ",
+      rank,
+      " elements, as kernel_size has, but got stride=",
+      window.stride,
+      ", padding=",
+      window.padding,
+      ", dilation=",
+      window.dilation);
+  for (size_t d = 0; d < rank; ++d) {
+    TORCH_CHECK(
+        window.stride[d] > 0,
+        name,
+        ": expected stride greater than zero (",
+        window.stride[d] == 0 ? "stride should not be zero" : "stride should be greater than zero",
+        ") but got stride=",
+        window.stride);
+    TORCH_CHECK(
+        window.kernel_size[d] > 0,
+        name,
+        ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
+        "got "
+        "kernel_size=",
+        window.kernel_size);
+    TORCH_CHECK(
+        window.dilation[d] > 0,
+        name,
+        ": expected dilation greater than zero (dilation should be greater than zero) but got "
+        "dilation=",
+        window.dilation);
+    TORCH_CHECK(
+        window.padding[d] >= 0,
+        name,
+        ": expected padding that is not negative (pad must be non-negative) but got padding=",
+        window.padding);
+    TORCH_CHECK(
+        window.padding[d] <= window.kernel_size[d] / 2,
+        name,
+        ": expected padding of at most half of kernel_size (pad should be at most half of "
+        "effective "
+        "kernel size, pad should be smaller than or equal to half of kernel size) but got padding=",
+        window.padding,
+        ", kernel_size=",
+        window.kernel_size,
+        ", dilation=",
+        window.dilation);
+  }
+}
+
+// Whether uint8 can name the cells of a window.
+template <class Size>
+bool bytes_do(c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> dilation) {
+  const auto dense = [](const Size& step) { return step == 1; };
+  return std::all_of(dilation.begin(), dilation.end(), dense) && fits_byte(kernel_size);
+}
+
+// What index_dtype can name: the positions of the plane, or the cells of a window.
+template <class Size>
+void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
+  const std::string name = window.name();
+  TORCH_CHECK_VALUE(
+      is_index_type(window.index_dtype),
+      name,
+      ": expected index_dtype to be int64, int32 or uint8 but got ",
+      c10::toString(window.index_dtype));
+  if (window.index_dtype == c10::ScalarType::Byte) {
+    TORCH_CHECK_VALUE(
+        bytes_do(window.kernel_size, window.dilation),
+        name,
+        ": expected a window of at most ",
+        kMostOffsets,
+        " elements and dilation 1 for index_dtype uint8, which counts them, but got kernel_size=",
+        window.kernel_size,
+        ", dilation=",
+        window.dilation,
+        "; use int32");
+  } else if (window.index_dtype == c10::ScalarType::Int) {
+    Size plane = 1;
+    for (const Size& size : spatial) {
+      plane = plane * size;
+    }
+    TORCH_CHECK_VALUE(
+        plane < int64_t{1} << 31,
+        name,
+        ": expected a plane of fewer than 2^31 positions for index_dtype int32 but got spatial "
+        "sizes ",
+        spatial,
+        "; use int64");
+  }
+}
+
+// Nothing that a kernel computes from these sizes overflows.
+inline void check_overflow(const PoolWindow<int64_t>& window, at::IntArrayRef input) {
+  constexpr int64_t kLimit = int64_t{1} << 60;
+  double bytes = 16; // of the largest index, and to spare
+  double plane = 1;
+  bool fits = true;
+  for (const int64_t size : input) {
+    bytes *= static_cast<double>(std::max<int64_t>(size, 1)) + 1; // no pooled size is larger
+  }
+  for (const int64_t size : input.slice(input.size() - window.rank())) {
+    plane *= static_cast<double>(size);
+  }
+  for (size_t d = 0; d < window.rank(); ++d) {
+    const auto reach =
+        static_cast<double>(window.kernel_size[d]) * static_cast<double>(window.dilation[d]);
+    fits = fits && reach * plane < static_cast<double>(kLimit) && window.stride[d] <= kLimit &&
+           window.kernel_size[d] <= kLimit && window.dilation[d] <= kLimit / window.kernel_size[d];
+  }
+  TORCH_CHECK(
+      fits && bytes < 4 * static_cast<double>(kLimit),
+      window.name(),
+      ": expected sizes that do not overflow but got input of shape ",
+      input,
+      ", kernel_size=",
+      window.kernel_size,
+      ", stride=",
+      window.stride,
+      ", dilation=",
+      window.dilation);
+}
+
+// Checks everything, and returns the sizes of the pooled tensor.
+template <class Size>
+std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& window) {
+  check_pool_window(window);
+  const std::string name = window.name();
+  const auto rank = static_cast<int64_t>(window.rank());
+  const c10::ArrayRef<Size> shape = sizes_of<Size>(input);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      with_ordered_type(input.scalar_type(), [](auto) {}),
+      name,
+      ": expected a dtype whose elements compare but got one it is not implemented for (\"",
+      name,
+      "\" not implemented for '",
+      c10::toString(input.scalar_type()),
+      "')");
+  // In PyTorch's words, which differ between ranks and between their ways of being wrong.
+  bool sane = input.dim() == rank + 1 || input.dim() == rank + 2;
+  const bool batched = input.dim() == rank + 2;
+  for (int64_t d = batched ? 1 : 0; sane && d < input.dim(); ++d) {
+    sane = shape[d] > 0;
+  }
+  TORCH_CHECK(
+      sane,
+      name,
+      ": expected input of ",
+      rank + 1,
+      " or ",
+      rank + 2,
+      " dimensions, of which only a batch may be empty (Expected ",
+      rank + 1,
+      "D or ",
+      rank + 2,
+      "D (batch mode) tensor with optional 0 dim batch size for input; non-empty ",
+      rank + 1,
+      "D or ",
+      rank + 2,
+      "D (batch mode) tensor expected for input) but got:",
+      shape);
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    check_overflow(window, shape);
+  }
+  const c10::ArrayRef<Size> spatial = shape.slice(input.dim() - rank);
+  check_index_dtype(window, spatial);
+  std::vector<Size> pooled = shape.vec();
+  for (int64_t d = 0; d < rank; ++d) {
+    const Size& stride = window.stride[d];
+    // How far the last of the windows may begin from the first.
+    Size room =
+        spatial[d] + window.padding[d] * 2 - window.dilation[d] * (window.kernel_size[d] - 1) - 1;
+    if (window.ceil_mode) {
+      room = room + stride - 1;
+    }
+    TORCH_CHECK(
+        room >= 0,
+        name,
+        ": expected windows that fit the padded input but got an output size below one: Output "
+        "size "
+        "is too small for input of shape ",
+        shape,
+        ", kernel_size=",
+        window.kernel_size,
+        ", padding=",
+        window.padding,
+        ", dilation=",
+        window.dilation);
+    Size count = room / stride + 1;
+    // In ceil mode too, a window begins in the input or its left padding.
+    if (window.ceil_mode && (count - 1) * stride >= spatial[d] + window.padding[d]) {
+      count = count - 1;
+    }
+    pooled[input.dim() - rank + d] = count;
+  }
+  return pooled;
+}
+
+// One call of max_pool: dense tensors of one layout. The pooled side of the geometry is what the
+// operator makes, the unpooled side what it reads; the windows are spread out by `dilation`, axis
+// by axis. A kernel writes every element of `values` and `indices`, which start out undefined.
+struct PoolCall {
+  Geometry<int64_t> geometry;
+  int64_t dilation[Geometry<int64_t>::kAxes];
+  at::Tensor input;
+  at::Tensor values;
+  at::Tensor indices;
+};
+
+// The body of the operator on a backend.
+template <void (*kernel)(const PoolCall&)>
+std::tuple<at::Tensor, at::Tensor> run_pool(
+    const at::Tensor& input,
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool ceil_mode,
+    c10::ScalarType index_dtype) {
+  const PoolWindow<int64_t> window{kernel_size, stride, padding, dilation, ceil_mode, index_dtype};
+  const std::vector<int64_t> pooled = pooled_sizes(input, window);
+  const at::MemoryFormat layout = layout_of(input, input, window.rank());
+  PoolCall call{
+      make_geometry({{}, kernel_size, stride, padding}, pooled, input.sizes(), layout),
+      {1, 1, 1},
+      input.contiguous(layout),
+      at::empty(pooled, input.options(), layout),
+      at::empty(pooled, input.options().dtype(index_dtype), layout)};
+  std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
+  if (call.values.numel() > 0) {
+    kernel(call);
+  }
+  return {call.values, call.indices};
+}
+
+} // namespace maxunpool_cuda
