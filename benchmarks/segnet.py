@@ -5,6 +5,7 @@ Every pool hands its indices to the unpool across from it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
 
 def _stage(widths: Sequence[int]) -> nn.Sequential:
     def layers() -> Iterator[nn.Module]:
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in itertools.pairwise(widths):
             yield nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             yield nn.BatchNorm2d(outputs)
             yield nn.ReLU(inplace=True)
