@@ -287,7 +287,7 @@ template <class Order, class Index, bool kNarrow>
 class Pool {
   using Element = typename Order::Element;
   using Mark = std::conditional_t<kNarrow, typename Order::Mark, int64_t>;
-  static constexpr bool kOffsets = std::is_same_v<Index, uint8_t>;
+  static constexpr bool kOffsets = kIsWindowOffset<Index>;
 
  public:
   explicit Pool(const PoolCall& call)

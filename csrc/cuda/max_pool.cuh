@@ -55,7 +55,7 @@ struct Cells {
 // The index that a cell gets: its number in the window, or its position in the plane.
 template <class Index, class Offset>
 __device__ inline Offset name_of(Offset number, Offset position) {
-  return sizeof(Index) == 1 ? number : position;
+  return kIsWindowOffset<Index> ? number : position;
 }
 
 // One thread: V channels of one window.

@@ -116,13 +116,13 @@ template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(Offset items, const Report& report, const Visit& visit) {
   if constexpr (kIsWindowOffset<Index>) {
     for_each_item(items, visit);
-    return;
-  }
-  for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
-    const Offset i = chunk * blockDim.x + threadIdx.x;
-    const int astray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0) {
-      report.astray[chunk] = static_cast<uint32_t>(astray);
+  } else {
+    for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
+      const Offset i = chunk * blockDim.x + threadIdx.x;
+      const int astray = __syncthreads_or(i < items && visit(i));
+      if (threadIdx.x == 0) {
+        report.astray[chunk] = static_cast<uint32_t>(astray);
+      }
     }
   }
 }
