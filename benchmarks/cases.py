@@ -1,6 +1,7 @@
 """What is timed, as data: no tensors, no PyTorch.
 
-A :class:`Case` names a max-pooling layer whose result is unpooled. ``CASES`` holds all of them.
+A :class:`Case` names a max-pooling layer, and which of pooling and unpooling is called. ``CASES``
+holds all of them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Literal
 
 Direction = Literal["forward", "backward", "both"]
 Layout = Literal["contiguous", "channels_last"]
+Operation = Literal["unpool", "pool", "round-trip"]
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "both")
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
-DTYPES = ("float32", "bfloat16", "float16")
-INDEX_DTYPES = ("int64", "int32")
-ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+DTYPES = ("float32", "bfloat16")
+INDEX_DTYPES = ("int64", "int32", "uint8")
+ITEM_SIZE = {"float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 SWEEP_EXPONENTS = range(10, 29)
 QUICK_SWEEP_EXPONENTS = range(10, 23)
 
@@ -39,7 +41,8 @@ class Case:
         index_dtype: of the indices.
         layout: of every tensor.
         direction: the call, its gradient, or one after the other through autograd.
-        operation: what is called. So far always ``"unpool"``.
+        operation: what is called: unpooling of indices that are there, pooling that returns them,
+            or one after the other.
         quick: whether ``--quick`` keeps it.
     """
 
@@ -54,7 +57,7 @@ class Case:
     index_dtype: str = "int64"
     layout: Layout = "contiguous"
     direction: Direction = "forward"
-    operation: Literal["unpool"] = "unpool"
+    operation: Operation = "unpool"
     quick: bool = False
 
     @property
@@ -67,7 +70,7 @@ class Case:
         if self.dilation != 1:
             window += f"d{self.dilation}"
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
-        return "-".join(parts)
+        return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
 
     @property
     def rank(self) -> int:
@@ -101,46 +104,80 @@ class Case:
         return self.direction != "forward"
 
 
+LAYERS = (
+    ("segnet-224x64-b8", (8, 64, 224, 224), 2, True),
+    ("segnet-224x64-b32", (32, 64, 224, 224), 2, False),
+    ("segnet-28x512-b8", (8, 512, 28, 28), 2, False),
+    ("enet-256x512x16-b10", (10, 16, 256, 512), 2, False),  # its input is 512x1024
+    ("enet-128x256x64-b10", (10, 64, 128, 256), 2, False),
+    ("quicknat-256x64-b4", (4, 64, 256, 256), 2, False),
+    ("volume-128x16-b1", (1, 16, 128, 128, 128), 2, False),
+    ("signal-1048576x16-b1", (1, 16, 2**20), 2, False),
+)
+WINDOWS = (
+    ("2x2/2", "image-112x64-b16", (16, 64, 112, 112), 2, 2, 0),
+    ("3x3/2 padding 1", "image-112x64-b16", (16, 64, 112, 112), 3, 2, 1),
+    ("4x4/4", "image-112x64-b16", (16, 64, 112, 112), 4, 4, 0),
+    ("2x2x2/2", "volume-48x32-b4", (4, 32, 48, 48, 48), 2, 2, 0),
+)
+
+
+# Pooling alone, and with unpooling after it, there and back.
+POOLINGS: tuple[tuple[Operation, Direction], ...] = (
+    ("pool", "forward"),
+    ("pool", "backward"),
+    ("round-trip", "both"),
+)
+
+
 def _networks() -> Iterator[Case]:
-    layers = (
-        ("segnet-224x64-b8", (8, 64, 224, 224), 2, True),
-        ("segnet-224x64-b32", (32, 64, 224, 224), 2, False),
-        ("segnet-28x512-b8", (8, 512, 28, 28), 2, False),
-        ("enet-256x512x16-b10", (10, 16, 256, 512), 2, False),  # its input is 512x1024
-        ("enet-128x256x64-b10", (10, 64, 128, 256), 2, False),
-        ("quicknat-256x64-b4", (4, 64, 256, 256), 2, False),
-        ("volume-128x16-b1", (1, 16, 128, 128, 128), 2, False),
-        ("signal-1048576x16-b1", (1, 16, 2**20), 2, False),
-    )
-    for (layer, shape, kernel, quick), direction in itertools.product(layers, DIRECTIONS):
+    for (layer, shape, kernel, quick), direction in itertools.product(LAYERS, DIRECTIONS):
         yield Case("networks", layer, shape, kernel, kernel, direction=direction, quick=quick)
 
 
 def _grid() -> Iterator[Case]:
-    images, volumes = (16, 64, 112, 112), (4, 32, 48, 48, 48)
-    windows = (
-        ("2x2/2", "image-112x64-b16", images, 2, 2, 0),
-        ("3x3/2 padding 1", "image-112x64-b16", images, 3, 2, 1),
-        ("4x4/4", "image-112x64-b16", images, 4, 4, 0),
-        ("2x2x2/2", "volume-48x32-b4", volumes, 2, 2, 0),
-    )
     for window, dtype, index_dtype, layout, direction in itertools.product(
-        windows, DTYPES, INDEX_DTYPES, LAYOUTS, DIRECTIONS
+        WINDOWS, DTYPES, INDEX_DTYPES, LAYOUTS, DIRECTIONS
     ):
-        family, layer, shape, kernel, stride, padding = window
+        family, *what = window
         plain = (dtype, index_dtype, layout) == (DTYPES[0], INDEX_DTYPES[0], LAYOUTS[0])
         yield Case(
             family,
-            layer,
-            shape,
-            kernel,
-            stride,
-            padding,
+            *what,
             dtype=dtype,
             index_dtype=index_dtype,
             layout=layout,
             direction=direction,
             quick=plain,
+        )
+
+
+def _poolings() -> Iterator[Case]:
+    for index_dtype, (operation, direction) in itertools.product(INDEX_DTYPES, POOLINGS):
+        family = f"{operation}, {index_dtype}"
+        for window, dtype, layout in itertools.product(WINDOWS, DTYPES, LAYOUTS):
+            _, *what = window
+            yield Case(
+                family,
+                *what,
+                dtype=dtype,
+                index_dtype=index_dtype,
+                layout=layout,
+                direction=direction,
+                operation=operation,
+                quick=(window, layout) == (WINDOWS[0], LAYOUTS[0]),
+            )
+    for (layer, shape, kernel, quick), index_dtype in itertools.product(LAYERS, INDEX_DTYPES):
+        yield Case(
+            f"round-trip, {index_dtype}",
+            layer,
+            shape,
+            kernel,
+            kernel,
+            index_dtype=index_dtype,
+            direction="both",
+            operation="round-trip",
+            quick=quick,
         )
 
 
@@ -153,6 +190,17 @@ def _extremes() -> Iterator[Case]:
     ):
         quick = layout == LAYOUTS[0]
         yield Case(*what, layout=layout, direction=direction, quick=quick)
+    for (family, *what), layout in itertools.product((dilated, duplicates, tiny), LAYOUTS):
+        index_dtype = "int32" if family == "dilated pool" else "uint8"
+        for operation, direction in POOLINGS:
+            yield Case(
+                f"{operation}, {family}",
+                *what,
+                index_dtype=index_dtype,
+                layout=layout,
+                direction=direction,
+                operation=operation,
+            )
 
 
 def _sweep() -> Iterator[Case]:
@@ -165,4 +213,4 @@ def _sweep() -> Iterator[Case]:
         yield Case("sweep", f"sweep-{2**exponent}", shape, quick=quick)
 
 
-CASES: tuple[Case, ...] = (*_networks(), *_grid(), *_extremes(), *_sweep())
+CASES: tuple[Case, ...] = (*_networks(), *_grid(), *_poolings(), *_extremes(), *_sweep())

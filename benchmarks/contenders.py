@@ -16,9 +16,10 @@ import maxunpool_cuda.functional
 
 from . import model
 from .cases import Case
-from .data import Data
+from .data import Data, indices_of, positions
 
-Unpool = Callable[[Tensor, Tensor], Tensor]
+# From what the case differentiates by, and indices, to what it differentiates and other results.
+Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 OURS, CLONE, TORCH, COMPILED, ONNX, TRITON = (
     "maxunpool_cuda",
     "clone",
@@ -52,43 +53,54 @@ class Prepared:
 Contender = Callable[[Case, Sequence[Data]], Prepared]
 
 
-def directed(case: Case, data: Data, unpool: Unpool) -> Callable[[], tuple[Tensor, ...]]:
-    """The call of ``unpool``, or of its gradient through autograd, that the case asks for.
+def directed(case: Case, data: Data, call: Call) -> Callable[[], tuple[Tensor, ...]]:
+    """``call``, or its gradient through autograd, as the case asks for.
 
     For the gradient alone the forward has been called here, and its graph is kept.
     """
-    values, indices, grad_output = data.input, data.indices, data.grad_output
+    leaf, indices, grad_output = data.input, data.indices, data.grad_output
     if grad_output is None:
-        return lambda: (unpool(values, indices),)
-    values = values.detach().requires_grad_()
+        return lambda: call(leaf, indices)
+    leaf = leaf.detach().requires_grad_()
     if case.direction == "backward":
-        kept = unpool(values, indices)
-        return lambda: torch.autograd.grad(kept, values, grad_output, retain_graph=True)
+        kept, *_ = call(leaf, indices)
+        return lambda: torch.autograd.grad(kept, leaf, grad_output, retain_graph=True)
 
     def both() -> tuple[Tensor, ...]:
-        output = unpool(values, indices)
-        return output.detach(), *torch.autograd.grad(output, values, grad_output)
+        result, *others = call(leaf, indices)
+        return result.detach(), *others, *torch.autograd.grad(result, leaf, grad_output)
 
     return both
 
 
-def _unpool_of(module: Any, case: Case) -> Unpool:
-    """A function of ``module``, which is torch.nn.functional or like it, for the case."""
-    function = getattr(module, f"max_unpool{case.rank}d")
+def _call_of(module: Any, case: Case, **options: Any) -> Call:
+    """From the functions of ``module``, which is torch.nn.functional or like it."""
+    unpool_nd = getattr(module, f"max_unpool{case.rank}d")
+    pool_nd = getattr(module, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding)
-    size = case.shape[2:]
+    size, dilation = case.shape[2:], case.dilation
 
-    def unpool(values: Tensor, indices: Tensor) -> Tensor:
-        result: Tensor = function(values, indices, *window, output_size=size)
+    def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        return (unpool_nd(values, indices, *window, output_size=size),)
+
+    def pool(values: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = pool_nd(
+            values, *window, dilation, return_indices=True, **options
+        )
         return result
 
-    return unpool
+    def round_trip(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        pooled, found = pool(values, indices)
+        return unpool(pooled, found)
+
+    return {"unpool": unpool, "pool": pool, "round-trip": round_trip}[case.operation]
 
 
 def ours(case: Case, copies: Sequence[Data]) -> Prepared:
     """This package."""
-    unpool = _unpool_of(maxunpool_cuda.functional, case)
-    return Prepared([directed(case, data, unpool) for data in copies])
+    index_dtype = getattr(torch, case.index_dtype)
+    call = _call_of(maxunpool_cuda.functional, case, index_dtype=index_dtype)
+    return Prepared([directed(case, data, call) for data in copies])
 
 
 def clone(case: Case, copies: Sequence[Data]) -> Prepared:
@@ -97,7 +109,7 @@ def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     Two copies where there are two calls. Every byte has been written before: reading memory never
     written to reads one page of zeros.
     """
-    calls = 2 if case.direction == "both" else 1
+    calls = model.calls(case)
     words = -(-model.useful_bytes(case) // (8 * calls))  # 4 bytes that are read and written
     sources = [torch.ones(words, device=copies[0].input.device) for _ in copies]
 
@@ -107,26 +119,37 @@ def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     return Prepared([functools.partial(copy, source) for source in sources], tensors=None)
 
 
-def _int64(copies: Sequence[Data]) -> tuple[Sequence[Data], str]:
-    if copies[0].indices.dtype == torch.int64:
-        return copies, ""
-    wide = [Data(data.input, data.indices.long(), data.grad_output) for data in copies]
-    return wide, "takes int64 indices only: made beforehand"
+def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
+    """PyTorch's: it takes and makes flat int64 indices, whatever the case asks for."""
+    if case.index_dtype == "int64":
+        return Prepared([directed(case, data, call) for data in copies])
+    if case.operation == "unpool":
+        wide = [
+            Data(data.input, positions(case, data.indices), data.grad_output) for data in copies
+        ]
+        note = "takes int64 indices only: made beforehand"
+        return Prepared([directed(case, data, call) for data in wide], note=note)
+    calls = [directed(case, data, call) for data in copies]
+    if case.operation == "round-trip" or case.direction == "backward":
+        return Prepared(calls, note="its indices are int64")
+
+    def narrow(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        values, indices, *gradient = results
+        return values, indices_of(case, indices), *gradient
+
+    return Prepared(calls, narrow, note="its indices are int64")
 
 
 def torch_nn(case: Case, copies: Sequence[Data]) -> Prepared:
     """torch.nn, eager."""
-    unpool = _unpool_of(torch.nn.functional, case)
-    wide, note = _int64(copies)
-    return Prepared([directed(case, data, unpool) for data in wide], note=note)
+    return _int64(case, copies, _call_of(torch.nn.functional, case))
 
 
 def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
     """torch.compile of torch.nn, for the shapes of this case alone."""
     torch.compiler.reset()
-    unpool = torch.compile(_unpool_of(torch.nn.functional, case), fullgraph=True, dynamic=False)
-    wide, note = _int64(copies)
-    return Prepared([directed(case, data, unpool) for data in wide], note=note)
+    call = torch.compile(_call_of(torch.nn.functional, case), fullgraph=True, dynamic=False)
+    return _int64(case, copies, call)
 
 
 def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
@@ -136,6 +159,8 @@ def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
         raise Unable(f"not installed: {', '.join(missing)}")
     if copies[0].input.device.type != "cpu":
         raise Unable("timed on the CPU only")
+    if case.operation != "unpool":
+        raise Unable("timed unpooling only")
     if case.direction != "forward":
         raise Unable("has no gradient")
     if case.dtype != "float32" or case.layout != "contiguous":
@@ -152,14 +177,15 @@ def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
         raise Unable("needs CUDA")
     if not importlib.util.find_spec("triton"):
         raise Unable("not installed: triton")
+    if case.operation != "unpool" or case.index_dtype == "uint8":
+        raise Unable("unpools from flat indices only")
     if case.direction != "forward":
         raise Unable("has no gradient")
     peer = importlib.import_module(".triton_scatter", __package__)
     size = case.shape[2:]
 
-    def unpool(values: Tensor, indices: Tensor) -> Tensor:
-        result: Tensor = peer.max_unpool(values, indices, size)
-        return result
+    def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        return (peer.max_unpool(values, indices, size),)
 
     return Prepared([directed(case, data, unpool) for data in copies])
 
@@ -177,10 +203,11 @@ CONTENDERS: dict[str, Contender] = {
 def by_default(case: Case, quick: bool) -> list[str]:
     """The peers timed where none are named.
 
-    torch.compile takes seconds for each case. It is left out of the sweep and of all but float32
-    with int64 indices, and where it has to be quick, of all but the networks.
+    torch.compile takes seconds for each case. It is left out of the sweep, of pooling alone and of
+    all but float32 with int64 indices, and where it has to be quick, of all but the networks.
     """
-    compiled = (case.dtype, case.index_dtype) == ("float32", "int64") and case.family != "sweep"
+    compiled = (case.dtype, case.index_dtype) == ("float32", "int64")
+    compiled = compiled and case.operation != "pool" and case.family != "sweep"
     if quick:
         compiled = compiled and case.family == "networks"
     return [peer for peer in PEERS if peer != COMPILED or compiled]

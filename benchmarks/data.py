@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +19,10 @@ class Data:
     """What one call is given.
 
     Attributes:
-        input: pooled values, from PyTorch's max pooling of random ones.
-        indices: theirs, flat in the output plane.
-        grad_output: random; None where there is no backward.
+        input: random values; of unpooling, what PyTorch's max pooling makes of such.
+        indices: where PyTorch finds the maxima, in the case's dtype: given to unpooling, and what
+            pooling has to find.
+        grad_output: random whole numbers, which add up exactly; None where there is no backward.
     """
 
     input: Tensor
@@ -34,8 +37,8 @@ class Data:
     @property
     def bytes_read(self) -> int:
         """The size of the smallest set of tensors that one direction of the call reads."""
-        tensors = (self.indices, self.input if self.grad_output is None else self.grad_output)
-        return sum(tensor.nbytes for tensor in tensors)
+        read = self.input if self.grad_output is None else self.grad_output
+        return min(self.input.nbytes, self.indices.nbytes + read.nbytes)
 
 
 def laid_out(tensor: Tensor, case: Case) -> Tensor:
@@ -49,17 +52,19 @@ def laid_out(tensor: Tensor, case: Case) -> Tensor:
 def make(case: Case, device: str) -> Data:
     """Pool random values, the same ones at every call."""
     generator = torch.Generator(device).manual_seed(0)
-    dtype, index_dtype = getattr(torch, case.dtype), getattr(torch, case.index_dtype)
+    dtype = getattr(torch, case.dtype)
 
-    def random() -> Tensor:
-        values = torch.empty(case.shape, dtype=dtype, device=device)
-        return values.normal_(generator=generator)
-
+    unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
     pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding, case.dilation)
-    values, indices = pool(random(), *window, return_indices=True)
-    grad_output = laid_out(random(), case) if case.with_gradient else None
-    return Data(laid_out(values, case), laid_out(indices.to(index_dtype), case), grad_output)
+    values, indices = pool(unpooled, *window, return_indices=True)
+    indices = indices_of(case, indices)
+    grad_output = None
+    if case.with_gradient:
+        result = values if case.operation == "pool" else unpooled
+        grad_output = laid_out(torch.empty_like(result).random_(-8, 9, generator=generator), case)
+    input = values if case.operation == "unpool" else unpooled
+    return Data(laid_out(input, case), laid_out(indices, case), grad_output)
 
 
 def rotation(data: Data, cache_bytes: int) -> list[Data]:
@@ -71,36 +76,79 @@ def rotation(data: Data, cache_bytes: int) -> list[Data]:
     return [data, *(data.clone() for _ in range(count - 1))]
 
 
+def _renumbered(
+    numbers: Tensor, sizes: Sequence[int], other: Sequence[int], case: Case, sign: int
+) -> Tensor:
+    """Row-major numbers in ``sizes``, moved by where their windows begin, as those in ``other``."""
+    result = torch.zeros_like(numbers)
+    step = 1
+    for axis in range(-1, -case.rank - 1, -1):
+        cells = torch.arange(numbers.shape[axis], device=numbers.device)
+        begin = (cells * case.stride - case.padding).view(-1, *[1] * (-axis - 1))
+        result += (numbers % sizes[axis] + sign * begin) * step
+        numbers = numbers // sizes[axis]
+        step *= other[axis]
+    return result
+
+
+def indices_of(case: Case, positions: Tensor) -> Tensor:
+    """Flat int64 indices as the case has them."""
+    if case.index_dtype == "uint8":
+        window = (case.kernel_size,) * case.rank
+        positions = _renumbered(positions, case.shape[2:], window, case, -1)
+    return positions.to(getattr(torch, case.index_dtype))
+
+
+def positions(case: Case, indices: Tensor) -> Tensor:
+    """The other way around."""
+    if indices.dtype != torch.uint8:
+        return indices.long()
+    return _renumbered(indices.long(), (case.kernel_size,) * case.rank, case.shape[2:], case, 1)
+
+
 def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor, ...]:
-    """What every call must return: of two values with one index the last in row-major order wins.
+    """What every call must return, given where the maxima are.
+
+    Unpooling, of two values with one index the last in row-major order wins.
 
     Args:
         case: gives the sizes.
         data: any copy.
-        to_losers: with the gradient handed to every value with the index, as PyTorch does.
+        to_losers: with unpooling's gradient handed to every value with the index, as PyTorch does.
 
     Returns:
-        ``(output,)``, ``(grad_input,)`` or both, as the case's direction asks for.
+        What the operation does, the gradient, or both, as the case's direction asks for.
     """
-    batch = case.shape[:2]
-    indices = data.indices.flatten(2).long()
+    leading, plane = case.shape[:2], math.prod(case.shape[2:])
+    indices = positions(case, data.indices).flatten(2)
     winner = torch.ones_like(indices, dtype=torch.bool)
     if case.overlapping:
         order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
-        last = order.new_full((*batch, case.outputs // (batch[0] * batch[1])), -1)
+        last = order.new_full((*leading, plane), -1)
         last.scatter_reduce_(-1, indices, order, "amax")
         winner = last.gather(-1, indices) == order
+
+    def gather(unpooled: Tensor) -> Tensor:
+        return unpooled.flatten(2).gather(-1, indices)
+
     results = []
     if case.direction != "backward":
-        # Losers are sent to one more element, which is then cut off.
-        plane = case.outputs // (batch[0] * batch[1])
-        values = data.input.flatten(2)
-        output = values.new_zeros(*batch, plane + 1)
-        output.scatter_(-1, indices.where(winner, plane), values)
-        results.append(output[..., :plane].reshape(case.shape))
+        values = data.input.flatten(2) if case.operation == "unpool" else gather(data.input)
+        if case.operation == "pool":
+            results += [values.reshape(case.pooled), data.indices]
+        else:
+            # Losers are sent to one more element, which is then cut off.
+            output = values.new_zeros(*leading, plane + 1)
+            output.scatter_(-1, indices.where(winner, plane), values)
+            results.append(output[..., :plane].reshape(case.shape))
     if data.grad_output is not None:
-        gradient = data.grad_output.flatten(2).gather(-1, indices)
-        if not to_losers:
-            gradient = gradient.masked_fill(~winner, 0)
-        results.append(gradient.reshape(case.pooled))
+        gradient = data.grad_output
+        if case.operation != "pool":
+            gradient = gather(gradient)
+            if not to_losers:
+                gradient = gradient.masked_fill(~winner, 0)
+        if case.operation != "unpool":
+            zeros = gradient.new_zeros(*leading, plane)
+            gradient = zeros.scatter_add_(-1, indices, gradient.flatten(2))
+        results.append(gradient.reshape(case.pooled if case.operation == "unpool" else case.shape))
     return tuple(results)

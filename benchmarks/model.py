@@ -26,9 +26,27 @@ def _sizes(case: Case) -> tuple[int, int, int]:
     return case.cells * item, case.cells * ITEM_SIZE[case.index_dtype], case.outputs * item
 
 
+def operators(case: Case) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is called, forward and backward: maxima are pooled, scattered and gathered."""
+    forward, backward = {
+        "unpool": (("scatter",), ("gather",)),
+        "pool": (("pool",), ("scatter",)),
+        "round-trip": (("pool", "scatter"), ("gather", "scatter")),
+    }[case.operation]
+    return (
+        () if case.direction == "backward" else forward,
+        () if case.direction == "forward" else backward,
+    )
+
+
+def calls(case: Case) -> int:
+    """Of operators."""
+    return sum(map(len, operators(case)))
+
+
 def useful_bytes(case: Case) -> int:
-    """Every tensor of the call once: values and indices of a pooled element, and the output."""
-    return sum(_sizes(case)) * (2 if case.direction == "both" else 1)
+    """Every tensor of each operator's call once: pooled values, indices, and the unpooled side."""
+    return sum(_sizes(case)) * calls(case)
 
 
 def touched(case: Case, device: str) -> float:
@@ -47,43 +65,48 @@ def touched(case: Case, device: str) -> float:
     return 1 - math.pow(1 - case.kernel_size / window, windows)
 
 
-def floor_bytes(case: Case, device: str) -> tuple[float, float]:
-    """What the memory has to move at least, forward and backward; 0 of what is not called."""
-    values, indices, output = _sizes(case)
-    forward = values + indices + output
-    backward = values + indices + touched(case, device) * output
-    return (
-        0.0 if case.direction == "backward" else forward,
-        0.0 if case.direction == "forward" else backward,
+def _floor(case: Case, operator: str, device: str) -> float:
+    """What the memory has to move at least. Only a gather may leave something where it is."""
+    values, indices, unpooled = _sizes(case)
+    return values + indices + unpooled * (touched(case, device) if operator == "gather" else 1)
+
+
+def floor_bytes(case: Case, device: str) -> float:
+    """Of all operators."""
+    return sum(_floor(case, operator, device) for part in operators(case) for operator in part)
+
+
+def cuda_efficiency(case: Case, operator: str) -> float:
+    """The aim: which part of a clone's bandwidth the floor moves at."""
+    if case.operation == "unpool" and case.dilation != 1:
+        return 0.5  # irregular: every plane is written again, by atomics
+    if case.stride == 1 or case.dilation != 1:
+        return 0.5  # as many candidates as a window has cells, for each element
+    return {"scatter": 0.95, "gather": 0.85, "pool": 0.9}[operator]
+
+
+def _cuda_bytes(case: Case) -> float:
+    """What a clone would move meanwhile."""
+    return sum(
+        _floor(case, operator, "cuda") / cuda_efficiency(case, operator)
+        for part in operators(case)
+        for operator in part
     )
-
-
-def cuda_efficiency(case: Case) -> tuple[float, float]:
-    """The aim, forward and backward: which part of a clone's bandwidth the floor moves at."""
-    if case.dilation != 1:
-        return 0.5, 0.5  # irregular: every plane is written again, by atomics
-    if case.stride == 1:
-        return 0.5, 0.5  # as many candidates as a window has cells, for each element
-    return 0.95, 0.85
 
 
 def cuda_seconds(case: Case) -> float:
     """Predicted for the H100."""
-    calls = 2 if case.direction == "both" else 1
-    parts = zip(floor_bytes(case, "cuda"), cuda_efficiency(case), strict=True)
-    moved = sum(size / efficiency for size, efficiency in parts)
-    return calls * LAUNCH_SECONDS + moved / CLONE_BYTES_PER_SECOND
+    return calls(case) * LAUNCH_SECONDS + _cuda_bytes(case) / CLONE_BYTES_PER_SECOND
 
 
 def cuda_fraction(case: Case) -> float:
     """Predicted fraction of the clone, launches apart."""
-    parts = zip(floor_bytes(case, "cuda"), cuda_efficiency(case), strict=True)
-    return useful_bytes(case) / sum(size / efficiency for size, efficiency in parts)
+    return useful_bytes(case) / _cuda_bytes(case)
 
 
 def cpu_fraction(case: Case) -> float:
     """Predicted fraction of the clone on a CPU of few cores, calls' overhead apart."""
-    return CPU_EFFICIENCY * useful_bytes(case) / sum(floor_bytes(case, "cpu"))
+    return CPU_EFFICIENCY * useful_bytes(case) / floor_bytes(case, "cpu")
 
 
 def _measured(rows: dict[str, Any], case: Case) -> str:
@@ -108,7 +131,7 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for case in CASES:
-        useful, floor = useful_bytes(case), sum(floor_bytes(case, "cuda"))
+        useful, floor = useful_bytes(case), floor_bytes(case, "cuda")
         cells = (
             case.name,
             f"{useful / case.cells:.3g}",

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from .cases import Case
-from .data import Data
+from .data import Data, positions
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,7 +58,7 @@ def prepare(
     run = session(case).run_with_ort_values
     planes = case.shape[0] * case.shape[1]
     offsets = torch.arange(planes).reshape(*case.shape[:2], *[1] * case.rank)
-    flat = data.indices.long() + offsets * (case.outputs // planes)
+    flat = positions(case, data.indices) + offsets * (case.outputs // planes)
     from_numpy = onnxruntime.OrtValue.ortvalue_from_numpy
     feed = {"input": from_numpy(data.input.numpy()), "indices": from_numpy(flat.numpy())}
     return (

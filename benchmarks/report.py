@@ -164,12 +164,13 @@ def _mean(values: Sequence[float]) -> str:
 
 def markdown(report: Report) -> str:
     """A line for each family and direction: geometric means over its cases."""
+    last = "unpooling, all but the sweep"
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report["rows"]:
         if result(row, OURS):
             groups[row["case"]["family"], row["case"]["direction"]].append(row)
-            if row["case"]["family"] != "sweep":
-                groups["all but the sweep", row["case"]["direction"]].append(row)
+            if row["case"]["operation"] == "unpool" and row["case"]["family"] != "sweep":
+                groups[last, row["case"]["direction"]].append(row)
     peers = [peer for peer in PEERS if any(result(row, peer) for row in report["rows"])]
     facts = report["facts"]
     lines = [
@@ -179,7 +180,6 @@ def markdown(report: Report) -> str:
         f"| family | direction | cases | of clone | {' | '.join(peers)} |",
         "|---|---|--:|--:|" + "--:|" * len(peers),
     ]
-    last = "all but the sweep"
     for (family, direction), rows in sorted(groups.items(), key=lambda item: item[0][0] == last):
         fractions = [result(row, OURS)["fraction_of_clone"] for row in rows]  # type: ignore[index]
         cells = [family, direction, str(len(rows)), _mean(fractions)]

@@ -83,19 +83,35 @@ def test_every_combination_is_there() -> None:
         }
         options = (cases.DTYPES, cases.INDEX_DTYPES, cases.LAYOUTS, cases.DIRECTIONS)
         assert found == set(itertools.product(*options))
+    for index_dtype in cases.INDEX_DTYPES:
+        for operation, directions in (("pool", {"forward", "backward"}), ("round-trip", {"both"})):
+            found = {
+                (case.dtype, case.layout, case.direction)
+                for case in CASES
+                if case.family == f"{operation}, {index_dtype}"
+            }
+            assert found == set(itertools.product(cases.DTYPES, cases.LAYOUTS, directions))
     sizes = [case.outputs for case in CASES if case.family == "sweep"]
     assert sizes == [2**exponent for exponent in range(10, 29)]
 
 
-def test_predicted_bytes() -> None:
+@pytest.mark.parametrize("operation", ["unpool", "pool", "round-trip"])
+def test_predicted_bytes(operation: cases.Operation) -> None:
     def of(dtype: str, index_dtype: str) -> float:
-        case = Case("", "", (1, 1, 8, 8), dtype=dtype, index_dtype=index_dtype)
-        assert sum(model.floor_bytes(case, "cuda")) == model.useful_bytes(case)
-        return model.useful_bytes(case) / case.cells
+        case = Case("", "", (1, 1, 8, 8), dtype=dtype, index_dtype=index_dtype, operation=operation)
+        assert model.floor_bytes(case, "cuda") == model.useful_bytes(case)
+        return model.useful_bytes(case) / model.calls(case) / case.cells
 
-    assert of("float32", "int64") == 28
-    assert of("float32", "int32") == 24
-    assert of("bfloat16", "int64") == 18
+    assert [of("float32", index_dtype) for index_dtype in cases.INDEX_DTYPES] == [28, 24, 21]
+    assert [of("bfloat16", index_dtype) for index_dtype in cases.INDEX_DTYPES] == [18, 14, 11]
+
+
+def test_byte_indices_are_offsets_in_the_window() -> None:
+    case = Case("", "", (1, 1, 5, 4), 3, 2, 1, index_dtype="uint8")
+    positions = torch.tensor([[[[5, 6], [9, 15], [16, 19]]]])
+    offsets = torch.tensor([[[[8, 7], [5, 8], [4, 5]]]], dtype=torch.uint8)
+    assert torch.equal(data.indices_of(case, positions), offsets)
+    assert torch.equal(data.positions(case, offsets), positions)
 
 
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
@@ -128,9 +144,10 @@ def test_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         assert results[name].keys() >= COLUMNS, results[name]
     assert results[contenders.OURS]["agreement"] == "equal"
     own_gradient = case.overlapping and case.with_gradient and case.dilation == 1
+    own_gradient = own_gradient and case.operation != "pool"
     assert results[contenders.TORCH]["agreement"] == ("differs" if own_gradient else "equal")
     if case.direction == "forward" and importlib.util.find_spec("onnxruntime"):
-        plain = case.dtype == "float32" and case.layout == "contiguous"
+        plain = (case.dtype, case.layout, case.operation) == ("float32", "contiguous", "unpool")
         assert ("median" in results[contenders.ONNX]) == plain, results[contenders.ONNX]
 
 
@@ -223,6 +240,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     table = run("--table", str(path))
     assert "| tiny | forward | 1 |" in table
     assert "| sweep | forward | 2 |" in table
+    assert "| unpooling, all but the sweep | both | 1 |" in table
 
 
 def test_torch_compile() -> None:
