@@ -9,6 +9,8 @@
     triton_scatter.py  another: the usual memset and scatter, in Triton
     timing.py          clocks, interleaved rounds
     memory.py          peak memory of one call, memory at hand
+    segnet.py          the network of the training step
+    training.py        what that step holds in memory
     runner.py          one case: make, check, time, weigh
     model.py           predicted bytes, times and fractions, and the table of MODEL.md
     report.py          facts, JSON, tables

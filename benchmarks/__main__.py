@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import contenders, memory, model, plot, report, runner
+from . import contenders, memory, model, plot, report, runner, training
 from .cases import CASES, Case
 from .timing import Budget
 
@@ -50,6 +50,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the CPU's large tensors: kept by the process when freed, as the caching allocator "
         "of CUDA does, or fresh for each call, as glibc's malloc does unless told otherwise",
     )
+    add("--training", action="store_true", help="measure the memory of a training step instead")
     add("--list", action="store_true", help="print the names of the cases")
     add("--table", type=Path, metavar="JSON", help="print results as a Markdown table")
     add(
@@ -110,6 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if asked.threads:
         torch.set_num_threads(asked.threads)
+    if asked.training:
+        for path in training.run(asked.device, asked.output or report.RESULTS):
+            print(f"Written: {path}")
+        return
     console = Console()
     console = Console(width=max(console.width, 200))
     if asked.pages == "kept" and not memory.keep_pages():

@@ -94,8 +94,9 @@ def load(path: Path) -> Report:
 
 
 def load_all(folder: Path = RESULTS) -> list[Report]:
-    """Every report in a folder."""
-    return [load(path) for path in sorted(folder.glob("*.json"))]
+    """Every report of times in a folder."""
+    reports = [load(path) for path in sorted(folder.glob("*.json"))]
+    return [report for report in reports if "training" not in report]
 
 
 def result(row: Row, contender: str) -> dict[str, Any] | None:

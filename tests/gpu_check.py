@@ -94,6 +94,7 @@ def main() -> None:
                 steps.append(run(tool, command, BUILD, PYTHONPATH=path, **no_cache))
         command = [python, "-m", "benchmarks", "--device", "cuda"]
         steps.append(run("benchmarks", command, ROOT, PYTHONPATH=path))
+        steps.append(run("training", [*command, "--training"], ROOT, PYTHONPATH=path))
 
     device = torch.cuda.get_device_name().lower().replace(" ", "-")
     default = ROOT / "benchmarks" / "results" / f"gpu-check-{device}.md"

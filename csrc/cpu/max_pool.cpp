@@ -415,7 +415,7 @@ class Pool {
         const int64_t row =
             (zs.start + z * dilation_[0]) * step_[0] + (ys.start + y * dilation_[1]) * step_[1];
         Element* piles = dealt_ + dealt;
-        deal_row(slab + row, xs.start, (count - 1) * width.stride + reach + 1, piles, room);
+        deal_row(slab + row, xs.start, room * width.stride, piles, room);
         dealt += room * width.stride;
         for (int64_t k = 0; k < width.kernel; ++k) {
           if (cells_.count == kMostCells) {
@@ -510,7 +510,7 @@ class Pool {
   Cells<Order, Mark> cells_;
   Mark winner_[kMostLanes];
   Element best_[kMostLanes];
-  Element dealt_[kMostDealt + kBlock] = {}; // beyond a row anything, but something
+  Element dealt_[kMostDealt];
 };
 
 template <class T, class Index, bool kNarrow>
