@@ -60,6 +60,7 @@ pybind11::object pool(
     pybind11::handle padding,
     pybind11::handle dilation,
     pybind11::handle ceil_mode,
+    pybind11::handle return_indices,
     pybind11::handle index_dtype) {
   const auto results = max_pool_if_plain(
       {dims,
@@ -69,12 +70,14 @@ pybind11::object pool(
        padding.ptr(),
        dilation.ptr(),
        ceil_mode.ptr(),
+       return_indices.ptr(),
        index_dtype.ptr()});
   if (!results) {
     return pybind11::none();
   }
   const auto& [values, indices] = *results;
-  return index_dtype.is_none() ? pybind11::cast(values) : pybind11::make_tuple(values, indices);
+  return return_indices.ptr() == Py_True ? pybind11::make_tuple(values, indices)
+                                         : pybind11::cast(values);
 }
 
 } // namespace

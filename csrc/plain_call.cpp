@@ -169,21 +169,20 @@ std::optional<at::Tensor> max_unpool_if_plain(const PythonUnpoolCall& call) {
 std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const PythonPoolCall& call) {
   const int64_t dims = call.dims;
   const at::Tensor* input = plain_tensor(call.input);
-  const bool flag = PyBool_Check(call.ceil_mode);
-  const bool seen = call.index_dtype != Py_None;
-  if (input == nullptr || !eager() || !flag || (seen && !THPDtype_Check(call.index_dtype))) {
+  if (input == nullptr || !eager() || !PyBool_Check(call.ceil_mode) ||
+      !PyBool_Check(call.return_indices) || !THPDtype_Check(call.index_dtype)) {
     return std::nullopt;
   }
   const Ints kernel = plain_per_dim(call.kernel_size, dims);
   const Ints stride = call.stride == Py_None ? kernel : plain_per_dim(call.stride, dims);
   const Ints padding = plain_per_dim(call.padding, dims);
   const Ints dilation = plain_per_dim(call.dilation, dims);
+  const bool seen = call.return_indices == Py_True;
+  const c10::ScalarType asked = reinterpret_cast<THPDtype*>(call.index_dtype)->scalar_type;
   if (kernel.size == 0 || stride.size == 0 || padding.size == 0 || dilation.size == 0 ||
-      (!seen && !bytes_do(kernel.view(), dilation.view()))) {
+      !is_index_type(asked) || (!seen && !bytes_do(kernel.view(), dilation.view()))) {
     return std::nullopt;
   }
-  const c10::ScalarType index_type =
-      seen ? reinterpret_cast<THPDtype*>(call.index_dtype)->scalar_type : c10::ScalarType::Byte;
   const pybind11::gil_scoped_release without_gil;
   return pool_handle().call(
       *input,
@@ -192,7 +191,7 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const Python
       padding.view(),
       dilation.view(),
       call.ceil_mode == Py_True,
-      index_type);
+      seen ? asked : c10::ScalarType::Byte);
 }
 
 } // namespace maxunpool_cuda

@@ -30,8 +30,7 @@ struct PythonUnpoolCall {
 // Plain output sizes are those that the rules of maxunpool_cuda/_geometry.py allow.
 std::optional<at::Tensor> max_unpool_if_plain(const PythonUnpoolCall& call);
 
-// Those of max_pool1d/2d/3d. None for an index_dtype: nobody will see the indices. Then a call is
-// plain if bytes will do.
+// Those of max_pool1d/2d/3d. Where nobody will see the indices, a call is plain if bytes will do.
 struct PythonPoolCall {
   int64_t dims;
   PyObject* input;
@@ -40,6 +39,7 @@ struct PythonPoolCall {
   PyObject* padding;
   PyObject* dilation;
   PyObject* ceil_mode;
+  PyObject* return_indices;
   PyObject* index_dtype;
 };
 

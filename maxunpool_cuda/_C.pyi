@@ -21,6 +21,7 @@ def max_pool_if_plain(
     padding: object,
     dilation: object,
     ceil_mode: object,
+    return_indices: object,
     index_dtype: object,
 ) -> Tensor | tuple[Tensor, Tensor] | None: ...
 def check_errors() -> None: ...

@@ -262,9 +262,16 @@ def _max_pool(
     As :func:`_max_unpool`, most calls end in the first lines.
     """
     if not torch.compiler.is_compiling():
-        dtype = index_dtype if return_indices else None
         result = _ops.max_pool_if_plain(
-            dims, input, kernel_size, stride, padding, dilation, ceil_mode, dtype
+            dims,
+            input,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            ceil_mode,
+            return_indices,
+            index_dtype,
         )
         if result is not None:
             return result

@@ -75,16 +75,24 @@ def test_no_kernel_loads_or_stores_local_memory(kernels: dict[tuple[str, str], s
     assert not [name for name, code in kernels.items() if re.search(r"\b(LDL|STL)\b", code)]
 
 
-# The kernels of most networks, for float32 and bfloat16 (j and t: they move bytes) and int64 (l)
-# indices: contiguous rows that divide into vectors, and vectors of channels.
+# The kernels of most networks, for float32 and bfloat16, of which unpooling moves the bytes (j and
+# t), and indices of int64 (l) and uint8 (h): contiguous rows that divide into vectors, and vectors
+# of channels.
 FAST = {
-    f"{layout}, {window}, {dtype}": name
+    f"{layout}, {window}, {dtype}, {indices}": name
+    for dtype, moved, compared, lanes in (
+        ("float32", "j", "f", 4),
+        ("bfloat16", "t", "N3c108BFloat16E", 8),
+    )
+    for indices, index in {"int64": "l", "uint8": "h"}.items()
     for window, shape in {"2x2/2": "Li2ELi2ELi0E", "3x3/2 padded": "Li3ELi2ELi1E"}.items()
-    for dtype, element, channels in (("float32", "j", 4), ("bfloat16", "t", 8))
     for layout, name in {
-        "contiguous": f"forward_rowsI{element}lNS_8RowShapeI{element}{shape}Lb1ELb0EEEE",
-        "channels_last": f"forward_channelsI{element}lLi{channels}ENS_12ChannelShapeI{shape}EEE",
+        "contiguous": f"forward_rowsI{moved}{index}NS_8RowShapeI{moved}{shape}Lb1ELb0EEEE",
+        "channels_last": f"forward_channelsI{moved}{index}Li{lanes}ENS_12ChannelShapeI{shape}EEE",
+        "contiguous pool": f"pool_rowsI{compared}{index}Li{lanes}ELb1EE",
+        "channels_last pool": f"pool_channelsI{compared}{index}jLi{lanes}EE",
     }.items()
+    if "pool" not in layout or window == "2x2/2"
 }
 
 
