@@ -1,35 +1,47 @@
-"""Put these modules where a model has those of :mod:`torch.nn`."""
+"""Put these modules where a model has those of :mod:`torch.nn`, in place.
+
+A module is given the other class, and stays the object it is: with its hooks, its training mode,
+what was compiled of it, and whoever else refers to it, by whatever name or list.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from .functional import Reduce
+from .functional import Reduce, check_reduce
 from .modules import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_REPLACEMENTS: dict[type[torch.nn.Module], Any] = {
-    torch.nn.MaxUnpool1d: MaxUnpool1d,
-    torch.nn.MaxUnpool2d: MaxUnpool2d,
-    torch.nn.MaxUnpool3d: MaxUnpool3d,
-}
+# Of one, two and three dimensions.
+_UNPOOLS: Sequence[type] = (MaxUnpool1d, MaxUnpool2d, MaxUnpool3d)
+_THEIR_UNPOOLS: Sequence[type] = (torch.nn.MaxUnpool1d, torch.nn.MaxUnpool2d, torch.nn.MaxUnpool3d)
+
+
+def _check_model(name: str, model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
 
 
 def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
-    """Replace every torch.nn.MaxUnpool1d/2d/3d in ``model`` by the one of this package, in place.
+    """Make every torch.nn.MaxUnpool1d/2d/3d in ``model`` one of this package, in place.
 
-    A module used in several places stays one module, and hooks and the training mode are kept.
-    Subclasses of the torch.nn modules are left alone: they may do something else.
+    Every module stays the same object, with its hooks and its training mode, wherever else it is
+    used. Subclasses of the torch.nn modules are left alone: they may do something else.
 
     Args:
         model: any module.
-        reduce: given to every replacement.
+        reduce: given to every module that is replaced.
 
     Returns:
-        ``model``, or where it is itself a ``torch.nn.MaxUnpoolNd`` its replacement.
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: ``reduce`` is not one of those allowed.
 
     Example:
         >>> import torch
@@ -38,18 +50,11 @@ def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
           (0): MaxUnpool2d(kernel_size=(2, 2), stride=(2, 2), padding=(0, 0))
         )
     """
-    replaced: dict[torch.nn.Module, Any] = {}
+    _check_model("replace_max_unpool", model)
+    check_reduce("replace_max_unpool", reduce)
     for module in model.modules():
-        if type(module) in _REPLACEMENTS:
-            old: Any = module
-            new = _REPLACEMENTS[type(module)](
-                old.kernel_size, old.stride, old.padding, reduce=reduce
-            )
-            new.__dict__.update(vars(module))  # hooks, training mode, and what users attached
-            replaced[module] = new
-    for module in model.modules():
-        for name, child in module._modules.items():
-            if child in replaced:
-                module._modules[name] = replaced[child]
-    result: Model = replaced.get(model, model)
-    return result
+        if type(module) in _THEIR_UNPOOLS:
+            unpool: Any = module
+            unpool.__class__ = _UNPOOLS[_THEIR_UNPOOLS.index(type(module))]
+            unpool.reduce = reduce
+    return model
