@@ -6,7 +6,7 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
 
 from . import functional
 from ._ops import build_info, check_errors
-from .convert import replace_max_unpool
+from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "build_info",
     "check_errors",
     "functional",
+    "replace_max_pooling",
     "replace_max_unpool",
 ]
 

@@ -1,4 +1,4 @@
-"""Modules, the replacement in models, and what else of the package is not an operator."""
+"""Modules, and what else of the package is not an operator."""
 
 import copy
 import pickle
@@ -9,7 +9,7 @@ from torch import nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d, _ops, replace_max_unpool
+from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d, _ops
 
 PAIRS = [
     (MaxUnpool1d, nn.MaxUnpool1d),
@@ -55,44 +55,6 @@ def test_a_module_made_by_torch_is_still_one_here() -> None:
     module = MaxUnpool2d.__new__(MaxUnpool2d)
     module.__setstate__(vars(nn.MaxUnpool2d(2)))
     assert module(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)).shape == (1, 2, 2)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.MaxUnpool2d(2)
-        self.again = self.one
-        self.deep = nn.ModuleDict({"a": nn.Sequential(nn.MaxUnpool1d(3, 2, 1), nn.ReLU())})
-
-
-def test_replace_max_unpool() -> None:
-    model = Net().eval()
-    calls = []
-    model.one.register_forward_hook(lambda *_: calls.append(1))
-    assert replace_max_unpool(model, reduce="sum") is model
-    assert type(model.one) is MaxUnpool2d
-    assert model.again is model.one
-    assert not model.one.training
-    assert type(model.deep["a"][0]) is MaxUnpool1d
-    assert (model.deep["a"][0].stride, model.deep["a"][0].padding) == ((2,), (1,))
-    assert model.one.reduce == model.deep["a"][0].reduce == "sum"
-    assert type(model.deep["a"][1]) is nn.ReLU
-    model.one(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
-    assert calls == [1]
-
-
-def test_replace_max_unpool_of_a_model_that_is_one() -> None:
-    assert type(replace_max_unpool(nn.MaxUnpool3d(2))) is MaxUnpool3d
-
-
-def test_replace_max_unpool_leaves_subclasses_alone() -> None:
-    class Own(nn.MaxUnpool2d):
-        pass
-
-    model = nn.Sequential(Own(2), MaxUnpool2d(2, reduce="mean"))
-    replace_max_unpool(model)
-    assert type(model[0]) is Own
-    assert model[1].reduce == "mean"
 
 
 def test_version_and_build_info() -> None:
