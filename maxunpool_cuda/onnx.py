@@ -1,8 +1,9 @@
-"""Export to ONNX: what the exporter of PyTorch needs to know of max unpooling."""
+"""Export to ONNX: what the exporter of PyTorch needs to know of max pooling and unpooling."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,20 @@ from . import _ops
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` of :func:`torch.onnx.export`.
 
-    ``max_unpool`` with ``reduce="last"`` becomes ONNX's MaxUnpool, whose indices are flat over the
-    whole tensor: the offsets of the planes are added to them. ONNX has no word for ``"sum"`` and
-    ``"mean"``, so exporting these raises a ValueError.
+    ``max_pool`` becomes ONNX's MaxPool, and ``max_unpool`` with ``reduce="last"`` its MaxUnpool.
+    ONNX's indices are flat over the whole tensor: integer arithmetic makes those of this package,
+    of each dtype, from them, and them from those. bfloat16 is cast to float32 and back, exactly.
+
+    A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"``, dtypes
+    that its operators do not take, and some windows: those that hold no element of the input (only
+    dilated ones do, and dynamic sizes hide them) and, in ceil mode with dilation or dynamic sizes,
+    those shorter than their stride.
+
+    ONNX does not say which of equal elements MaxPool takes, nor what it makes of NaN and of windows
+    that hold minus infinity alone. ONNX Runtime takes the first of equal ones, as this package
+    does. It takes a NaN only where that is the first of its window, and, where nobody asks for
+    indices, may give the lowest finite number for minus infinity. An index outside the output is
+    no error in ONNX.
 
     Needs the package onnxscript.
 
@@ -25,7 +37,79 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
-    return {_ops.max_unpool: _max_unpool}
+    return {_ops.max_pool: _max_pool, _ops.max_unpool: _max_unpool}
+
+
+def _max_pool(
+    input: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    index_dtype: int,
+) -> Any:
+    to = _Writer("max_pool", input, len(kernel_size))
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    after, ceil = _padding_after(to.name, input.shape[-to.dims :], *window)
+    taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8")
+    values, positions = to.op.MaxPool(
+        taken,
+        ceil_mode=int(ceil),
+        dilations=list(dilation),
+        kernel_shape=list(kernel_size),
+        pads=[*padding, *after],
+        strides=list(stride),
+    )
+    sizes = [to.size(taken, 2 + d) for d in range(to.dims)]
+    if index_dtype == to.types.UINT8:
+        less = [to.row(values, 2 + d, padding[d], -stride[d]) for d in range(to.dims)]
+        indices = to.moved(positions, sizes, kernel_size, less)
+    else:
+        indices = positions % math.prod(sizes)
+    return to.given(values, input.dtype), to.given(indices, index_dtype)
+
+
+def _padding_after(
+    name: str,
+    sizes: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[list[int], bool]:
+    """The padding after the input, and the ceil_mode, with which ONNX has the same windows.
+
+    PyTorch and runtimes drop a last window that would begin in the padding. The shapes that ONNX
+    infers before opset 22 have it in ceil mode, so it is floor mode wherever that can say the same.
+    """
+    after, ceil = list(padding), False
+    axes = zip(sizes, kernel_size, stride, padding, dilation, strict=True)
+    for d, (size, kernel, step, pad, spread) in enumerate(axes):
+        if not isinstance(size, int):
+            ceil = ceil_mode
+            continue
+        # ONNX Runtime's value of such a window, the only one then, is not minus infinity.
+        if -pad % spread >= size:
+            raise ValueError(
+                f"{name}: expected windows that hold elements of the input for ONNX but got "
+                f"spatial sizes {list(sizes)}, padding={padding}, dilation={dilation}"
+            )
+        if ceil_mode:
+            extent = spread * (kernel - 1) + 1
+            last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
+            after[d] = last * step + extent - size - pad
+            ceil = ceil or after[d] >= kernel  # more padding than ONNX Runtime takes
+    if ceil:
+        if min(after) < 0:
+            raise ValueError(
+                f"{name}: expected strides within their windows for ONNX, in ceil mode with "
+                f"dilation or dynamic sizes, but got stride={stride}, kernel_size={kernel_size}, "
+                f"spatial sizes {list(sizes)}"
+            )
+        after = [min(pair) for pair in zip(after, padding, strict=True)]
+    return [max(0, end) for end in after], ceil
 
 
 def _max_unpool(
@@ -37,33 +121,82 @@ def _max_unpool(
     padding: Sequence[int],
     reduce: str,
 ) -> Any:
-    op: Any = importlib.import_module("onnxscript").opset18
-    dims = len(kernel_size)
+    to = _Writer("max_unpool", input, len(kernel_size))
     if reduce != "last":
-        raise ValueError(f"max_unpool{dims}d: expected reduce='last' for ONNX but got {reduce!r}")
-    batched = len(input.shape) == dims + 2
-    if not batched:
-        first = op.Constant(value_ints=[0])
-        input, indices = op.Unsqueeze(input, first), op.Unsqueeze(indices, first)
-
-    def ints(values: Sequence[int]) -> Any:
-        return op.Constant(value_ints=list(values))
-
-    sizes = (ints([s]) if isinstance(s, int) else op.Reshape(s, ints([1])) for s in output_size)
-    spatial = op.Concat(*sizes, axis=0)
-    leading = op.Shape(input, end=2)
-    plane = op.ReduceProd(spatial, keepdims=0)
-    planes = op.ReduceProd(leading, keepdims=0)
-    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
-    offsets = op.Mul(op.Range(zero, planes, one), plane)
-    shape = op.Concat(leading, ints([1] * dims), axis=0)
-    flat = op.Add(op.Cast(indices, to=7), op.Reshape(offsets, shape))
-    output = op.MaxUnpool(
-        input,
-        flat,
-        op.Concat(leading, spatial, axis=0),
-        kernel_shape=list(kernel_size),
-        pads=[*padding, *padding],
-        strides=list(stride),
+        raise ValueError(f"{to.name}: expected reduce='last' for ONNX but got {reduce!r}")
+    taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE")
+    positions = to.op.Cast(to.taken(indices), to=to.types.INT64)
+    if indices.dtype == to.types.UINT8:
+        more = [to.row(taken, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
+        positions = to.moved(positions, kernel_size, output_size, more)
+    batch, channels = to.size(taken, 0), to.size(taken, 1)
+    plane = math.prod(output_size)
+    planes = to.row(taken, 0, 0, channels * plane) + to.row(taken, 1, 0, plane)
+    # ONNX says that the given shape counts, but ONNX Runtime refuses one below what it infers from
+    # the window, or that this is below one. Another window stands in where that may happen.
+    windows = []
+    axes = zip(input.shape[-to.dims :], output_size, kernel_size, stride, padding, strict=True)
+    for pooled, size, kernel, step, pad in axes:
+        fits, less = step == 1, 0
+        if isinstance(pooled, int) and isinstance(size, int):
+            fits = 0 < (pooled - 1) * step - 2 * pad + kernel <= size
+            less = max(0, pooled - size)
+        windows.append((kernel, step, pad) if fits else (1 + less, 1, less))
+    kernels, strides, pads = zip(*windows, strict=True)
+    output = to.op.MaxUnpool(
+        taken,
+        positions + planes,
+        [batch, channels, *output_size],
+        kernel_shape=kernels,
+        pads=[*pads, *pads],
+        strides=strides,
     )
-    return output if batched else op.Squeeze(output, ints([0]))
+    return to.given(output, input.dtype)
+
+
+class _Writer:
+    """Writes what both translations are made of, for tensors with a batch; sizes are scalars."""
+
+    def __init__(self, operator: str, input: Any, dims: int) -> None:
+        onnxscript: Any = importlib.import_module("onnxscript")
+        self.op, self.types = onnxscript.opset18, onnxscript.ir.DataType
+        self.name, self.dims = f"{operator}{dims}d", dims
+        self.batched = len(input.shape) == dims + 2
+
+    def taken(self, tensor: Any, *dtypes: str) -> Any:
+        """As ONNX's operators take it, those of ``dtypes`` if there are any."""
+        if dtypes and tensor.dtype == self.types.BFLOAT16:
+            tensor = self.op.Cast(tensor, to=self.types.FLOAT)
+        elif dtypes and tensor.dtype.name not in dtypes:
+            raise ValueError(
+                f"{self.name}: expected input of type {', '.join(dtypes)} or BFLOAT16 for ONNX "
+                f"but got {tensor.dtype.name}"
+            )
+        return tensor if self.batched else self.op.Unsqueeze(tensor, [0])
+
+    def given(self, tensor: Any, dtype: int) -> Any:
+        """As this package's operators return it."""
+        tensor = self.op.Cast(tensor, to=dtype)
+        return tensor if self.batched else self.op.Squeeze(tensor, [0])
+
+    def size(self, tensor: Any, axis: int) -> Any:
+        return self.op.Squeeze(self.op.Shape(tensor, start=axis, end=axis + 1))
+
+    def row(self, tensor: Any, axis: int, first: int, step: Any) -> Any:
+        """``first``, ``first + step`` and so on along an axis of a tensor, to be added to it."""
+        row = self.op.Range(first, self.size(tensor, axis) * step + first, step)
+        return self.op.Reshape(row, [-1] + [1] * (self.dims + 1 - axis))
+
+    def moved(
+        self, positions: Any, sizes: Sequence[Any], into: Sequence[Any], by: Sequence[Any]
+    ) -> Any:
+        """Row-major positions in a box of ``sizes``, moved by a distance an axis: those in another.
+
+        What lies before the first axis is dropped.
+        """
+        moved, unit = 0, 1
+        for size, other, distance in reversed(list(zip(sizes, into, by, strict=True))):
+            moved = (positions % size + distance) * unit + moved
+            positions = self.op.Div(positions, size)
+            unit = unit * other
+        return moved

@@ -1,13 +1,17 @@
 """Export to ONNX, run by ONNX Runtime, against eager."""
 
 import io
+import random
 
 import pytest
 import torch
+from cases import INDEX_DTYPES, Window, random_window, same
 from torch import Tensor, nn
 
 import maxunpool_cuda
+import maxunpool_cuda.functional as F
 import maxunpool_cuda.onnx
+from maxunpool_cuda import _ops
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the exports are run by ONNX Runtime")
 pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
@@ -50,8 +54,48 @@ class SegNet(nn.Module):
         return self.convolutions[3](self.unpools[1](x, outer.int(), outer_size))
 
 
-def export(model: nn.Module, *inputs: Tensor, dynamic: bool = False) -> torch.onnx.ONNXProgram:
-    sizes = {"dynamic_shapes": [{0: torch.export.Dim.DYNAMIC}] * len(inputs)} if dynamic else {}
+class Bytes(nn.Module):
+    """The way down and up again, with indices of one byte."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.pool = getattr(maxunpool_cuda, f"MaxPool{dims}d")(
+            3, 2, 1, return_indices=True, index_dtype=torch.uint8
+        )
+        self.unpool = getattr(maxunpool_cuda, f"MaxUnpool{dims}d")(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, indices = self.pool(x)
+        return self.unpool(pooled * 2, indices, x.shape)
+
+
+class Operators(nn.Module):
+    """All that both operators return."""
+
+    def __init__(self, window: Window, index_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.window, self.index_dtype = window, index_dtype
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        w = self.window
+        values, indices = _ops.max_pool(x, *w.arguments, self.index_dtype)
+        sizes = x.shape[-len(w.sizes) :]
+        unpooled = _ops.max_unpool(values, indices, sizes, w.kernel, w.stride, w.padding, "last")
+        return values, indices, unpooled
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 3, 2, 1, ceil_mode=True)
+
+
+def export(
+    model: nn.Module, *inputs: Tensor, dynamic: bool | tuple[int, ...] = False
+) -> torch.onnx.ONNXProgram:
+    """With the sizes of these dimensions left open; True: of the batch."""
+    axes = (0,) if dynamic is True else dynamic or ()
+    shapes = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC)] * len(inputs)
+    sizes = {"dynamic_shapes": shapes} if axes else {}
     return torch.onnx.export(
         model,
         inputs,
@@ -62,13 +106,21 @@ def export(model: nn.Module, *inputs: Tensor, dynamic: bool = False) -> torch.on
     )
 
 
-def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
+def run_all(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> list[Tensor]:
     file = io.BytesIO()
     program.save(file)
     session = onnxruntime.InferenceSession(file.getvalue())
     names = [described.name for described in session.get_inputs()]
     fed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-    return torch.from_numpy(session.run(None, fed)[0])
+    return [torch.from_numpy(output) for output in session.run(None, fed)]
+
+
+def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
+    return run_all(program, *inputs)[0]
+
+
+def operators(program: torch.onnx.ONNXProgram) -> list[str]:
+    return [node.op_type for node in program.model.graph]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -77,7 +129,7 @@ def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
 def test_stage(dims: int, window: tuple[int, int, int], with_size: bool, dynamic: bool) -> None:
     model, x = Stage(dims, window, with_size), torch.rand(2, 3, *[8] * dims)
     program = export(model, x, dynamic=dynamic)
-    assert [n.op_type for n in program.model.graph].count("MaxUnpool") == 1
+    assert operators(program).count("MaxUnpool") == 1
     other = torch.rand(5, *x.shape[1:]) if dynamic else x
     assert torch.equal(run(program, other), model(other))
 
@@ -97,9 +149,125 @@ def test_duplicates_and_unbatched_input() -> None:
     assert torch.equal(run(export(model, x, indices), x, indices), model(x, indices))
 
 
+def with_ties(*shape: int) -> Tensor:
+    return torch.randint(-2, 3, shape).float()
+
+
+def exportable_window(rng: random.Random) -> Window:
+    while True:
+        window = random_window(rng, longest=8, most_cells=64)
+        values, _ = _ops.max_pool(torch.zeros(1, *window.sizes), *window.arguments, torch.int64)
+        if values.isfinite().all() and not (window.ceil and max(window.dilation) > 1):
+            return window
+
+
+def test_pooling_and_back(rng: random.Random) -> None:
+    for _ in range(14):
+        window = exportable_window(rng)
+        model = Operators(window, rng.choice(window.index_dtypes()))
+        x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)
+        for got, expected in zip(run_all(export(model, x), x), model(x), strict=True):
+            assert same(got, expected), (window, model.index_dtype, x.shape)
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_dynamic_sizes(dims: int, index_dtype: torch.dtype, rng: random.Random) -> None:
+    ceil, leading = rng.random() < 0.5, rng.choice(((2, 3), (3,)))
+    kernel, stride, padding = rng.choice(((2, 2, 1), (3, 2, 1), (3, 2, 0), (4, 1, 2)))
+    window = Window((8,) * dims, *[(n,) * dims for n in (kernel, stride, padding, 1)], ceil)
+    model, first = Operators(window, index_dtype), len(leading)
+    open_sizes = (*range(first - 1), *range(first, first + dims))
+    program = export(model, with_ties(*leading, *window.sizes), dynamic=open_sizes)
+    for _ in range(3):
+        batch = (rng.randint(1, 4),) * (first - 1)
+        x = with_ties(*batch, 3, *(rng.randint(4, 12) for _ in range(dims)))
+        for got, expected in zip(run_all(program, x), model(x), strict=True):
+            assert same(got, expected), (window, x.shape)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_bytes_become_standard_operators(dims: int) -> None:
+    model, x = Bytes(dims), torch.rand(2, 3, *[8] * dims)
+    program = export(model, x, dynamic=True)
+    assert [operators(program).count(name) for name in ("MaxPool", "MaxUnpool")] == [1, 1]
+    other = torch.rand(4, *x.shape[1:])
+    assert same(run(program, other), model(other))
+
+
+@pytest.mark.parametrize("dynamic", [(), (0, 2, 3)])
+def test_pooling_alone_has_no_indices(dynamic: tuple[int, ...]) -> None:
+    model, x = Plain(), torch.randn(2, 3, 8, 9)
+    program = export(model, x, dynamic=dynamic)
+    assert operators(program) == ["MaxPool"]
+    assert len(program.model.graph[0].outputs) == 1
+    other = torch.randn(3, 3, 11, 6) if dynamic else x
+    assert same(run(program, other), model(other))
+
+
+# In each a window would begin in the padding at the end of the last axis, and is left out.
+@pytest.mark.parametrize(
+    ("window", "dynamic"),
+    [
+        (Window((7, 9), (3, 2), (2, 2), (1, 1), (1, 1), ceil=True), ()),
+        (Window((8, 8), (3, 1), (2, 2), (0, 0), (1, 1), ceil=True), ()),
+        (Window((8, 9), (3, 2), (2, 2), (0, 1), (1, 1), ceil=True), (0, 2)),
+        (Window((12, 9), (2, 2), (5, 2), (0, 1), (4, 1), ceil=True), (0,)),
+    ],
+)
+def test_ceil_mode_counts_the_same_windows(window: Window, dynamic: tuple[int, ...]) -> None:
+    model, x = Operators(window, window.index_dtypes()[-1]), with_ties(2, 3, *window.sizes)
+    program = export(model, x, dynamic=dynamic)
+    for got, expected in zip(run_all(program, x), model(x), strict=True):
+        assert same(got, expected)
+
+
+@pytest.mark.parametrize("window", [(4, 2, 2), (2, 2, 1), (3, 3, 0)])
+def test_output_sizes_below_the_default(window: tuple[int, int, int]) -> None:
+    """Which ONNX Runtime would refuse, for the windows as they are."""
+    model = Operators(Window((1,), *[(n,) for n in (*window, 1)], ceil=True), torch.uint8)
+    x = torch.rand(2, 3, 1)
+    for got, expected in zip(run_all(export(model, x), x), model(x), strict=True):
+        assert same(got, expected)
+
+
+def test_bfloat16() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pooled, indices = F.max_pool2d(x.bfloat16(), 3, 2, 1, return_indices=True)
+            return F.max_unpool2d(pooled, indices, 3, 2, 1, x.shape).float()
+
+    x = torch.randn(2, 3, 8, 8)
+    assert same(run(export(Model(), x), x), Model()(x))
+
+
+def refused(model: nn.Module, *inputs: Tensor, dynamic: tuple[int, ...] = ()) -> str:
+    with pytest.raises(Exception, match="for ONNX") as caught:
+        export(model, *inputs, dynamic=dynamic)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_what_onnx_cannot_say_is_refused(reduce: str) -> None:
     x, indices = torch.rand(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64)
-    with pytest.raises(Exception, match=r"expected reduce='last' for ONNX but got") as caught:
-        export(maxunpool_cuda.MaxUnpool2d(2, reduce=reduce), x, indices)
-    assert reduce in str(caught.value)
+    message = refused(maxunpool_cuda.MaxUnpool2d(2, reduce=reduce), x, indices)
+    assert f"max_unpool2d: expected reduce='last' for ONNX but got {reduce!r}" in message
+
+
+def test_dtypes_that_onnx_does_not_take_are_refused() -> None:
+    x = torch.ones(1, 1, 2, 2, dtype=torch.int32)
+    message = refused(maxunpool_cuda.MaxPool2d(2), x)
+    assert "max_pool2d: expected input of type" in message
+    assert "but got INT32" in message
+    message = refused(maxunpool_cuda.MaxUnpool2d(2), x.byte(), x.long())
+    assert "max_unpool2d: expected input of type" in message
+    assert "but got UINT8" in message
+
+
+def test_windows_that_onnx_does_not_know_are_refused() -> None:
+    empty = Window((1, 5), (2, 1), (1, 1), (1, 0), (2, 1), ceil=False)
+    message = refused(Operators(empty, torch.int64), torch.ones(1, 1, 1, 5))
+    assert "max_pool2d: expected windows that hold elements of the input for ONNX" in message
+    wide = Window((8, 8), (3, 1), (2, 2), (0, 0), (1, 1), ceil=True)
+    message = refused(Operators(wide, torch.int64), torch.ones(1, 1, 8, 8), dynamic=(2,))
+    assert "max_pool2d: expected strides within their windows for ONNX" in message
