@@ -47,6 +47,15 @@ MAXUNPOOL_HOST_DEVICE inline T mean_of(Accumulator<T> sum, int64_t count) {
   }
 }
 
+template <class T>
+MAXUNPOOL_HOST_DEVICE inline Accumulator<T> plus(Accumulator<T> sum, T value) {
+  if constexpr (std::is_integral_v<T>) { // wraps
+    return static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(value));
+  } else {
+    return sum + static_cast<Accumulator<T>>(value);
+  }
+}
+
 // The sum and the number of the pooled elements that name one output position.
 template <class T>
 struct Sum {
@@ -54,11 +63,7 @@ struct Sum {
   uint64_t count;
 
   MAXUNPOOL_HOST_DEVICE void add(T value) {
-    if constexpr (std::is_integral_v<T>) { // wraps
-      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(value));
-    } else {
-      sum += static_cast<Accumulator<T>>(value);
-    }
+    sum = plus(sum, value);
     ++count;
   }
   MAXUNPOOL_HOST_DEVICE T result(Reduce reduce) const {

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -176,42 +177,37 @@ void prefetch(const T* base, int64_t elements) {
 #endif
 }
 
-// The positions in the output plane that the indices of a slab name, asked for one after the other.
+// The positions in the output plane that indices name, as WindowOffsets has them: flat ones name
+// themselves, and anything.
 template <class Index>
 struct Positions {
-  struct Decoder { // for all slabs
-    explicit Decoder(const Geometry<int64_t>&) {}
+  struct Row {
+    template <bool kReverse, class Inner, class Known, class Open>
+    void for_each(
+        const Cells& cells,
+        Inner inner,
+        const Index* indices,
+        int64_t,
+        int64_t,
+        const Known&,
+        const Open& open) const {
+      for_each_element<kReverse>(cells, inner, [&](int64_t, int64_t channel, int64_t i) {
+        open(static_cast<int64_t>(indices[i]), channel, i);
+      });
+    }
   };
 
-  const Index* indices;
+  explicit Positions(const Geometry<int64_t>&) {}
 
-  Positions(const Geometry<int64_t>&, const Decoder&, const Index* slab) : indices(slab) {}
-  int64_t operator()(int64_t element) { return static_cast<int64_t>(indices[element]); }
+  template <bool kReverse, class Visit>
+  void for_each_row(const Cells& cells, const Visit& visit) const {
+    visit(Row{}, cells);
+  }
 };
 
-// Window offsets are decoded some at a time.
 template <>
-struct Positions<uint8_t> {
-  using Decoder = WindowOffsets<int64_t>;
-  static constexpr int64_t kAtATime = 512;
-
-  const uint8_t* indices;
-
-  Positions(const Geometry<int64_t>& geometry, const Decoder& decoder, const uint8_t* slab)
-      : indices(slab), elements_(geometry.in_slab()), decoder_(decoder) {}
-  int64_t operator()(int64_t element) {
-    if (element / kAtATime != decoded_) {
-      decoded_ = element / kAtATime;
-      const int64_t first = decoded_ * kAtATime;
-      decoder_.decode(indices, first, std::min(kAtATime, elements_ - first), positions_);
-    }
-    return positions_[element % kAtATime];
-  }
-
- private:
-  int64_t elements_, decoded_ = -1;
-  const Decoder& decoder_;
-  int64_t positions_[kAtATime];
+struct Positions<uint8_t> : WindowOffsets {
+  using WindowOffsets::WindowOffsets;
 };
 
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
@@ -223,8 +219,8 @@ void for_each_index(
     const Geometry<int64_t>& geometry,
     const Partition& partition,
     const Part& part,
-    const typename Positions<Index>::Decoder& decoder,
-    const Index* indices,
+    const Positions<Index>& positions,
+    const Index* all_indices,
     FirstOutside& outside,
     const Gathered* gathered,
     const Visit& visit) {
@@ -234,29 +230,38 @@ void for_each_index(
       kAhead / static_cast<int64_t>(sizeof(Gathered)) * (kReverse ? -1 : 1);
   const int64_t line = geometry.axis[2].out * geometry.inner;
   const int64_t slab = part.outer * geometry.in_slab();
-  Positions<Index> position(geometry, decoder, indices + slab);
+  const Index* indices = all_indices + slab;
   const auto begin = static_cast<uint64_t>(part.begin), size = static_cast<uint64_t>(part.size());
-  const auto run = [&](const Partition::Block& block, auto inner) {
-    const uint64_t reach = block.reach_end - block.reach_begin;
-    for (int64_t i = 0; i < block.end - block.begin; ++i) {
-      const int64_t cell = kReverse ? block.end - 1 - i : block.begin + i;
-      for (int64_t j = 0; j < inner; ++j) { // in reverse too: memory is read in one direction
-        const int64_t channel = kReverse ? inner - 1 - j : j;
-        const int64_t source = cell * inner + channel;
-        const auto index = static_cast<uint64_t>(position(source));
-        if (index - begin < size) {
-          const int64_t target = static_cast<int64_t>(index - begin) * inner + channel;
-          if (source % kOften == 0) {
-            prefetch(position.indices, source + kIndices);
-            prefetch(gathered, target + kGathered);
-            prefetch(gathered, target + kGathered + line);
-          }
-          visit(source, target);
-        } else if (index - block.reach_begin >= reach) {
-          outside.found(slab + source);
-        }
-      }
+  const auto found = [&](int64_t source, int64_t target) MAXUNPOOL_INLINE {
+    if (source % kOften == 0) {
+      prefetch(indices, source + kIndices);
+      prefetch(gathered, target + kGathered);
+      prefetch(gathered, target + kGathered + line);
     }
+    visit(source, target);
+  };
+  const auto run = [&](const Partition::Block& block, auto inner) {
+    const uint64_t reach_begin = block.reach_begin, reach = block.reach_end - reach_begin;
+    positions.template for_each_row<kReverse>(
+        {block.begin, block.end}, [&](const auto& row, const Cells& cells) {
+          row.template for_each<kReverse>(
+              cells,
+              inner,
+              indices,
+              part.begin,
+              part.end,
+              [&](int64_t position, int64_t channel, int64_t source) {
+                found(source, (position - part.begin) * inner + channel);
+              },
+              [&](int64_t position, int64_t channel, int64_t source) {
+                const auto index = static_cast<uint64_t>(position);
+                if (index - begin < size) {
+                  found(source, static_cast<int64_t>(index - begin) * inner + channel);
+                } else if (index - reach_begin >= reach) {
+                  outside.found(slab + source);
+                }
+              });
+        });
   };
   const int64_t blocks = partition.blocks();
   for (int64_t i = 0; i < blocks; ++i) {
@@ -272,11 +277,18 @@ void for_each_index(
   }
 }
 
+bool windows_are_apart(const Geometry<int64_t>& geometry) {
+  const auto apart = [](const Axis<int64_t>& axis) { return axis.kernel <= axis.stride; };
+  return std::all_of(std::begin(geometry.axis), std::end(geometry.axis), apart);
+}
+
 template <class Element, class Index>
 struct Slabs {
   const Call& call;
   const Geometry<int64_t>& geometry = call.geometry;
-  const typename Positions<Index>::Decoder decoder{geometry};
+  const Positions<Index> positions{geometry};
+  // No two elements of a plane have the same index.
+  const bool alone = kIsWindowOffset<Index> && windows_are_apart(geometry);
   const Index* indices = static_cast<const Index*>(call.indices.const_data_ptr());
   const Element* values = static_cast<const Element*>(call.values.const_data_ptr());
   Element* result = static_cast<Element*>(call.result.mutable_data_ptr());
@@ -305,7 +317,7 @@ struct Task {
   template <bool kReverse, class Visit>
   void for_each_index(const Element* gathered, const Visit& visit) const {
     maxunpool_cuda::for_each_index<kReverse>(
-        slabs.geometry, partition, part, slabs.decoder, slabs.indices, outside, gathered, visit);
+        slabs.geometry, partition, part, slabs.positions, slabs.indices, outside, gathered, visit);
   }
 };
 
@@ -318,28 +330,35 @@ void forward_last(const Task<Element, Index>& task) {
       output, [&](int64_t source, int64_t target) { output[target] = input[source]; });
 }
 
-// Sums that need neither a wider type nor a count are added up in the output.
+// Sums are added up in the output if they need neither a wider type nor a count.
 template <class Element, class Index>
 void forward_sum(const Task<Element, Index>& task) {
+  using Wide = Accumulator<Element>;
   const Element* input = task.slabs.input(task.part);
   Element* output = task.slabs.output(task.part);
-  if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
-    if (task.slabs.call.reduce == Reduce::sum) {
-      std::fill_n(output, task.outputs(), Element{});
-      task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
-        Sum<Element> sum{static_cast<Accumulator<Element>>(output[target]), 0};
-        sum.add(input[source]);
-        output[target] = sum.result(Reduce::sum);
-      });
-      return;
-    }
+  const auto add_up = [&](auto* sums) {
+    using Narrow = std::remove_pointer_t<decltype(sums)>;
+    task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
+      const auto sum = static_cast<Accumulator<Element>>(sums[target]);
+      sums[target] = static_cast<Narrow>(plus(sum, input[source]));
+    });
+  };
+  if (task.slabs.call.reduce == Reduce::mean) {
+    auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs());
+    task.template for_each_index<false>(
+        output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
+    std::transform(sums, sums + task.outputs(), output, [](const Sum<Element>& sum) {
+      return sum.result(Reduce::mean);
+    });
+  } else if (std::is_integral_v<Element> || std::is_same_v<Element, Wide> || task.slabs.alone) {
+    std::fill_n(output, task.outputs(), Element{});
+    add_up(output);
+  } else {
+    auto* sums = task.scratch.template zeroed<Wide>(task.outputs());
+    add_up(sums);
+    std::transform(
+        sums, sums + task.outputs(), output, [](Wide sum) { return static_cast<Element>(sum); });
   }
-  auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs());
-  task.template for_each_index<false>(
-      output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
-  std::transform(sums, sums + task.outputs(), output, [&](const Sum<Element>& sum) {
-    return sum.result(task.slabs.call.reduce);
-  });
 }
 
 // Whether an element loses is as good as random, so nothing branches on it. `condition`: 0 or 1.
@@ -442,13 +461,33 @@ struct FindTargets {
 template <>
 struct FindTargets<uint8_t> {
   const Windows& windows;
-  const WindowOffsets<int32_t> offsets; // Windows that are listed fit
+  const WindowOffsets offsets;
 
   explicit FindTargets(const Windows& all) : windows(all), offsets(all.geometry()) {}
   bool operator()(const Run& run, const uint8_t* indices, Targets& targets) const {
-    int32_t positions[2 * Run::kMost];
-    offsets.decode(indices - run.first, run.first, run.known, positions);
-    return find_targets(windows, run, positions, targets);
+    const int64_t inner = windows.geometry().inner, plane = windows.geometry().out_plane();
+    int64_t signs = 0;
+    const auto set = [&](int64_t position, int64_t, int64_t element) {
+      const int64_t i = element - run.first;
+      targets.offset[i] = static_cast<uint32_t>(position * inner) + run.origin[i];
+      signs |= position;
+    };
+    offsets.for_each_row<false>(
+        {run.first / inner, (run.first + run.known) / inner},
+        [&](const WindowOffsets::Row& row, const Cells& cells) {
+          const uint8_t* slab = indices - run.first;
+          if (inner == 1) {
+            const std::integral_constant<int64_t, 1> one;
+            row.for_each<false>(cells, one, slab, 0, plane, set, set);
+          } else {
+            row.for_each<false>(cells, inner, slab, 0, plane, set, set);
+          }
+        });
+    if (signs < 0) {
+      return false;
+    }
+    mark_repeated(windows, run, targets);
+    return true;
   }
 };
 
@@ -534,7 +573,8 @@ void backward(const Call& call) {
         });
   } else {
     with_bytes(call.values.element_size(), [&]<class Element>(std::type_identity<Element>) {
-      if (call.reduce == Reduce::sum) {
+      const bool offsets = call.indices.scalar_type() == c10::ScalarType::Byte;
+      if (call.reduce == Reduce::sum || (offsets && windows_are_apart(call.geometry))) {
         run_parts<Element>(call, [](const auto& task) { backward_sum(task); });
         return;
       }

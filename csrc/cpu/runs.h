@@ -221,6 +221,21 @@ MAXUNPOOL_INLINE inline bool find_offsets(
   return bits >> 32 == 0 && outside == 0;
 }
 
+// `values`: as far as `available`, what differs between targets.
+template <class Value>
+MAXUNPOOL_INLINE inline void mark(
+    const Windows& windows,
+    const Run& run,
+    const Value* values,
+    int64_t available,
+    Targets& targets) {
+  if (windows.later_count() == 1) {
+    mark_repeated<1>(windows, run, values, available, targets.again);
+  } else {
+    mark_repeated<Windows::kFused>(windows, run, values, available, targets.again);
+  }
+}
+
 template <class Index>
 MAXUNPOOL_INLINE inline bool find_targets(
     const Windows& windows, const Run& run, const Index* indices, Targets& targets) {
@@ -232,17 +247,10 @@ MAXUNPOOL_INLINE inline bool find_targets(
   if (!found || windows.disjoint()) {
     return found;
   }
-  const auto mark = [&](const auto* values, int64_t available) MAXUNPOOL_INLINE {
-    if (windows.later_count() == 1) {
-      mark_repeated<1>(windows, run, values, available, targets.again);
-    } else {
-      mark_repeated<Windows::kFused>(windows, run, values, available, targets.again);
-    }
-  };
   if (run.known >= std::min(run.count + run.reach, run.rest)) {
-    mark(targets.offset, run.known); // which are short, and differ between planes
+    mark(windows, run, targets.offset, run.known, targets); // which are short, of several planes
   } else {
-    mark(indices, run.rest);
+    mark(windows, run, indices, run.rest, targets);
   }
   return true;
 }
@@ -258,9 +266,24 @@ MAXUNPOOL_AVX2 inline bool find_targets_avx2(
     const Windows& windows, const Run& run, const int32_t* indices, Targets& targets) {
   return find_targets(windows, run, indices, targets);
 }
+
+MAXUNPOOL_AVX2 inline void mark_avx2(const Windows& windows, const Run& run, Targets& targets) {
+  mark(windows, run, targets.offset, run.known, targets);
+}
 #endif
 
 } // namespace runs_detail
+
+// Fills in `again`, given the offsets as far as they are known, which is far enough.
+inline void mark_repeated(const Windows& windows, const Run& run, Targets& targets) {
+#if defined(MAXUNPOOL_AVX2)
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (avx2) {
+    return runs_detail::mark_avx2(windows, run, targets);
+  }
+#endif
+  runs_detail::mark(windows, run, targets.offset, run.known, targets);
+}
 
 // Fills in the targets of a run's elements; `again` only where windows are not disjoint. False: an
 // index lies outside of its window, and the targets are undefined.

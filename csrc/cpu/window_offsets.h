@@ -10,102 +10,155 @@
 
 namespace maxunpool_cuda {
 
-// Position: int32_t where fits(), or int64_t.
-template <class Position>
+// Cells [first, end) of a slab, or of an axis.
+struct Cells {
+  int64_t first, end;
+
+  bool empty() const { return first >= end; }
+  bool holds(int64_t cell) const { return cell >= first && cell < end; }
+  Cells within(const Cells& other) const {
+    return {std::max(first, other.first), std::min(end, other.end)};
+  }
+};
+
+// Calls work(cell, channel, element), each counted from the beginning of any slab, in memory's
+// order or in reverse. `inner`: channels; a constant makes a simple loop of it.
+template <bool kReverse, class Inner, class Work>
+void for_each_element(const Cells& cells, Inner inner, const Work& work) {
+  for (int64_t i = 0; i < cells.end - cells.first; ++i) {
+    const int64_t cell = kReverse ? cells.end - 1 - i : cells.first + i;
+    for (int64_t j = 0; j < inner; ++j) {
+      const int64_t channel = kReverse ? inner - 1 - j : j;
+      work(cell, channel, cell * inner + channel);
+    }
+  }
+}
+
 class WindowOffsets {
  public:
-  static bool fits(const Geometry<int64_t>& geometry) {
-    return geometry.out_plane() < -int64_t{kNowhere};
-  }
-
   explicit WindowOffsets(const Geometry<int64_t>& geometry) : geometry_(geometry) {
     std::fill(std::begin(offset_), std::end(offset_), kNowhere);
     const Axis<int64_t>* axis = geometry.axis;
-    int i = 0;
     for (int64_t z = 0; z < axis[0].kernel; ++z) {
       for (int64_t y = 0; y < axis[1].kernel; ++y) {
         for (int64_t x = 0; x < axis[2].kernel; ++x) {
-          offset_[i++] = static_cast<Position>((z * axis[1].out + y) * axis[2].out + x);
+          offset_[volume_++] = (z * axis[1].out + y) * axis[2].out + x;
         }
       }
     }
     for (int a = 0; a < 3; ++a) {
       const int64_t last = axis[a].out + axis[a].padding - axis[a].kernel;
       whole_[a] = {
-          (axis[a].padding - 1) / axis[a].stride + (axis[a].padding > 0 ? 1 : 0),
+          (axis[a].padding + axis[a].stride - 1) / axis[a].stride,
           last < 0 ? 0 : std::min(axis[a].in, last / axis[a].stride + 1)};
     }
   }
 
-  // positions[i] becomes that of element first + i, counted through the slabs from `indices` on.
-  // It is negative for an offset that leads out of the window or of the plane.
-  void decode(const uint8_t* indices, int64_t first, int64_t count, Position* positions) const {
-    const Axis<int64_t>* axis = geometry_.axis;
-    const int64_t inner = geometry_.inner, cell = first / inner, row = cell / axis[2].in;
-    int64_t z = row / axis[1].in % axis[0].in, y = row % axis[1].in, x = cell % axis[2].in;
-    int64_t channel = first % inner;
-    const uint8_t* index = indices + first;
-    const uint8_t* const end = index + count;
-    while (index < end) {
-      const bool whole = whole_[0].holds(z) && whole_[1].holds(y);
-      const int64_t row_begin =
-          (begin(0, z) * axis[1].out + begin(1, y)) * axis[2].out - axis[2].padding;
-      while (x < axis[2].in && index < end) {
-        if (inner == 1 && whole && whole_[2].holds(x)) {
-          const int64_t cells = std::min<int64_t>(whole_[2].end - x, end - index);
-          for (int64_t i = 0; i < cells; ++i) {
-            positions[i] =
-                static_cast<Position>(row_begin + (x + i) * axis[2].stride) + offset_[index[i]];
-          }
-          index += cells;
-          positions += cells;
-          x += cells;
-          continue;
-        }
-        const int64_t channels = std::min<int64_t>(inner - channel, end - index);
-        const auto cell_begin = static_cast<Position>(row_begin + x * axis[2].stride);
-        if (whole && whole_[2].holds(x)) {
-          for (int64_t i = 0; i < channels; ++i) {
-            positions[i] = cell_begin + offset_[index[i]];
-          }
-        } else {
-          for (int64_t i = 0; i < channels; ++i) {
-            positions[i] = in_plane(z, y, x, index[i]) ? cell_begin + offset_[index[i]] : kNowhere;
-          }
-        }
-        index += channels;
-        positions += channels;
-        channel = 0;
-        ++x;
+  // A row of cells of a slab.
+  class Row {
+   public:
+    // Row y of slice z; `first` counts its first cell through the slabs.
+    Row(const WindowOffsets& all, int64_t z, int64_t y, int64_t first)
+        : all_(all), first_(first), z_(z), y_(y) {
+      const auto& [depth, height, width] = all.geometry_.axis;
+      start_ = (all.start(0, z) * height.out + all.start(1, y)) * width.out - width.padding;
+      stride_ = width.stride;
+      const bool whole = all.whole_[0].holds(z) && all.whole_[1].holds(y);
+      whole_ = whole ? Cells{first + all.whole_[2].first, first + all.whole_[2].end} : Cells{};
+    }
+
+    // For the elements of cells of the row, in order or in reverse: calls known(position, channel,
+    // element) where windows and positions are sure to lie in [begin, end), and open(...)
+    // elsewhere. There, a position that is not in the window, or not in the plane, is negative.
+    template <bool kReverse, class Inner, class Known, class Open>
+    void for_each(
+        const Cells& cells,
+        Inner inner,
+        const uint8_t* indices,
+        int64_t begin,
+        int64_t end,
+        const Known& known,
+        const Open& open) const {
+      const auto look = [&](const Cells& some) {
+        for_each_element<kReverse>(some, inner, [&](int64_t cell, int64_t channel, int64_t i) {
+          const int64_t x = cell - first_;
+          const bool exists = whole_.holds(cell) || all_.in_plane(z_, y_, x, indices[i]);
+          open(exists ? start(cell) + all_.offset_[indices[i]] : kNowhere, channel, i);
+        });
+      };
+      const Cells inside = cells.within(whole_);
+      const int64_t last = all_.offset_[all_.volume_ - 1];
+      if (inside.empty() || start(inside.first) < begin || start(inside.end - 1) + last >= end ||
+          !all_.in_windows(indices + inside.first * inner, (inside.end - inside.first) * inner)) {
+        look(cells);
+        return;
       }
-      x = 0;
-      if (++y == axis[1].in) {
-        y = 0;
-        z = z + 1 == axis[0].in ? 0 : z + 1;
+      const Cells left{cells.first, inside.first}, right{inside.end, cells.end};
+      look(kReverse ? right : left);
+      for_each_element<kReverse>(inside, inner, [&](int64_t cell, int64_t channel, int64_t i) {
+        known(start(cell) + all_.offset_[indices[i]], channel, i);
+      });
+      look(kReverse ? left : right);
+    }
+
+   private:
+    // The position where the window of a cell begins, before it is clipped.
+    int64_t start(int64_t cell) const { return start_ + (cell - first_) * stride_; }
+
+    const WindowOffsets& all_;
+    int64_t first_, z_, y_, start_, stride_;
+    Cells whole_; // whose windows the output holds entirely
+  };
+
+  // Calls visit(row, cells) for rows, or parts of them, that together are the cells, which are not
+  // none; in order or in reverse.
+  template <bool kReverse, class Visit>
+  void for_each_row(const Cells& cells, const Visit& visit) const {
+    const auto& [depth, height, width] = geometry_.axis;
+    const Cells rows{cells.first / width.in, (cells.end - 1) / width.in + 1};
+    int64_t row = kReverse ? rows.end - 1 : rows.first;
+    int64_t z = row / height.in % depth.in, y = row % height.in;
+    for (int64_t i = rows.first; i < rows.end; ++i) {
+      const int64_t first = row * width.in;
+      visit(Row(*this, z, y, first), cells.within({first, first + width.in}));
+      if constexpr (kReverse) {
+        --row;
+        if (--y < 0) {
+          y = height.in - 1;
+          z = (z == 0 ? depth.in : z) - 1;
+        }
+      } else {
+        ++row;
+        if (++y == height.in) {
+          y = 0;
+          z = z + 1 == depth.in ? 0 : z + 1;
+        }
       }
     }
   }
 
  private:
+  static constexpr int kMost = 256;
   // Negative, and so is its sum with any position.
-  static constexpr Position kNowhere = std::numeric_limits<Position>::min() / 2;
+  static constexpr int64_t kNowhere = std::numeric_limits<int64_t>::min() / 2;
 
-  // Cells of an axis whose windows the output holds entirely.
-  struct Whole {
-    int64_t first, end;
-
-    bool holds(int64_t cell) const { return cell >= first && cell < end; }
-  };
-
-  int64_t begin(int a, int64_t cell) const {
+  int64_t start(int a, int64_t cell) const {
     return cell * geometry_.axis[a].stride - geometry_.axis[a].padding;
+  }
+
+  bool in_windows(const uint8_t* indices, int64_t count) const {
+    uint8_t most = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      most = std::max(most, indices[i]);
+    }
+    return most < volume_;
   }
 
   bool in_plane(int64_t z, int64_t y, int64_t x, int64_t offset) const {
     const Axis<int64_t>* axis = geometry_.axis;
     const auto within = [&](int a, int64_t cell, int64_t coordinate) {
-      return static_cast<uint64_t>(begin(a, cell) + coordinate) <
-             static_cast<uint64_t>(axis[a].out);
+      const auto at = static_cast<uint64_t>(start(a, cell) + coordinate);
+      return at < static_cast<uint64_t>(axis[a].out);
     };
     const int64_t row = offset / axis[2].kernel;
     return row < axis[0].kernel * axis[1].kernel && within(0, z, row / axis[1].kernel) &&
@@ -113,8 +166,9 @@ class WindowOffsets {
   }
 
   const Geometry<int64_t>& geometry_;
-  Position offset_[256];
-  Whole whole_[3];
+  int64_t volume_ = 0;
+  int64_t offset_[kMost];
+  Cells whole_[3]; // along each axis
 };
 
 } // namespace maxunpool_cuda

@@ -66,11 +66,11 @@ struct RowShape {
   static constexpr int kFrom = first(-kSlack), kTo = last(N - 1) + 1;
   // As many resident blocks as need no registers spilled. Offsets in windows that overlap take some
   // for what they name in other tiles.
-  template <class Index>
-  static constexpr int kBlocks =
-      6 - (kDeep ? 1 : 0) - (kKernel > kStride ? 1 : 0) -
-      (kKernel > kStride && kIsWindowOffset<Index> ? 1 : 0) - (kStride > 2 ? 6 - kStride : 0) -
-      (V >= 4 ? 1 : 0) - (V >= 8 ? 2 : 0);
+  static constexpr int blocks(bool offsets) {
+    return 6 - (kDeep ? 1 : 0) - (kKernel > kStride ? 1 : 0) -
+           (kKernel > kStride && offsets ? 1 : 0) - (kStride > 2 ? 6 - kStride : 0) -
+           (V >= 4 ? 1 : 0) - (V >= 8 ? 2 : 0);
+  }
 };
 
 // Cells kFrom to kTo - 1 of a row, counted from column `base`; what does not exist matches nothing.
@@ -121,7 +121,7 @@ struct RowCells {
 // one groups of `planes`, which the thread does one after the other: they share what is computed of
 // the geometry.
 template <class Element, class Index, class Shape>
-__global__ void __launch_bounds__(kThreads, Shape::template kBlocks<Index>) forward_rows(
+__global__ void __launch_bounds__(kThreads, Shape::blocks(kIsWindowOffset<Index>)) forward_rows(
     Tiling<uint32_t> tiling,
     Report report,
     uint32_t planes,
