@@ -1,4 +1,4 @@
-"""What a training step of SegNet holds in memory, with torch.nn's pooling and with this package's."""
+"""What a training step of SegNet holds in memory, with the pooling of torch.nn and of this package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The demo runs, in short, and finds what it says."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "2 losses of two runs are equal, bit for bit" in done.stdout
+    sizes = re.search(r"indices take (\d+\.\d+) MiB; int64 ones take (\d+\.\d+)", done.stdout)
+    assert sizes
+    assert float(sizes[2]) == pytest.approx(8 * float(sizes[1]), abs=0.05)
     assert "does not have a deterministic implementation" in " ".join(done.stdout.split())
     rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
     gradients = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in rows}
