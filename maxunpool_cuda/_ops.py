@@ -93,9 +93,10 @@ def _batched_pool(
     return (values.reshape(shape), indices.reshape(shape)), (0, 0)
 
 
-for _name, _rule in {
+_rules: dict[str, Callable[..., Any]] = {
     "max_unpool": functools.partial(_batched, max_unpool),
     "max_unpool_backward": functools.partial(_batched, max_unpool_backward),
     "max_pool": _batched_pool,
-}.items():
+}
+for _name, _rule in _rules.items():
     torch.library.register_vmap(f"maxunpool_cuda::{_name}", _rule)
