@@ -127,6 +127,23 @@ BAD_CALLS = [
     ("backward(g, o + 255, 'mean')", RuntimeError, "max index: 255 of an element in its window"),
     ("backward(g[..., :2, :2], o, padding=1)", RuntimeError, "max index: 0 of an element in its"),
     ("U(channels_last(x, 3), channels_last(o + 4, 3), 2)", RuntimeError, "4 of an element in its"),
+    # where the position that they would stand for is another row's, or another plane's of a volume
+    (
+        "U(x, o.new_tensor([4, 4, 3, 4]).view_as(o), 3, 2, 1)",
+        RuntimeError,
+        "max index: 3 of an element in its window (output volumes are of size 3x3) at position 2",
+    ),
+    (
+        "U(x, o.new_tensor([4, 4, 1, 0]).view_as(o), 3, 2, 1, (2, 2))",
+        RuntimeError,
+        "max index: 4 of an element in its window (output volumes are of size 2x2) at position 1",
+    ),
+    (
+        "F.max_unpool3d(g[0, :, :2].reshape(1, 2, 2, 2), "
+        "o.new_tensor([13] * 4 + [1] + [13] * 3).view(1, 2, 2, 2), 3, 2, 1)",
+        RuntimeError,
+        "max index: 1 of an element in its window (output volumes are of size 3x3x3) at position 4",
+    ),
     ("F.max_unpool1d(x[0], o[0] + 2, 2)", RuntimeError, "window (output volumes are of size 4)"),
     ("F.max_unpool1d(x[0], o[0] + 2, 3, 2, 1, (2,))", RuntimeError, "max index: 2 of an element"),
     ("F.max_unpool3d(x[None], o[None] + 8, 2)", RuntimeError, "are of size 2x4x4) at position 0"),
