@@ -1,4 +1,4 @@
-"""What a training step of SegNet holds in memory, with the pooling of torch.nn and of this package."""
+"""What a training step of SegNet holds in memory: with pooling of torch.nn, and of this package."""
 
 from __future__ import annotations
 

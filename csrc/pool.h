@@ -139,26 +139,34 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
   }
 }
 
-// Nothing that a kernel computes from these sizes overflows.
-inline void check_overflow(const PoolWindow<int64_t>& window, at::IntArrayRef input) {
+// Nothing that is computed from these sizes overflows, here or in a kernel. Traced sizes, which may
+// be open, are left to the kernel's call.
+template <class Size>
+void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
   constexpr int64_t kLimit = int64_t{1} << 60;
-  double bytes = 16; // of the largest index, and to spare
-  double plane = 1;
   bool fits = true;
-  for (const int64_t size : input) {
-    bytes *= static_cast<double>(std::max<int64_t>(size, 1)) + 1; // no pooled size is larger
-  }
-  for (const int64_t size : input.slice(input.size() - window.rank())) {
-    plane *= static_cast<double>(size);
-  }
   for (size_t d = 0; d < window.rank(); ++d) {
-    const auto reach =
-        static_cast<double>(window.kernel_size[d]) * static_cast<double>(window.dilation[d]);
-    fits = fits && reach * plane < static_cast<double>(kLimit) && window.stride[d] <= kLimit &&
-           window.kernel_size[d] <= kLimit && window.dilation[d] <= kLimit / window.kernel_size[d];
+    fits = fits && window.stride[d] <= kLimit && window.kernel_size[d] <= kLimit &&
+           window.dilation[d] <= Size(kLimit) / window.kernel_size[d];
+  }
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    double bytes = 16; // of the largest index, and to spare
+    double plane = 1;
+    for (const int64_t size : input) {
+      bytes *= static_cast<double>(std::max<int64_t>(size, 1)) + 1; // no pooled size is larger
+    }
+    for (const int64_t size : input.slice(input.size() - window.rank())) {
+      plane *= static_cast<double>(size);
+    }
+    for (size_t d = 0; d < window.rank(); ++d) {
+      const auto reach =
+          static_cast<double>(window.kernel_size[d]) * static_cast<double>(window.dilation[d]);
+      fits = fits && reach * plane < static_cast<double>(kLimit);
+    }
+    fits = fits && bytes < 4 * static_cast<double>(kLimit);
   }
   TORCH_CHECK(
-      fits && bytes < 4 * static_cast<double>(kLimit),
+      fits,
       window.name(),
       ": expected sizes that do not overflow but got input of shape ",
       input,
@@ -208,9 +216,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
       rank + 2,
       "D (batch mode) tensor expected for input) but got:",
       shape);
-  if constexpr (std::is_same_v<Size, int64_t>) {
-    check_overflow(window, shape);
-  }
+  check_overflow(window, shape);
   const c10::ArrayRef<Size> spatial = shape.slice(input.dim() - rank);
   check_index_dtype(window, spatial);
   std::vector<Size> pooled = shape.vec();

@@ -14,6 +14,7 @@ from . import _ops
 from ._geometry import IntOrInts, Ints, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
+INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 
 
 def check_reduce(name: str, reduce: str) -> None:
@@ -26,11 +27,16 @@ def check_reduce(name: str, reduce: str) -> None:
 
 def check_index_dtype(name: str, index_dtype: torch.dtype) -> None:
     """Raise a ValueError that begins with ``name`` unless indices can be of this dtype."""
-    if index_dtype not in (torch.int64, torch.int32, torch.uint8):
+    if index_dtype not in INDEX_DTYPES:
         raise ValueError(
             f"{name}: expected index_dtype to be torch.int64, torch.int32 or torch.uint8 "
             f"but got {index_dtype!r}"
         )
+
+
+def bytes_do(kernel_size: Ints, dilation: Ints = ()) -> bool:
+    """Whether uint8 can name the cells of a window."""
+    return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
 
 
 def _max_unpool(
@@ -81,6 +87,13 @@ def _max_unpool(
     # torch.jit.trace makes tensors of sizes.
     shape = ints(name, "input.shape", input.shape, sizes=True)
     sizes = spatial_output_size(name, shape, kernel, steps, padded, output_size)
+    # The operator says so too, but Dynamo makes a RuntimeError of its ValueErrors.
+    if torch.compiler.is_compiling() and indices.dtype == torch.uint8 and not bytes_do(kernel):
+        raise ValueError(
+            f"{name}: expected kernel_size of at most 256 elements for uint8 indices, which are "
+            "offsets in the window (int32 ones are not), but got "
+            f"kernel_size={list(kernel)}"
+        )
     return _ops.max_unpool(input, indices, sizes, kernel, steps, padded, reduce)
 
 
@@ -219,15 +232,11 @@ def max_unpool3d(
 Pooled = Any
 
 
-def bytes_do(kernel_size: Ints, dilation: Ints) -> bool:
-    """Whether uint8 can name the cells of a window."""
-    return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
-
-
-def _smallest_index_dtype(spatial: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
+def _smallest_index_dtype(input: Tensor, kernel_size: Ints, dilation: Ints) -> torch.dtype:
     """Of indices that nobody but the backward will see."""
     if bytes_do(kernel_size, dilation):
         return torch.uint8
+    spatial = input.shape[-len(kernel_size) :]
     # A size that is still open, in a graph that is being traced, is left open.
     if all(type(size) is int for size in spatial) and math.prod(spatial) < 2**31:
         return torch.int32
@@ -291,6 +300,11 @@ def _max_pool(
     name = f"max_pool{dims}d"
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(
+            f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
+            f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
+        )
     check_index_dtype(name, index_dtype)
     if stride is None or (isinstance(stride, Sequence) and not stride):
         stride = kernel_size
@@ -300,10 +314,21 @@ def _max_pool(
         _pool_per_dim(name, "padding", padding, dims),
         _pool_per_dim(name, "dilation", dilation, dims),
     )
-    if return_indices:
-        return _ops.max_pool(input, *window, ceil_mode, index_dtype)
     kernel, _, _, spread = window
-    smallest = _smallest_index_dtype(input.shape[-dims:], kernel, spread)
+    if return_indices:
+        # As in _max_unpool.
+        if (
+            torch.compiler.is_compiling()
+            and index_dtype == torch.uint8
+            and not bytes_do(kernel, spread)
+        ):
+            raise ValueError(
+                f"{name}: expected a window of at most 256 elements and dilation 1 for index_dtype "
+                f"uint8, which counts them, but got kernel_size={list(kernel)}, "
+                f"dilation={list(spread)}; use int32"
+            )
+        return _ops.max_pool(input, *window, ceil_mode, index_dtype)
+    smallest = _smallest_index_dtype(input, kernel, spread)
     return _ops.max_pool(input, *window, ceil_mode, smallest)[0]
 
 

@@ -239,17 +239,23 @@ def random_case(
     dtypes: tuple[torch.dtype, ...] | None = None,
     most_cells: int = 64,
     longest: int = 9,
-    offsets: bool = True,
+    offsets: bool | None = None,
 ) -> Case:
-    geometry = random_geometry(rng, most_cells, longest)
+    """offsets: whether the indices are uint8; None: now and then."""
     reduce = reduce or rng.choice(("last", "sum", "mean"))
     dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
     channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
     leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-    indices = random_offsets(rng, geometry, leading) if offsets and rng.random() < 0.3 else None
-    if indices is None:
-        indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
-        indices = indices.to(rng.choice((torch.int64, torch.int32)))
+    if offsets is None:
+        offsets = rng.random() < 0.25
+    indices = None
+    while indices is None:
+        geometry = random_geometry(rng, most_cells, longest)
+        if offsets:
+            indices = random_offsets(rng, geometry, leading)
+        else:
+            indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
+            indices = indices.to(rng.choice((torch.int64, torch.int32)))
     layouts = [rng.choice(LAYOUTS)] * 3 if rng.random() < 0.7 else rng.choices(LAYOUTS, k=3)
     tensors = (
         random_values(rng, (*leading, *geometry.pooled), dtype),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from cases import DEVICES, Case, random_case, same
+from cases import DEVICES, INDEX_DTYPES, Case, random_case, same
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import maxunpool_cuda
@@ -14,9 +14,9 @@ from maxunpool_cuda import _ops
 REDUCES = ("last", "sum", "mean")
 
 
-def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype) -> Case:
+def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype, offsets: bool) -> Case:
     while True:
-        case = random_case(rng, reduce=reduce, dtypes=(dtype,), most_cells=12)
+        case = random_case(rng, reduce=reduce, dtypes=(dtype,), most_cells=12, offsets=offsets)
         duplicates = case.positions.unique().numel() < case.indices.numel()
         if duplicates and case.grad_output.numel() < 400 and case.input.numel() < 100:
             return case
@@ -26,8 +26,8 @@ def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Random) -> None:
-    for _ in range(4):
-        case = differentiable_case(rng, reduce, dtype)
+    for offsets in (False, True) * 2:
+        case = differentiable_case(rng, reduce, dtype, offsets)
         indices = case.indices.to(device)
         arguments = case.geometry.arguments(reduce)
         for function, values in (
@@ -35,16 +35,23 @@ def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Ran
             (_ops.max_unpool_backward, case.grad_output),
         ):
             x = values.to(device).detach().requires_grad_()
-            assert gradcheck(function, (x, indices, *arguments), check_forward_ad=True)
-            assert gradgradcheck(function, (x, indices, *arguments), check_fwd_over_rev=True)
+            call = (x, indices, *arguments)
+            assert gradcheck(function, call, check_forward_ad=True, check_batched_grad=True)
+            assert gradgradcheck(function, call, check_fwd_over_rev=True, check_batched_grad=True)
 
 
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("device", DEVICES)
-def test_overlapping_windows_give_the_gradient_to_the_winner(device: str) -> None:
+def test_overlapping_windows_give_the_gradient_to_the_winner(
+    device: str, index_dtype: torch.dtype
+) -> None:
     """With windows of 3 and a stride of 1, one maximum is in three windows."""
     x = torch.tensor([[1.0, 2, 9, 3, 1]], device=device)
     pooled, indices = torch.nn.functional.max_pool1d(x, 3, 1, return_indices=True)
     assert indices.tolist() == [[2, 2, 2]]
+    if index_dtype == torch.uint8:
+        indices -= torch.arange(3, device=device)
+    indices = indices.to(index_dtype)
     pooled.requires_grad_()
     for reduce, value, gradient in (
         ("last", 9.0, [0, 0, 7]),
@@ -59,23 +66,26 @@ def test_overlapping_windows_give_the_gradient_to_the_winner(device: str) -> Non
 
 def test_sum_is_the_backward_of_max_pooling(rng: random.Random) -> None:
     x = torch.rand(2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
-    pooled, indices = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+    pooled = torch.nn.functional.max_pool2d(x, 3, 2, 1)
     grad = torch.rand_like(pooled)
     (expected,) = torch.autograd.grad(pooled, x, grad)
-    assert same(F.max_unpool2d(grad, indices, 3, 2, 1, (9, 11), reduce="sum"), expected)
+    for dtype in INDEX_DTYPES:
+        _, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=dtype)
+        assert same(F.max_unpool2d(grad, indices, 3, 2, 1, (9, 11), reduce="sum"), expected)
 
 
-def test_tangents_that_come_after_the_operator() -> None:
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_tangents_that_come_after_the_operator(index_dtype: torch.dtype) -> None:
     """Forward over reverse, where only the gradient of the output has a tangent."""
     x = torch.rand(1, 1, 2, 2, requires_grad=True)
-    indices = torch.tensor([[[[0, 2], [8, 2]]]])
+    indices = torch.tensor([[[[0, 2], [8, 2]]]], dtype=index_dtype)
     weight, tangent = torch.rand(1, 1, 4, 4), torch.rand(1, 1, 4, 4)
-    output = F.max_unpool2d(x, indices, 2)
+    output = F.max_unpool2d(x, indices, 3, 1)
     with forward_ad.dual_level():
         loss = (output * forward_ad.make_dual(weight, tangent)).sum()
         (gradient,) = torch.autograd.grad(loss, x)
         found = forward_ad.unpack_dual(gradient).tangent
-    assert same(found, torch.autograd.grad(F.max_unpool2d(x, indices, 2), x, tangent)[0])
+    assert same(found, torch.autograd.grad(F.max_unpool2d(x, indices, 3, 1), x, tangent)[0])
 
 
 def test_no_graph_without_gradients() -> None:
@@ -89,9 +99,10 @@ def test_no_graph_without_gradients() -> None:
     assert not F.max_unpool1d(integers, indices, 2).requires_grad
 
 
-def test_saved_indices_must_not_change() -> None:
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_saved_indices_must_not_change(index_dtype: torch.dtype) -> None:
     x = torch.rand(1, 1, 2, requires_grad=True)
-    indices = torch.tensor([[[0, 3]]])
+    indices = torch.tensor([[[0, 1]]], dtype=index_dtype)
     output = F.max_unpool1d(x, indices, 2)
     indices += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -109,11 +120,12 @@ def test_operators_are_each_others_transpose(rng: random.Random) -> None:
         assert left == right
 
 
-def test_compiled_training_step_is_the_eager_one() -> None:
-    unpool = maxunpool_cuda.MaxUnpool2d(2)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_compiled_training_step_is_the_eager_one(index_dtype: torch.dtype) -> None:
+    unpool = maxunpool_cuda.MaxUnpool2d(3, 2)
     x = torch.rand(2, 3, 4, 4, requires_grad=True)
-    indices = torch.randint(0, 64, x.shape)
-    weight = torch.rand(2, 3, 8, 8)
+    indices = torch.randint(0, 9, x.shape, dtype=index_dtype)
+    weight = torch.rand(2, 3, 9, 9)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (unpool(x, indices) * weight).sum()

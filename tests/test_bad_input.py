@@ -14,8 +14,9 @@ import maxunpool_cuda
 
 PATIENCE = 120  # seconds
 
-# expression, exception, what its text says. U is max_unpool2d; x and i fit each other and a 4x4
-# output; backward(g, i) is the operator for the same geometry.
+# expression, exception, what its text says. U is max_unpool2d; x and i, or the offsets o, fit each
+# other and a 4x4 output; backward(g, i) is the operator for the same geometry. P is max_pool2d, and
+# y is 8x8; byte and int32 ask for such indices.
 BAD_CALLS = [
     # indices outside the plane, also those that a narrower type would wrap into it
     ("U(x, i + 100, 2)", RuntimeError, "Found an invalid max index: 100 "),
@@ -116,6 +117,40 @@ BAD_CALLS = [
     ("U(x, o, 17)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
     ("U(x, o, (1, 257))", ValueError, "(int32 ones are not), but got kernel_size=[1, 257]"),
     ("U(x, o, 2**40)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
+    ("U(x.to('meta'), o.to('meta'), 17)", ValueError, "kernel_size of at most 256 elements"),
+    ("F.max_unpool3d(x[None], o[None], 7)", ValueError, "kernel_size of at most 256 elements"),
+    ("U(x, o + 4, 2, reduce='sum')", RuntimeError, "max index: 4 of an element in its window"),
+    ("U(x, o + 9, 3, 1, reduce='mean')", RuntimeError, "max index: 9 of an element in its window"),
+    ("U(x, o + 255, 16, 2, 8, (2, 2))", RuntimeError, "max index: 255 of an element in its window"),
+    ("backward(g, o + 4)", RuntimeError, "max index: 4 of an element in its window"),
+    ("backward(g, o + 4, 'sum')", RuntimeError, "max index: 4 of an element in its window"),
+    ("backward(g, o + 255, 'mean')", RuntimeError, "max index: 255 of an element in its window"),
+    ("backward(g[..., :2, :2], o, padding=1)", RuntimeError, "max index: 0 of an element in its"),
+    ("U(channels_last(x, 3), channels_last(o + 4, 3), 2)", RuntimeError, "4 of an element in its"),
+    # where the position that they would stand for is another row's, or another plane's of a volume
+    (
+        "U(x, o.new_tensor([4, 4, 3, 4]).view_as(o), 3, 2, 1)",
+        RuntimeError,
+        "max index: 3 of an element in its window (output volumes are of size 3x3) at position 2",
+    ),
+    (
+        "U(x, o.new_tensor([4, 4, 1, 0]).view_as(o), 3, 2, 1, (2, 2))",
+        RuntimeError,
+        "max index: 4 of an element in its window (output volumes are of size 2x2) at position 1",
+    ),
+    (
+        "F.max_unpool3d(g[0, :, :2].reshape(1, 2, 2, 2), "
+        "o.new_tensor([13] * 4 + [1] + [13] * 3).view(1, 2, 2, 2), 3, 2, 1)",
+        RuntimeError,
+        "max index: 1 of an element in its window (output volumes are of size 3x3x3) at position 4",
+    ),
+    ("F.max_unpool1d(x[0], o[0] + 2, 2)", RuntimeError, "window (output volumes are of size 4)"),
+    ("F.max_unpool1d(x[0], o[0] + 2, 3, 2, 1, (2,))", RuntimeError, "max index: 2 of an element"),
+    ("F.max_unpool3d(x[None], o[None] + 8, 2)", RuntimeError, "are of size 2x4x4) at position 0"),
+    ("F.max_unpool3d(x[None], o[None], 3, 2, 1)", RuntimeError, "max index: 0 of an element"),
+    ("U(x, o[:, :, :1], 2)", RuntimeError, "Expected shape of indices to be same as"),
+    ("U(x, o.to('meta'), 2)", RuntimeError, "on the same device but got cpu and meta"),
+    ("U(x, o.to(torch.int8), 2)", RuntimeError, "of type int64, int32 or uint8"),
     # in the window, where that leaves the plane
     (
         "backward(g[..., :2, :2], i.new_tensor([-1, 1, 2, 3]).view_as(i), padding=1)",
@@ -135,6 +170,38 @@ BAD_CALLS = [
     ("op(x, i, [], [], [], [], 'last')", ValueError, "expected kernel_size of 1, 2 or 3"),
     ("op(x, i, [4, 4], [2, 2], [2], [0, 0], 'last')", ValueError, "stride=[2]"),
     ("op(x, i, [4], [2, 2], [2, 2], [0, 0], 'last')", ValueError, "of 2 spatial sizes but got"),
+    # pooling
+    ("P(y, 17, **byte)", ValueError, "at most 256 elements and dilation 1"),
+    ("P(y, (1, 257), 1, (0, 128), **byte)", ValueError, "kernel_size=[1, 257]"),
+    ("F.max_pool1d(y[0], 257, **byte)", ValueError, "dilation=[1]; use int32"),
+    ("F.max_pool3d(y[None], (1, 16, 17), **byte)", ValueError, "; use int32"),
+    ("P(y, 2, 2, 0, (1, 2), **byte)", ValueError, "dilation=[1, 2]; use int32"),
+    ("P(y.to('meta'), 17, **byte)", ValueError, "; use int32"),
+    ("P(y[..., :1, :1].expand(1, 1, 2**16, 2**15), 2, **int32)", ValueError, "fewer than 2^31"),
+    (
+        "P(y[..., :1, :1].expand(1, 1, 2**16, 2**15).to('meta'), 2, **int32)",
+        ValueError,
+        "use int64",
+    ),
+    ("P(y, 2, 2, 2)", RuntimeError, "pad should be at most half of effective kernel size"),
+    ("P(y, 2, 2, (0, 2), **byte)", RuntimeError, "pad should be at most half of effective kernel"),
+    ("P(y[:, :, :0], 2, **byte)", RuntimeError, "of which only a batch may be empty"),
+    ("P(y[:, :0], 2)", RuntimeError, "of which only a batch may be empty"),
+    ("P(y, 9, **byte)", RuntimeError, "Output size is too small"),
+    ("P(y, 2**62, 1, 2**61)", RuntimeError, "expected sizes that do not overflow"),
+    ("P(y, 2, 2**63 - 1, ceil_mode=True)", RuntimeError, "expected sizes that do not overflow"),
+    ("P(y, 3, 1, 1, 2**63 - 1)", RuntimeError, "expected sizes that do not overflow"),
+    ("P(y.to('meta'), 2**62, 1, 2**61)", RuntimeError, "expected sizes that do not overflow"),
+    ("P(y.to('meta'), 3, 1, 1, 2**63 - 1)", RuntimeError, "expected sizes that do not overflow"),
+    ("P(y.to('meta'), 2, 2**63 - 1, 0, 1, True)", RuntimeError, "sizes that do not overflow"),
+    ("P(y, 2**63)", TypeError, "expected kernel_size to be 64-bit ints"),
+    ("P(y, 2, -2**64)", TypeError, "expected stride to be 64-bit ints"),
+    ("P(y, 2, ceil_mode=1)", TypeError, "must be bool, not int"),
+    ("P(y, 2, ceil_mode=None)", TypeError, "must be bool, not NoneType"),
+    ("P(y, 2, index_dtype=torch.int16)", ValueError, "but got torch.int16"),
+    ("P(y, 2, return_indices=True, index_dtype=None)", ValueError, "but got None"),
+    ("maxunpool_cuda.MaxPool2d(2, index_dtype=torch.int8)", ValueError, "but got torch.int8"),
+    ("maxunpool_cuda.MaxPool2d(17, **byte)(y)", ValueError, "; use int32"),
     # meta tensors are checked alike
     ("U(x.to('meta'), i.to('meta')[..., :1], 2)", RuntimeError, "Expected shape of indices"),
     ("U(x.to('meta'), i.to('meta'), 2, 0)", RuntimeError, "strides should be greater than zero"),
@@ -162,12 +229,16 @@ def outcome(expression: str) -> tuple[str, str]:
         "F": F,
         "U": F.max_unpool2d,
         "op": torch.ops.maxunpool_cuda.max_unpool,
+        "P": F.max_pool2d,
+        "byte": {"return_indices": True, "index_dtype": torch.uint8},
+        "int32": {"return_indices": True, "index_dtype": torch.int32},
         "backward": backward,
         "channels_last": channels_last,
         "x": torch.rand(1, 1, 2, 2),
         "i": torch.tensor([[[[0, 2], [8, 10]]]]),
         "g": torch.rand(1, 1, 4, 4),
         "o": torch.zeros(1, 1, 2, 2, dtype=torch.uint8),
+        "y": torch.rand(1, 1, 8, 8),
     }
     try:
         value = eval(expression, names)
@@ -215,12 +286,16 @@ def test_bad_call(child: Child, expression: str, exception: type[Exception], tex
     assert name == exception.__name__, message
     assert text in message
     if exception is not TypeError and "allocate" not in message:
-        assert message.startswith(("max_unpool", "MaxUnpool")), message
+        assert message.startswith(("max_unpool", "MaxUnpool", "max_pool", "MaxPool")), message
 
 
 def test_a_good_call_is_none_of_these(child: Child) -> None:
     assert child.run("tuple(U(x, i, 2).shape)") == ("no exception", "(1, 1, 4, 4)")
     assert child.run("tuple(backward(g, i).shape)") == ("no exception", "(1, 1, 2, 2)")
+    for window in ("2, **byte", "16, 1, 8, **byte", "17, 1, 8, **int32"):
+        assert child.run(f"len(P(y, {window}))") == ("no exception", "2")
+    for offsets in ("U(x, o + 3, 2)", "U(x, o + 4, 3, 2, 1)", "U(x, o + 255, 16, 1)"):
+        assert child.run(f"int({offsets}.count_nonzero())") == ("no exception", "4")
 
 
 def redispatch_to_cuda() -> None:

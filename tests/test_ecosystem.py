@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import same
+import torch.utils.checkpoint
+from cases import INDEX_DTYPES, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,10 +21,10 @@ import maxunpool_cuda.functional as F
 class RoundTrip(nn.Module):
     """A convolution, a pool and its unpooling: small, and with overlapping windows."""
 
-    def __init__(self) -> None:
+    def __init__(self, index_dtype: torch.dtype) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 2, 3, padding=1)
-        self.pool = nn.MaxPool2d(3, 2, 1, return_indices=True)
+        self.pool = maxunpool_cuda.MaxPool2d(3, 2, 1, return_indices=True, index_dtype=index_dtype)
         self.unpool = maxunpool_cuda.MaxUnpool2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,46 +32,102 @@ class RoundTrip(nn.Module):
         return self.unpool(*self.pool(x), output_size=x.shape)
 
 
-def example() -> tuple[Tensor, Tensor]:
+WINDOW = (3, 2)  # overlaps
+every_index_dtype = pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+
+
+def example(index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    return torch.rand(2, 3, 4, 4), torch.randint(0, 64, (2, 3, 4, 4))
+    most = 9 if index_dtype == torch.uint8 else 81
+    return torch.rand(2, 3, 4, 4), torch.randint(0, most, (2, 3, 4, 4), dtype=index_dtype)
 
 
+@every_index_dtype
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype: torch.dtype) -> None:
-    x, indices = example()
+def test_autocast(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    x, indices = example(index_dtype)
     with torch.autocast("cpu", dtype):
-        assert F.max_unpool2d(x, indices, 2).dtype == torch.float32
-        assert F.max_unpool2d(x.to(dtype), indices, 2).dtype == dtype
-        loss = RoundTrip()(torch.rand(1, 1, 8, 8)).float().sum()
+        assert F.max_unpool2d(x, indices, *WINDOW).dtype == torch.float32
+        assert F.max_unpool2d(x.to(dtype), indices, *WINDOW).dtype == dtype
+        assert F.max_pool2d(x, 2).dtype == torch.float32
+        assert F.max_pool2d(x.to(dtype), 2).dtype == dtype
+        loss = RoundTrip(index_dtype)(torch.rand(1, 1, 8, 8)).float().sum()
     loss.backward()
 
 
-def test_deterministic_algorithms_raise_no_alert() -> None:
+@every_index_dtype
+def test_deterministic_algorithms_raise_no_alert(index_dtype: torch.dtype) -> None:
     torch.use_deterministic_algorithms(True)
-    x, indices = example()
+    x, indices = example(index_dtype)
     for reduce in ("last", "sum", "mean"):
         leaf = x.clone().requires_grad_()
-        F.max_unpool2d(leaf, indices, 2, reduce=reduce).sum().backward()
+        F.max_unpool2d(leaf, indices, *WINDOW, reduce=reduce).sum().backward()
         assert leaf.grad is not None
 
 
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())))
+
+
+@every_index_dtype
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(reentrant: bool, index_dtype: torch.dtype) -> None:
+    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8, requires_grad=True)
+    output = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+    output.pow(2).sum().backward()
+    assert all(map(same, (p.grad for p in model.parameters()), gradients(model, x)))
+
+
+@every_index_dtype
+def test_saved_tensors_elsewhere(index_dtype: torch.dtype) -> None:
+    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
+    expected = gradients(model, x)
+    kept = []
+
+    def pack(tensor: Tensor) -> int:
+        kept.append(tensor.detach().clone())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        assert all(map(same, gradients(model, x), expected))
+    # Those of the pooling and those of the unpooling.
+    assert [t.dtype for t in kept].count(index_dtype) == 2
+
+
+@every_index_dtype
+def test_inference_mode(index_dtype: torch.dtype) -> None:
+    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
+    with torch.inference_mode():
+        output = model(x)
+    assert output.is_inference()
+    assert same(output, model(x))
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_jit_trace() -> None:
+@every_index_dtype
+def test_jit_trace(index_dtype: torch.dtype) -> None:
     """For any batch, and the spatial sizes it was traced with."""
-    x, indices = example()
-    traced = torch.jit.trace(maxunpool_cuda.MaxUnpool2d(2), (x, indices))
-    assert same(traced(x[:1] * 2, indices[:1]), F.max_unpool2d(x[:1] * 2, indices[:1], 2))
+    x, indices = example(index_dtype)
+    traced = torch.jit.trace(maxunpool_cuda.MaxUnpool2d(*WINDOW), (x, indices))
+    assert same(traced(x[:1] * 2, indices[:1]), F.max_unpool2d(x[:1] * 2, indices[:1], *WINDOW))
+    model, images = RoundTrip(index_dtype), torch.rand(3, 1, 8, 8)
+    traced = torch.jit.trace(model, images)
+    assert same(traced(images[:2] * 2), model(images[:2] * 2))
+    assert all(map(same, gradients(traced, images), gradients(model, images)))
 
 
 def test_jit_script_is_refused_clearly() -> None:
-    for module in (maxunpool_cuda.MaxUnpool2d(2), nn.Sequential(maxunpool_cuda.MaxUnpool1d(2))):
+    for module in (
+        maxunpool_cuda.MaxUnpool2d(*WINDOW),
+        nn.Sequential(maxunpool_cuda.MaxUnpool1d(2)),
+    ):
         with pytest.raises(NotImplementedError, match=r"MaxUnpool\dd: expected torch.compile"):
             torch.jit.script(module)
 
 
-def test_whole_models_copy_and_pickle(tmp_path: Path) -> None:
-    model, x = RoundTrip(), torch.rand(1, 1, 8, 8)
+@every_index_dtype
+def test_whole_models_copy_and_pickle(tmp_path: Path, index_dtype: torch.dtype) -> None:
+    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
     torch.save(model, tmp_path / "model.pt")
     for other in (
         copy.deepcopy(model),
@@ -81,24 +138,26 @@ def test_whole_models_copy_and_pickle(tmp_path: Path) -> None:
     assert model.state_dict().keys() == {"convolution.weight", "convolution.bias"}
 
 
-def test_replicas_of_data_parallel() -> None:
-    module = maxunpool_cuda.MaxUnpool2d(2, reduce="mean")
-    x, indices = example()
+@every_index_dtype
+def test_replicas_of_data_parallel(index_dtype: torch.dtype) -> None:
+    module = maxunpool_cuda.MaxUnpool2d(*WINDOW, reduce="mean")
+    x, indices = example(index_dtype)
     assert same(module._replicate_for_data_parallel()(x, indices), module(x, indices))
 
 
-def test_threads_of_the_caller() -> None:
-    x, indices = example()
-    expected = F.max_unpool2d(x, indices, 2)
+@every_index_dtype
+def test_threads_of_the_caller(index_dtype: torch.dtype) -> None:
+    x, indices = example(index_dtype)
+    expected = F.max_unpool2d(x, indices, *WINDOW)
     (gradient,) = torch.autograd.grad(
-        F.max_unpool2d(leaf := x.clone().requires_grad_(), indices, 2).sum(), leaf
+        F.max_unpool2d(leaf := x.clone().requires_grad_(), indices, *WINDOW).sum(), leaf
     )
     wrong = []
 
     def work() -> None:
         for _ in range(200):
             leaf = x.clone().requires_grad_()
-            output = F.max_unpool2d(leaf, indices, 2)
+            output = F.max_unpool2d(leaf, indices, *WINDOW)
             (grad,) = torch.autograd.grad(output.sum(), leaf)
             if not (same(output, expected) and same(grad, gradient)):
                 wrong.append(1)
@@ -116,17 +175,15 @@ class Unpooled(Dataset):
         return 6
 
     def __getitem__(self, i: int) -> Tensor:
-        x, indices = example()
-        return F.max_unpool2d(x + i, indices, 2)
+        return torch.stack([F.max_unpool2d(*example(t), *WINDOW) * i for t in INDEX_DTYPES])
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
-    F.max_unpool2d(*example(), 2)  # so that a fork has something to inherit
+    Unpooled()[0]  # so that a fork has something to inherit
     context = multiprocessing.get_context(start)
     loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
-    x, indices = example()
-    expected = torch.stack([F.max_unpool2d(x + i, indices, 2) for i in range(6)])
+    expected = torch.stack([Unpooled()[i] for i in range(6)])
     assert same(torch.cat(list(loader)), expected)
 
 
@@ -156,7 +213,7 @@ def distributed_worker(rank: int, folder: str) -> None:
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = RoundTrip(), whole_numbers(4, 1, 8, 8)
+    model, x = RoundTrip(torch.uint8), whole_numbers(4, 1, 8, 8)
     for parameter in model.parameters():
         parameter.data = whole_numbers(*parameter.shape)
     torch.save((model, x), tmp_path / "start.pt")
@@ -184,23 +241,25 @@ class Logged:
         return function.__name__, function(*bare, **(kwargs or {}))
 
 
+@every_index_dtype
 @pytest.mark.parametrize("which", [0, 1])
-def test_tensor_subclasses(which: int) -> None:
-    tensors = list(example())
-    expected = F.max_unpool2d(*tensors, 2, reduce="sum")
+def test_tensor_subclasses(which: int, index_dtype: torch.dtype) -> None:
+    tensors = list(example(index_dtype))
+    expected = F.max_unpool2d(*tensors, *WINDOW, reduce="sum")
     tensors[which] = tensors[which].as_subclass(Tagged)
-    output = F.max_unpool2d(*tensors, 2, reduce="sum")
+    output = F.max_unpool2d(*tensors, *WINDOW, reduce="sum")
     assert type(output) is Tagged
     assert same(output.as_subclass(Tensor), expected)
 
 
+@every_index_dtype
 @pytest.mark.parametrize("which", [0, 1])
-def test_torch_function(which: int) -> None:
-    tensors = list(example())
-    expected = F.max_unpool2d(*tensors, 2, output_size=(9, 8), reduce="mean")
+def test_torch_function(which: int, index_dtype: torch.dtype) -> None:
+    tensors = list(example(index_dtype))
+    expected = F.max_unpool2d(*tensors, *WINDOW, output_size=(10, 9), reduce="mean")
     tensors[which] = Logged(tensors[which])
-    name, output = F.max_unpool2d(*tensors, 2, output_size=(9, 8), reduce="mean")
+    name, output = F.max_unpool2d(*tensors, *WINDOW, output_size=(10, 9), reduce="mean")
     assert name == "max_unpool2d"
     assert same(output, expected)
-    name, output = maxunpool_cuda.MaxUnpool2d(2, reduce="mean")(*tensors, (9, 8))
+    name, output = maxunpool_cuda.MaxUnpool2d(*WINDOW, reduce="mean")(*tensors, (10, 9))
     assert same(output, expected)

@@ -1,11 +1,13 @@
 """Max pooling: against the reference and torch.nn's, however PyTorch calls an operator."""
 
 import copy
+import itertools
 import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from cases import (
@@ -30,6 +32,7 @@ import maxunpool_cuda.functional as F
 from maxunpool_cuda import MaxPool1d, MaxPool2d, MaxPool3d, _ops
 
 FUNCTIONS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+UNPOOL = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
 TORCH = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 
 
@@ -101,6 +104,41 @@ def test_agrees_with_torch(device: str, dtype: torch.dtype, rng: random.Random) 
     for _ in range(25):
         x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
         agrees_with_torch(x.to(device), window)
+
+
+def round_trip(x: Tensor, window: Window, reduce: str, index_dtype: torch.dtype) -> list[Tensor]:
+    """All that pooling and unpooling make of x, but the indices."""
+    dims = len(window.sizes)
+    generator = torch.Generator().manual_seed(0)
+    x = x.detach().requires_grad_(x.dtype.is_floating_point)
+    pooled, indices = FUNCTIONS[dims - 1](
+        x, *window.arguments, return_indices=True, index_dtype=index_dtype
+    )
+    output = UNPOOL[dims - 1](pooled, indices, *window.arguments[:3], x.shape, reduce=reduce)
+    if not x.requires_grad:
+        return [pooled, output]
+    weight = torch.randn(output.shape, generator=generator).to(output)
+    grads = torch.autograd.grad(output, (x, pooled), weight, create_graph=True)
+    weight = torch.randn(pooled.shape, generator=generator).to(pooled)
+    return [pooled, output, *grads, *torch.autograd.grad(pooled, x, weight)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16], ids=str
+)
+def test_no_index_dtype_makes_a_difference(
+    device: str, dtype: torch.dtype, rng: random.Random
+) -> None:
+    for _ in range(60):
+        x, window = random_pool(rng, dtype, most_cells=64)
+        if torch.uint8 not in window.index_dtypes():
+            continue
+        reduce = rng.choice(("last", "sum", "mean"))
+        first, *others = (round_trip(x.to(device), window, reduce, t) for t in INDEX_DTYPES)
+        for other in others:
+            for a, b in zip(first, other, strict=True):
+                assert same(a, b), (window, reduce)
+                assert a.stride() == b.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -211,7 +249,8 @@ def test_without_indices_the_backward_keeps_small_ones(device: str) -> None:
         for window in ((2,), (16, 1), ((2, 2), (2, 2)), (17, 1), (2, 2, 0, 2)):
             F.max_pool2d(x, *window)
     assert [t.dtype for t in kept] == [torch.uint8] * 3 + [torch.int32] * 2
-    assert F._smallest_index_dtype((2**16, 2**15), (2, 2), (2, 2)) == torch.int64
+    plane = torch.empty(1, 2**16, 2**15, device="meta")
+    assert F._smallest_index_dtype(plane, (2, 2), (2, 2)) == torch.int64
 
 
 # Derivatives
@@ -223,10 +262,12 @@ def distinct(shape: tuple[int, ...], device: str) -> Tensor:
     return torch.randperm(count, device=device).reshape(shape).double() / 8
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_gradients(device: str, index_dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(6):
-        window = random_window(rng, longest=5, most_cells=20)
+    overlapping = Window((4, 5), (3, 3), (1, 2), (1, 1), (1, 1), False)
+    drawn = (random_window(rng, longest=4, most_cells=20) for _ in itertools.count())
+    fitting = (w for w in drawn if index_dtype in w.index_dtypes())
+    for window in (overlapping, *itertools.islice(fitting, 5)):
         x = distinct((2, 1, *window.sizes), device).requires_grad_()
 
         def values(x: Tensor, window: Window = window) -> Tensor:
@@ -235,8 +276,11 @@ def test_gradients(device: str, index_dtype: torch.dtype, rng: random.Random) ->
 
         if bool(values(x).isneginf().any()):
             continue
-        assert gradcheck(values, x, check_forward_ad=True)
-        assert gradgradcheck(values, x)
+        checks = {"check_batched_grad": True}
+        assert gradcheck(
+            values, x, check_forward_ad=True, check_batched_forward_grad=True, **checks
+        )
+        assert gradgradcheck(lambda x: values(x).sin(), x, check_fwd_over_rev=True, **checks)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -255,12 +299,33 @@ def test_gradients_are_torchs(device: str, layout: str, rng: random.Random) -> N
             assert same(got, want)
 
 
-def test_indices_have_no_gradient(device: str) -> None:
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_indices_have_no_gradient(device: str, index_dtype: torch.dtype) -> None:
     x = torch.rand(1, 1, 4, 4, device=device, requires_grad=True)
     for function in (F.max_pool2d, lambda *a, **k: vmap(lambda x: F.max_pool2d(x, 2, **k))(a[0])):
-        values, indices = function(x, 2, return_indices=True)
+        values, indices = function(x, 2, return_indices=True, index_dtype=index_dtype)
         assert values.requires_grad
         assert not indices.requires_grad
+
+
+def test_no_graph_without_gradients() -> None:
+    x = torch.rand(1, 1, 4, requires_grad=True)
+    with torch.no_grad():
+        assert not F.max_pool1d(x, 2).requires_grad
+    assert not F.max_pool1d(x.detach(), 2).requires_grad
+    output = F.max_pool1d(x, 2)
+    output.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_saved_indices_must_not_change(index_dtype: torch.dtype) -> None:
+    x = torch.rand(1, 1, 4, requires_grad=True)
+    values, indices = F.max_pool1d(x, 2, return_indices=True, index_dtype=index_dtype)
+    indices += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        values.sum().backward()
 
 
 def test_jacobians(device: str) -> None:
@@ -282,6 +347,21 @@ def test_jacobians(device: str) -> None:
         assert forward_ad.unpack_dual(dual[1]).tangent is None
 
 
+def test_hessian(device: str) -> None:
+    x = distinct((2, 4, 5), device)
+
+    def function(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 3, 2, 1).sin().sum()
+
+    expected = torch.autograd.functional.hessian(
+        lambda x: nn.functional.max_pool2d(x, 3, 2, 1).sin().sum(), x
+    )
+    assert expected.any()
+    for outer in (jacfwd, jacrev):
+        for inner in (jacfwd, jacrev):
+            torch.testing.assert_close(outer(inner(function))(x), expected)
+
+
 @pytest.mark.parametrize("unbatched", [False, True])
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_vmap(device: str, index_dtype: torch.dtype, unbatched: bool) -> None:
@@ -299,8 +379,24 @@ def test_vmap(device: str, index_dtype: torch.dtype, unbatched: bool) -> None:
     ):
         for result, expected in zip(batch, zip(*rows, strict=True), strict=True):
             assert same(result, torch.stack(expected))
-    nested = vmap(vmap(lambda x: F.max_pool2d(x, 2)))(x[None])
-    assert same(nested[0], vmap(lambda x: F.max_pool2d(x, 2))(x))
+    x = x.expand(2, *x.shape) * torch.tensor([1, -1], device=device).reshape(2, *[1] * x.dim())
+    nested = vmap(vmap(function, in_dims=1, out_dims=1), in_dims=-1)(x.movedim(0, -1).movedim(0, 1))
+    for k, row in enumerate(x):
+        for result, expected in zip(nested, vmap(function, out_dims=1)(row), strict=True):
+            assert same(result[k], expected)
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_vmap_of_round_trips(device: str, index_dtype: torch.dtype) -> None:
+    """Of values and their indices, and of many values for the same indices."""
+    x = torch.rand(5, 2, 3, 6, 7, device=device)
+    pool = MaxPool2d(3, 2, 1, return_indices=True, index_dtype=index_dtype)
+    unpool = maxunpool_cuda.MaxUnpool2d(3, 2, 1)
+    rows = torch.stack([unpool(*pool(row), row.shape) for row in x])
+    assert same(vmap(lambda x: unpool(*pool(x), x.shape))(x), rows)
+    _, indices = pool(x[0])
+    rows = torch.stack([unpool(pool(row)[0], indices, row.shape) for row in x])
+    assert same(vmap(lambda x: unpool(pool(x)[0], indices, x.shape))(x), rows)
 
 
 def test_gradients_of_batches(device: str) -> None:
@@ -326,9 +422,11 @@ def test_opcheck(index_dtype: torch.dtype, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("return_indices", [False, True])
-def test_compile(return_indices: bool, dynamic: bool, layout: str) -> None:
-    pool = MaxPool2d(3, 2, 1, return_indices=return_indices)
+@pytest.mark.parametrize("index_dtype", [None, *INDEX_DTYPES], ids=str)
+def test_compile(index_dtype: torch.dtype | None, dynamic: bool, layout: str) -> None:
+    return_indices = index_dtype is not None
+    index_dtype = index_dtype or torch.int64
+    pool = MaxPool2d(3, 2, 1, return_indices=return_indices, index_dtype=index_dtype)
     x = laid_out(torch.rand(2, 3, 8, 10), layout, 2)
     compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for leaf in (x, x.clone().requires_grad_()):
@@ -345,28 +443,33 @@ def test_compile(return_indices: bool, dynamic: bool, layout: str) -> None:
 
 
 class RoundTrip(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, index_dtype: torch.dtype) -> None:
         super().__init__()
         self.first = MaxPool2d(2)
-        self.pool = MaxPool2d(2, return_indices=True)
-        self.unpool = maxunpool_cuda.MaxUnpool2d(2)
+        self.pool = MaxPool2d(3, 2, 1, return_indices=True, index_dtype=index_dtype)
+        self.unpool = maxunpool_cuda.MaxUnpool2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.unpool(*self.pool(self.first(x)))
+        x = self.first(x)
+        return self.unpool(*self.pool(x), x.shape)
 
 
-def test_export_with_dynamic_sizes() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_export_with_dynamic_sizes(index_dtype: torch.dtype, strict: bool) -> None:
+    model = RoundTrip(index_dtype)
     batch, height, width = (torch.export.Dim(name) for name in ("batch", "height", "width"))
     program = torch.export.export(
-        RoundTrip(),
+        model,
         (torch.rand(2, 3, 8, 12),),
         dynamic_shapes={"x": {0: batch, 2: 4 * height, 3: 4 * width}},
+        strict=strict,
     )
     x = torch.rand(5, 3, 16, 8, requires_grad=True)
     output = program.module()(x)
-    assert same(output, RoundTrip()(x))
+    assert same(output, model(x))
     (got,) = torch.autograd.grad(output.sum(), x)
-    (want,) = torch.autograd.grad(RoundTrip()(x).sum(), x)
+    (want,) = torch.autograd.grad(model(x).sum(), x)
     assert same(got, want)
 
 
@@ -466,9 +569,26 @@ def test_errors_of_the_operator_alone() -> None:
             _ops.max_pool(x, *window, False, torch.int64)
 
 
-@pytest.mark.parametrize("kind", ["padding", "too small", "stride of zero", "bool"])
+# What follows only from ours.
+BAD: dict[str, Callable[[Callable, Tensor], object]] = {
+    **{kind: WRONG[kind][0] for kind in ("padding", "too small", "stride of zero", "bool")},
+    "an empty plane": lambda pool, x: pool(x[:, :, :0], 2),
+    "too large a window": lambda pool, x: pool(
+        x, 17, 1, 8, return_indices=True, index_dtype=torch.uint8
+    ),
+    "a wide window": lambda pool, x: pool(
+        x, 2, 1, 0, 2, return_indices=True, index_dtype=torch.uint8
+    ),
+    "overflow": lambda pool, x: pool(x, 3, 1, 1, 2**62),
+    "overflow in ceil mode": lambda pool, x: pool(x, 2, 2**63 - 1, ceil_mode=True),
+    "index_dtype": lambda pool, x: pool(x, 2, index_dtype=torch.int16),
+    "ceil_mode": lambda pool, x: pool(x, 2, ceil_mode=1),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
 def test_errors_are_the_same_in_every_way(kind: str) -> None:
-    call, _ = WRONG[kind]
+    call = BAD[kind]
     x = torch.rand(1, 1, 8, 8)
     with pytest.raises(Exception, match=r"^max_pool2d: ") as eager:
         call(F.max_pool2d, x)
@@ -496,7 +616,17 @@ def test_cuda_tensors_on_a_cpu_build() -> None:
 # Functions and modules
 
 
-def test_arguments_as_torch_takes_them() -> None:
+def outcome(function: Callable, *arguments: object) -> object:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not short:
+        monkeypatch.setattr(_ops, "max_pool_if_plain", lambda *_: None)
     x = torch.rand(2, 3, 9, 9)
     for window in (
         (3,),
@@ -504,10 +634,43 @@ def test_arguments_as_torch_takes_them() -> None:
         ((3, 2), 2),
         (3, (2,), [1]),
         (3, []),
+        (3, ()),
+        (3, None),
+        (3, torch.Size([])),
+        (torch.Size([3, 2]), torch.Size([2])),
+        (np.int64(3), np.int32(2), np.uint8(1)),
+        ((np.int64(3), 2), [2, np.int16(1)]),
         (3, 2, 1, 2),
         (3, 2, 1, 1, True),
+        # refused
+        (3, 2, 1, 1, 1),
+        (3, 2, 1, 1, 0),
+        (3, 2, 1, 1, None),
+        ((),),
+        (3, 2, ()),
+        (3, 2, 1, ()),
+        ((3, 3, 3),),
+        (3.0,),
+        ("3",),
+        (None,),
+        (-3,),
+        ((3, -1),),
+        (3, -1),
+        (3, 2, -1),
+        (3, 2, 0, -1),
+        (2**62,),
+        (-(2**62),),
+        (3, 2**62),
+        (3, -(2**62)),
+        (3, 1, 2**62),
+        (3, 1, 1, 2**62),
     ):
-        assert same(F.max_pool2d(x, *window), nn.functional.max_pool2d(x, *window))
+        expected = outcome(nn.functional.max_pool2d, x, *window)
+        got = outcome(F.max_pool2d, x, *window)
+        if isinstance(expected, type):
+            assert got is expected, window
+        else:
+            assert same(got, expected), window
     named = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, "ceil_mode": True}
     got = F.max_pool2d(input=x, return_indices=True, **named)
     assert all(map(same, got, nn.functional.max_pool2d(x, return_indices=True, **named)))

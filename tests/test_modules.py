@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from cases import INDEX_DTYPES
 from torch import nn
 
 import maxunpool_cuda
@@ -35,19 +36,21 @@ def test_modules_are_torch_modules(ours: type, theirs: type) -> None:
     assert ours(kernel_size=3, stride=2, padding=1).padding == theirs(3, 2, 1).padding
 
 
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
-def test_modules_call_the_functions(reduce: str) -> None:
+def test_modules_call_the_functions(reduce: str, index_dtype: torch.dtype) -> None:
     x = torch.rand(2, 3, 2, 2)
-    indices = torch.randint(0, 25, x.shape)
+    most = 9 if index_dtype == torch.uint8 else 25
+    indices = torch.randint(0, most, x.shape, dtype=index_dtype)
     for module, function, tensors in (
-        (MaxUnpool1d, F.max_unpool1d, (x[0], indices[0] % 5)),
+        (MaxUnpool1d, F.max_unpool1d, (x[0], indices[0] % 3)),
         (MaxUnpool2d, F.max_unpool2d, (x, indices)),
         (MaxUnpool3d, F.max_unpool3d, (x[None], indices[None])),
     ):
         expected = function(*tensors, 3, 2, 0, reduce=reduce)
         assert torch.equal(module(3, 2, reduce=reduce)(*tensors), expected)
-    assert MaxUnpool2d(2)(x, indices % 16, [5, 4]).shape == (2, 3, 5, 4)
-    assert MaxUnpool2d(2)(input=x, indices=indices % 16, output_size=(4, 5)).shape == (2, 3, 4, 5)
+    assert MaxUnpool2d(2)(x, indices % 4, [5, 4]).shape == (2, 3, 5, 4)
+    assert MaxUnpool2d(2)(input=x, indices=indices % 4, output_size=(4, 5)).shape == (2, 3, 4, 5)
 
 
 def test_a_module_made_by_torch_is_still_one_here() -> None:
@@ -70,10 +73,20 @@ def test_plain_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("the long way")
 
     monkeypatch.setattr(_ops, "max_unpool", long_way)
+    monkeypatch.setattr(_ops, "max_pool", long_way)
     x, i = torch.rand(1, 1, 2, 2, requires_grad=True), torch.tensor([[[[0, 3], [8, 11]]]])
     for size in (None, (4, 4), (1, 1, 4, 4), torch.Size((4, 4))):
         assert F.max_unpool2d(x, i, 2, output_size=size).shape == (1, 1, 4, 4)
         assert MaxUnpool2d(2)(x, i.int(), size).flatten()[i].equal(x)
+        assert F.max_unpool2d(x, i.byte() % 4, 2, output_size=size).shape == (1, 1, 4, 4)
+    x = torch.rand(1, 1, 16, 16, requires_grad=True)
+    for window in ((2,), ((2, 3), (2, 1)), (torch.Size((3, 3)), None, 1, 1), (16, 1, 8, 1, True)):
+        assert F.max_pool2d(x, *window).requires_grad
+        assert len(F.max_pool2d(x, *window, return_indices=True)) == 2
+    for window in (([2, 2],), ((2,),), (2, ()), (17, 1, 8), (2, 2, 0, 2)):
+        with pytest.raises(AssertionError, match="the long way"):
+            F.max_pool2d(x, *window)
+    x = x[..., :2, :2]
     for other in ([4, 4], (torch.tensor(4), 4)):
         with pytest.raises(AssertionError, match="the long way"):
             F.max_unpool2d(x, i, 2, output_size=other)

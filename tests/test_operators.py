@@ -13,10 +13,12 @@ from cases import (
     ARITHMETIC,
     CUDA_ONLY,
     DEVICES,
+    LAYOUTS,
     MOVABLE,
     Case,
     Geometry,
     laid_out,
+    position_of,
     random_case,
     random_indices,
     random_values,
@@ -248,6 +250,31 @@ def test_results_are_fresh_memory(device: str) -> None:
     output = _ops.max_unpool(x, indices, (2, 2), (1, 1), (1, 1), (0, 0), "last")
     assert same(output, x)
     assert output.data_ptr() != x.data_ptr()
+
+
+def test_offsets_that_lead_elsewhere_are_bad(rng: random.Random) -> None:
+    """Beyond the window, or in it, but outside the plane; also where they would wrap into it."""
+    for _ in range(60):
+        case = random_case(rng, dtypes=(torch.float32,), most_cells=24, offsets=True)
+        geometry, arguments = case.geometry, case.geometry.arguments(case.reduce)
+        cell = rng.randrange(math.prod(geometry.pooled))
+        bad = [at for at in range(256) if position_of(geometry, cell, at) is None]
+        in_window = [at for at in bad if at < math.prod(geometry.kernel)]
+        offset = rng.choice(in_window or bad)
+        planes = case.indices.flatten(-geometry.dims).flatten(0, -2).clone()
+        plane = rng.randrange(len(planes))
+        planes[plane, cell] = offset
+        layout = rng.choice(LAYOUTS)
+        indices = laid_out(planes.reshape(case.indices.shape), layout, geometry.dims)
+        words = (
+            f"max index: {offset} of an element in its window .* position {cell} of plane {plane}$"
+        )
+        for operator, values in (
+            (_ops.max_unpool, case.input),
+            (_ops.max_unpool_backward, case.grad_output),
+        ):
+            with pytest.raises(RuntimeError, match=words):
+                operator(values, indices, *arguments)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -3,7 +3,17 @@
 import math
 
 import torch
-from cases import ARITHMETIC, MOVABLE, Geometry, laid_out, random_values, same
+from cases import (
+    ARITHMETIC,
+    INDEX_DTYPES,
+    MOVABLE,
+    Geometry,
+    laid_out,
+    positions_of,
+    random_offsets,
+    random_values,
+    same,
+)
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from reference import default_output_size, max_unpool, max_unpool_backward
@@ -43,52 +53,61 @@ def geometries(draw: st.DrawFn) -> Geometry:
 @st.composite
 def calls(
     draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]
-) -> tuple[Geometry, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A geometry, an input, any indices in the plane, and a gradient of the output."""
+) -> tuple[Geometry, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A geometry, an input, indices, a gradient of the output, and the positions of the indices.
+
+    Which are any in the plane, or any offsets in the windows that lead there.
+    """
     geometry = draw(geometries())
     leading = draw(st.sampled_from([(1,), (2,), (1, 2), (2, 3), (0, 2)]))
     plane = math.prod(geometry.output)
     cells = math.prod(leading) * math.prod(geometry.pooled)
-    indices = draw(st.lists(st.integers(0, plane - 1), min_size=cells, max_size=cells))
     dtype = draw(st.sampled_from(dtypes))
     layout = draw(st.sampled_from(["contiguous", "channels_last", "strided"]))
     rng = draw(st.randoms(use_true_random=False))
-    shaped = torch.tensor(indices, dtype=draw(st.sampled_from([torch.int64, torch.int32])))
+    index_dtype = draw(st.sampled_from(INDEX_DTYPES))
+    indices = random_offsets(rng, geometry, leading) if index_dtype == torch.uint8 else None
+    if indices is not None:
+        positions = positions_of(indices, geometry)
+    else:
+        numbers = draw(st.lists(st.integers(0, plane - 1), min_size=cells, max_size=cells))
+        positions = torch.tensor(numbers).long().reshape(*leading, *geometry.pooled)
+        indices = positions.to(torch.int32 if index_dtype == torch.int32 else torch.int64)
     tensors = (
         random_values(rng, (*leading, *geometry.pooled), dtype),
-        shaped.reshape(*leading, *geometry.pooled),
+        indices,
         random_values(rng, (*leading, *geometry.output), dtype),
     )
-    return (geometry, *(laid_out(t, layout, geometry.dims) for t in tensors))
+    return (geometry, *(laid_out(t, layout, geometry.dims) for t in tensors), positions)
 
 
 @SETTINGS
 @given(calls(MOVABLE))
 def test_last_is_the_reference(call: tuple) -> None:
-    geometry, x, indices, grad = call
+    geometry, x, indices, grad, positions = call
     arguments = geometry.arguments("last")
     output = _ops.max_unpool(x, indices, *arguments)
-    assert same(output, max_unpool(x, indices, geometry.output, "last"))
+    assert same(output, max_unpool(x, positions, geometry.output, "last"))
     gathered = _ops.max_unpool_backward(grad, indices, *arguments)
-    assert same(gathered, max_unpool_backward(grad, indices, geometry.output, "last"))
+    assert same(gathered, max_unpool_backward(grad, positions, geometry.output, "last"))
 
 
 @SETTINGS
 @given(calls(ARITHMETIC), st.sampled_from(["sum", "mean"]))
 def test_sums_are_the_reference(call: tuple, reduce: str) -> None:
-    geometry, x, indices, grad = call
+    geometry, x, indices, grad, positions = call
     arguments = geometry.arguments(reduce)
     output = _ops.max_unpool(x, indices, *arguments)
-    assert same(output, max_unpool(x, indices, geometry.output, reduce))
+    assert same(output, max_unpool(x, positions, geometry.output, reduce))
     gathered = _ops.max_unpool_backward(grad, indices, *arguments)
-    assert same(gathered, max_unpool_backward(grad, indices, geometry.output, reduce))
+    assert same(gathered, max_unpool_backward(grad, positions, geometry.output, reduce))
 
 
 @SETTINGS
 @given(calls((torch.int64,)), st.sampled_from(["last", "sum"]))
 def test_adjointness(call: tuple, reduce: str) -> None:
     """<A x, y> == <x, A^T y>, exactly: integers wrap on both sides."""
-    geometry, x, indices, y = call
+    geometry, x, indices, y, _ = call
     arguments = geometry.arguments(reduce)
     left = (_ops.max_unpool(x, indices, *arguments) * y).sum()
     assert left == (x * _ops.max_unpool_backward(y, indices, *arguments)).sum()
@@ -98,7 +117,7 @@ def test_adjointness(call: tuple, reduce: str) -> None:
 @given(calls((torch.float32,)))
 def test_a_gather_after_a_scatter_changes_nothing_more(call: tuple) -> None:
     """Scattered, gathered and scattered again: what was there is there, bit for bit."""
-    geometry, x, indices, _ = call
+    geometry, x, indices, *_ = call
     arguments = geometry.arguments("last")
     output = _ops.max_unpool(x, indices, *arguments)
     gathered = _ops.max_unpool_backward(output, indices, *arguments)
@@ -113,20 +132,21 @@ def test_unpooling_keeps_the_maxima(geometry: Geometry, rng: object) -> None:
     x = random_values(rng, (2, 3, *geometry.output), torch.float64)
     reach = zip(geometry.output, geometry.padding, geometry.kernel, strict=True)
     assume(all(n + 2 * p >= k for n, p, k in reach))
-    pooled, indices = POOLS[geometry.dims](
-        x, geometry.kernel, geometry.stride, geometry.padding, return_indices=True
-    )
-    arguments = (geometry.output, geometry.kernel, geometry.stride, geometry.padding, "last")
-    output = _ops.max_unpool(pooled, indices, *arguments)
+    window = (geometry.kernel, geometry.stride, geometry.padding)
+    _, positions = POOLS[geometry.dims](x, *window, return_indices=True)
     is_maximum = torch.zeros_like(x, dtype=torch.bool).flatten(2)
-    is_maximum.scatter_(2, indices.flatten(2), True)
-    assert same(output, torch.where(is_maximum.reshape(x.shape), x, 0.0))
+    is_maximum.scatter_(2, positions.flatten(2), True)
+    expected = torch.where(is_maximum.reshape(x.shape), x, 0.0)
+    for dtype in INDEX_DTYPES:
+        pooled, indices = _ops.max_pool(x, *window, (1,) * geometry.dims, False, dtype)
+        output = _ops.max_unpool(pooled, indices, geometry.output, *window, "last")
+        assert same(output, expected)
 
 
 @settings(SETTINGS, max_examples=30)
 @given(calls((torch.bfloat16,)), st.sampled_from(["last", "sum", "mean"]))
 def test_thread_count_does_not_matter(call: tuple, reduce: str) -> None:
-    geometry, x, indices, _ = call
+    geometry, x, indices, *_ = call
     before = torch.get_num_threads()
     results = []
     try:

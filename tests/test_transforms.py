@@ -38,18 +38,27 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def batches(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five inputs and the indices of each, many of them the same."""
+@pytest.fixture(params=[torch.int64, torch.uint8], ids=str)
+def index_dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+WINDOW = (3, 1)  # overlaps
+
+
+def batches(device: str, index_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five inputs and the indices of each, many of them the same, for WINDOW."""
     x = torch.rand(5, 2, 3, 2, 2, dtype=torch.float64, device=device)
-    return x, torch.randint(0, 16, x.shape, device=device)
+    most = 9 if index_dtype == torch.uint8 else 16
+    return x, torch.randint(0, most, x.shape, dtype=index_dtype, device=device)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
-def test_jacobians(device: str, reduce: str) -> None:
-    (x, *_), (indices, *_) = batches(device)
+def test_jacobians(device: str, index_dtype: torch.dtype, reduce: str) -> None:
+    (x, *_), (indices, *_) = batches(device, index_dtype)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return F.max_unpool2d(x, indices, 2, reduce=reduce)
+        return F.max_unpool2d(x, indices, *WINDOW, reduce=reduce)
 
     expected = torch.autograd.functional.jacobian(function, x)
     assert same(jacrev(function)(x), expected)
@@ -60,11 +69,11 @@ def test_jacobians(device: str, reduce: str) -> None:
         assert same(forward_ad.unpack_dual(dual).tangent, function(x))
 
 
-def test_hessian(device: str) -> None:
-    (x, *_), (indices, *_) = batches(device)
+def test_hessian(device: str, index_dtype: torch.dtype) -> None:
+    (x, *_), (indices, *_) = batches(device, index_dtype)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return F.max_unpool2d(x, indices, 2).pow(3).sum()
+        return F.max_unpool2d(x, indices, *WINDOW).pow(3).sum()
 
     expected = torch.autograd.functional.hessian(function, x)
     torch.testing.assert_close(jacfwd(jacrev(function))(x), expected)
@@ -73,11 +82,11 @@ def test_hessian(device: str) -> None:
 
 @pytest.mark.parametrize("unbatched", [False, True])
 @pytest.mark.parametrize("out_dim", [0, 1, -1])
-def test_vmap(device: str, unbatched: bool, out_dim: int) -> None:
-    x, indices = (t[:, 0] if unbatched else t for t in batches(device))
+def test_vmap(device: str, index_dtype: torch.dtype, unbatched: bool, out_dim: int) -> None:
+    x, indices = (t[:, 0] if unbatched else t for t in batches(device, index_dtype))
 
     def function(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return F.max_unpool2d(x, indices, 2)
+        return F.max_unpool2d(x, indices, *WINDOW)
 
     for in_dims in ((0, 0), (0, None), (None, 0), (1, 0), (-1, 2), (None, -1)):
         pick = [
@@ -94,52 +103,55 @@ def test_vmap(device: str, unbatched: bool, out_dim: int) -> None:
         assert same(result, torch.stack(rows, out_dim)), in_dims
 
 
-def test_vmap_of_the_operators_and_of_themselves(device: str) -> None:
-    x, indices = batches(device)
-    geometry = ((4, 4), (2, 2), (2, 2), (0, 0), "last")
+def test_vmap_of_the_operators_and_of_themselves(device: str, index_dtype: torch.dtype) -> None:
+    x, indices = batches(device, index_dtype)
+    geometry = ((4, 4), (3, 3), (1, 1), (0, 0), "last")
     for operator in OPERATORS:
         values = x if operator is _ops.max_unpool else torch.rand(5, 2, 3, 4, 4, device=device)
         expected = torch.stack(
             [operator(v, i, *geometry) for v, i in zip(values, indices, strict=True)]
         )
         assert same(vmap(lambda v, i, f=operator: f(v, i, *geometry))(values, indices), expected)
-    nested = vmap(vmap(lambda v, i: F.max_unpool2d(v, i, 2)))
-    assert same(nested(x, indices), vmap(lambda v, i: F.max_unpool2d(v, i, 2))(x, indices))
+    nested = vmap(vmap(lambda v, i: F.max_unpool2d(v, i, *WINDOW)))
+    assert same(nested(x, indices), vmap(lambda v, i: F.max_unpool2d(v, i, *WINDOW))(x, indices))
 
 
-def test_gradients_of_batches(device: str) -> None:
-    x, indices = batches(device)
+def test_gradients_of_batches(device: str, index_dtype: torch.dtype) -> None:
+    x, indices = batches(device, index_dtype)
 
     def loss(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return F.max_unpool2d(x, indices, 2).pow(2).sum()
+        return F.max_unpool2d(x, indices, *WINDOW).pow(2).sum()
 
     rows = torch.stack([grad(loss)(v, i) for v, i in zip(x, indices, strict=True)])
     assert same(vmap(grad(loss))(x, indices), rows)
     assert same(grad(lambda x: vmap(loss)(x, indices).sum())(x), rows)
 
 
-def test_batches_of_gradients(device: str) -> None:
-    (x, *_), (indices, *_) = batches(device)
+def test_batches_of_gradients(device: str, index_dtype: torch.dtype) -> None:
+    (x, *_), (indices, *_) = batches(device, index_dtype)
     x = x.clone().requires_grad_()
-    output = F.max_unpool2d(x, indices, 2)
+    output = F.max_unpool2d(x, indices, *WINDOW)
     grads = torch.rand(4, *output.shape, dtype=output.dtype, device=device)
     (batch,) = torch.autograd.grad(output, x, grads, is_grads_batched=True, retain_graph=True)
     rows = [torch.autograd.grad(output, x, g, retain_graph=True)[0] for g in grads]
     assert same(batch, torch.stack(rows))
 
 
-def test_functionalize(device: str) -> None:
-    (x, *_), (indices, *_) = batches(device)
+def test_functionalize(device: str, index_dtype: torch.dtype) -> None:
+    (x, *_), (indices, *_) = batches(device, index_dtype)
     assert same(
-        functionalize(lambda x: F.max_unpool2d(x, indices, 2))(x), F.max_unpool2d(x, indices, 2)
+        functionalize(lambda x: F.max_unpool2d(x, indices, *WINDOW))(x),
+        F.max_unpool2d(x, indices, *WINDOW),
     )
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=str)
 def test_opcheck(operator: Callable, rng: random.Random) -> None:
     for reduce in REDUCES:
-        for _ in range(3):
-            case = random_case(rng, reduce=reduce, dtypes=(torch.float32,), most_cells=12)
+        for offsets in (False, True, None):
+            case = random_case(
+                rng, reduce=reduce, dtypes=(torch.float32,), most_cells=12, offsets=offsets
+            )
             values = case.input if operator is _ops.max_unpool else case.grad_output
             for requires_grad in (False, True):
                 leaf = values.detach().clone().requires_grad_(requires_grad)
@@ -150,10 +162,10 @@ def test_opcheck(operator: Callable, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic: bool, layout: str) -> None:
-    unpool = maxunpool_cuda.MaxUnpool2d(2)
-    x, indices = (laid_out(t[0].float(), layout, 2) for t in batches("cpu"))
-    indices = indices.long()
+def test_compile(dynamic: bool, layout: str, index_dtype: torch.dtype) -> None:
+    unpool = maxunpool_cuda.MaxUnpool2d(*WINDOW)
+    x, indices = (laid_out(t[0].float(), layout, 2) for t in batches("cpu", index_dtype))
+    indices = indices.to(index_dtype)
     compiled = torch.compile(unpool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     assert same(compiled(x, indices), unpool(x, indices))
     assert compiled(x, indices).stride() == unpool(x, indices).stride()
@@ -188,30 +200,33 @@ WAYS: dict[str, Callable] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_traced_transforms(transform: str, way: str) -> None:
-    (x, *_), (indices, *_) = batches("cpu")
-    if "vmap" in transform:  # over the batch
-        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices[0], 2))
+@pytest.mark.parametrize("what", ["int64", "uint8", "pooling"])
+def test_traced_transforms(what: str, transform: str, way: str) -> None:
+    (x, *_), (indices, *_) = batches("cpu", torch.uint8 if what == "uint8" else torch.int64)
+    if what == "pooling":
+        function = TRANSFORMS[transform](lambda x: F.max_pool2d(x, 2, 1, 1))
+    elif "vmap" in transform:  # over the batch
+        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices[0], *WINDOW))
     else:
-        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices, 2))
+        function = TRANSFORMS[transform](lambda x: F.max_unpool2d(x, indices, *WINDOW))
     assert same(WAYS[way](function, x), function(x))
 
 
 class Mapped(torch.nn.Module):
     def forward(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return vmap(lambda x, i: F.max_unpool2d(x, i, 2))(x, indices)
+        return vmap(lambda x, i: F.max_unpool2d(x, i, *WINDOW))(x, indices)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_of_vmap(strict: bool) -> None:
-    x, indices = batches("cpu")
+def test_export_of_vmap(strict: bool, index_dtype: torch.dtype) -> None:
+    x, indices = batches("cpu", index_dtype)
     program = torch.export.export(Mapped(), (x, indices), strict=strict)
     assert same(program.module()(x, indices), Mapped()(x, indices))
 
 
-def test_functionalize_inside() -> None:
-    (x, *_), (indices, *_) = batches("cpu")
-    function = lambda x: F.max_unpool2d(x, indices, 2).pow(2).sum()  # noqa: E731
+def test_functionalize_inside(index_dtype: torch.dtype) -> None:
+    (x, *_), (indices, *_) = batches("cpu", index_dtype)
+    function = lambda x: F.max_unpool2d(x, indices, *WINDOW).pow(2).sum()  # noqa: E731
     assert same(grad(functionalize(function))(x), grad(function)(x))
 
 
@@ -261,6 +276,10 @@ BAD = {
     "indices of another shape": lambda x, i: F.max_unpool2d(x, i[..., :1], 2),
     "indices of another dtype": lambda x, i: F.max_unpool2d(x, i.float(), 2),
     "a bad index": lambda x, i: F.max_unpool2d(x, i + 100, 2),
+    "a bad offset": lambda x, i: F.max_unpool2d(x, i.byte() + 200, 2),
+    "an offset in the padding": lambda x, i: F.max_unpool2d(x, i.byte(), 3, 2, 1),
+    "an offset beyond the output": lambda x, i: F.max_unpool2d(x, i.byte() + 8, 3, 2, 1, (2, 2)),
+    "offsets in too large a window": lambda x, i: F.max_unpool2d(x, i.byte(), 17),
     "kernel_size": lambda x, i: F.max_unpool2d(x, i, 0),
     "stride": lambda x, i: F.max_unpool2d(x, i, 2, 0),
     "padding": lambda x, i: F.max_unpool2d(x, i, 2, 2, -1),
