@@ -4,6 +4,7 @@
 // theirs, rather than as a torch::autograd::Function, which neither forward mode nor torch.func
 // takes.
 #include "handles.h"
+#include "pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -159,6 +160,8 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   }
   auto& [values, indices] = results;
   const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
+  check_no_empty_window<c10::SymInt>(
+      {kernel_size, stride, padding, dilation, ceil_mode, index_dtype}, sizes);
   std::vector<c10::SymInt> extent; // the cells of a window lie within it
   for (size_t d = 0; d < kernel_size.size(); ++d) {
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);

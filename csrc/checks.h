@@ -1,5 +1,6 @@
-// The one validation of both operators, on every backend: eager calls check sizes (int64_t), traced
-// ones symbolic sizes (c10::SymInt), with the same words and the same exception types.
+// The one validation of unpooling and its transpose, on every backend: eager calls check sizes
+// (int64_t), traced ones symbolic sizes (c10::SymInt), with the same words and the same exception
+// types.
 #pragma once
 
 #include "dtypes.h"
@@ -18,8 +19,6 @@
 #include <vector>
 
 namespace maxunpool_cuda {
-
-constexpr int64_t kMostOffsets = 256; // in a window, that a byte tells apart
 
 template <class Size>
 c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
@@ -272,7 +271,7 @@ inline std::string invalid_index(
       rank,
       "d: expected indices in the output plane but got: Found an invalid max index: ",
       index,
-      in_window ? " of an element in its window" : "",
+      in_window ? " (an offset in its window)" : "",
       " (output volumes are of size ",
       volume,
       ") at position ",

@@ -44,9 +44,21 @@ struct Geometry {
   MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
 };
 
+// Windows that share no position, before they are clipped.
+template <class Offset>
+bool windows_are_apart(const Geometry<Offset>& geometry) {
+  for (const Axis<Offset>& axis : geometry.axis) {
+    if (axis.kernel > axis.stride) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // int64 and int32 indices are flat positions in the output plane. uint8 ones are row-major offsets
 // in the window of their cell, before it is clipped: none can name an output beyond it.
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
+constexpr int kMostOffsets = 256; // that a byte tells apart
 
 } // namespace maxunpool_cuda

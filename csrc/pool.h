@@ -178,6 +178,31 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
       window.dilation);
 }
 
+// A window has no cell in the input if its dilation steps over all of it. Only those that begin in
+// the left padding can. Their indices, as PyTorch's, name nothing that the value could be from.
+template <class Size>
+void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
+  for (size_t d = 0; d < window.rank(); ++d) {
+    const Size &step = window.dilation[d], &padding = window.padding[d];
+    if (step == 1 || spatial[d] >= step) {
+      continue;
+    }
+    for (Size start = padding; start > 0; start = start - window.stride[d]) { // left of the input
+      const Size first = (step - start % step) % step;
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          first < spatial[d],
+          window.name(),
+          ": expected every window to hold an element of the input, for its derivative, but got "
+          "spatial sizes ",
+          spatial,
+          ", padding=",
+          window.padding,
+          ", dilation=",
+          window.dilation);
+    }
+  }
+}
+
 // Checks everything, and returns the sizes of the pooled tensor.
 template <class Size>
 std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& window) {

@@ -192,6 +192,19 @@ def test_windows_without_a_cell(device: str) -> None:
     values, indices = F.max_pool1d(x, 2, 1, 1, 5, return_indices=True)
     assert values.tolist() == [[[-math.inf]]]
     assert indices.tolist() == [[[4]]]
+    # Which is no place that the gradient of nothing could go to.
+    x = torch.ones(1, 1, 4, 2, device=device)
+    for window in (((1, 2), 1, (0, 1), (1, 3)), ((2, 1), 1, (1, 0), (5, 1))):
+        with pytest.raises(
+            NotImplementedError, match=r"^max_pool2d: expected every window to hold"
+        ):
+            F.max_pool2d(x.requires_grad_(), *window)
+        with pytest.raises(
+            NotImplementedError, match=r"^max_pool2d: expected every window to hold"
+        ):
+            jvp(lambda x, window=window: F.max_pool2d(x, *window), (x.detach(),), (x.detach(),))
+    F.max_pool2d(x.requires_grad_(), (2, 1), 1, (1, 0), (4, 1)).sum().backward()
+    assert x.grad.flatten().tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
 
 
 def test_threads_do_not_matter(rng: random.Random) -> None:

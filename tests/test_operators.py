@@ -21,6 +21,7 @@ from cases import (
     position_of,
     random_case,
     random_indices,
+    random_offsets,
     random_values,
     same,
     with_whole_numbers,
@@ -152,17 +153,21 @@ def test_windows_shared_by_distant_elements(
     device: str, leading: tuple[int, int], window: tuple[int, int, int], rng: random.Random
 ) -> None:
     """A row further on, in a slab that a kernel cuts up."""
-    pooled = {1: (41, 40), 33: (7, 40), 1100: (2, 4)}[leading[1]]
     kernel, stride, padding = ((n, n) for n in window)
-    output = default_output_size(pooled, kernel, stride, padding)
-    geometry = Geometry(pooled, kernel, stride, padding, output)
-    indices = random_indices(rng, geometry, leading, "wrapped window")
-    values, grads = (
-        random_values(rng, (*leading, *sizes), torch.float32) for sizes in (pooled, output)
-    )
-    for layout in ("contiguous", "channels_last"):
-        tensors = (laid_out(t, layout, 2) for t in (values, indices, grads))
-        check(Case(geometry, "last", *tensors), device)
+    for pooled in {1: [(41, 40)], 33: [(7, 40)], 1100: [(2, 4), (1, 4), (1, 1)]}[leading[1]]:
+        default = default_output_size(pooled, kernel, stride, padding)
+        output = tuple(max(size, 1) for size in default)
+        geometry = Geometry(pooled, kernel, stride, padding, output)
+        values, grads = (
+            random_values(rng, (*leading, *sizes), torch.float32) for sizes in (pooled, output)
+        )
+        for indices in (
+            random_indices(rng, geometry, leading, "wrapped window"),
+            random_offsets(rng, geometry, leading),
+        ):
+            for layout in ("contiguous", "channels_last"):
+                tensors = (laid_out(t, layout, 2) for t in (values, indices, grads))
+                check(Case(geometry, "last", *tensors), device)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
@@ -266,9 +271,7 @@ def test_offsets_that_lead_elsewhere_are_bad(rng: random.Random) -> None:
         planes[plane, cell] = offset
         layout = rng.choice(LAYOUTS)
         indices = laid_out(planes.reshape(case.indices.shape), layout, geometry.dims)
-        words = (
-            f"max index: {offset} of an element in its window .* position {cell} of plane {plane}$"
-        )
+        words = rf"max index: {offset} \(an offset .* position {cell} of plane {plane}$"
         for operator, values in (
             (_ops.max_unpool, case.input),
             (_ops.max_unpool_backward, case.grad_output),

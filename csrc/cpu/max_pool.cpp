@@ -4,7 +4,7 @@
 #include "../geometry.h"
 #include "../pool.h"
 #include "huge_pages.h"
-#include "runs.h"
+#include "processor.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -28,6 +28,7 @@ constexpr int64_t kMostLanes = 512; // neighbours that are compared at once,
 constexpr int64_t kFewest = 4;      // and that are worth it
 constexpr int64_t kBlock = 16;      // a multiple of what is compared at once by one instruction
 constexpr int64_t kMostStep = 4;    // from window to window in a row that is dealt out
+constexpr int64_t kMostWindows = 1 << 13; // of a row, in a task
 
 // How elements compare: the larger key wins, a NaN over all that came before it. Marks, of which an
 // element has one, are as wide as keys, for the sake of vectors.
@@ -89,10 +90,10 @@ struct OrderOf<c10::BFloat16> {
   using type = HalfNumbers<0x7f80>;
 };
 
-// Cells that neighbours have in common, in row-major order: where they begin, and what stands for
-// each.
+// CellList that neighbours have in common, in row-major order: where they begin, and what stands
+// for each.
 template <class Order, class Mark>
-struct Cells {
+struct CellList {
   static constexpr int kFused = 4; // room to fill up with repetitions
 
   int count = 0;
@@ -147,7 +148,7 @@ MAXUNPOOL_INLINE inline void compare_fused(
 
 template <int kFused, class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_by(
-    const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
+    const Lanes<Order, Mark>& lanes, CellList<Order, Mark>& cells, bool first) {
   while (cells.count % kFused != 0) { // to see a cell twice changes nothing
     cells.add(cells.from[cells.count - 1], cells.mark[cells.count - 1]);
   }
@@ -161,7 +162,7 @@ MAXUNPOOL_INLINE inline void compare_by(
 
 template <class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_any(
-    const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
+    const Lanes<Order, Mark>& lanes, CellList<Order, Mark>& cells, bool first) {
   if (cells.count <= 2) {
     compare_by<2>(lanes, cells, first);
   } else if (cells.count % 3 == 0) {
@@ -175,7 +176,7 @@ MAXUNPOOL_INLINE inline void compare_any(
 template <class T>
 using LanesOf = Lanes<typename OrderOf<T>::type, typename OrderOf<T>::type::Mark>;
 template <class T>
-using CellsOf = Cells<typename OrderOf<T>::type, typename OrderOf<T>::type::Mark>;
+using CellsOf = CellList<typename OrderOf<T>::type, typename OrderOf<T>::type::Mark>;
 
 // Templates would ignore the target. Integers, which are rarely pooled, do without.
 MAXUNPOOL_AVX2 void compare_avx2(const LanesOf<float>& lanes, CellsOf<float>& cells, bool first) {
@@ -196,12 +197,11 @@ MAXUNPOOL_AVX2 void compare_avx2(
 
 // Goes on with `lanes`, or begins with them, and uses up the list.
 template <class Order, class Mark>
-void compare(const Lanes<Order, Mark>& lanes, Cells<Order, Mark>& cells, bool first) {
+void compare(const Lanes<Order, Mark>& lanes, CellList<Order, Mark>& cells, bool first) {
   const auto run = [&] {
 #if defined(MAXUNPOOL_AVX2)
     if constexpr (requires { compare_avx2(lanes, cells, first); }) {
-      static const bool avx2 = __builtin_cpu_supports("avx2");
-      if (avx2) {
+      if (has_avx2()) {
         return compare_avx2(lanes, cells, first);
       }
     }
@@ -233,9 +233,9 @@ void deal(
   for (; i < end && i % kStep != 0; ++i) {
     pile(i) = row[begin + i];
   }
-  const Element* from = row + (begin + i);
-  Element* to = piles + i / kStep;
   const int64_t rounds = i < end ? (end - i) / kStep : 0;
+  const Element* from = row + (rounds > 0 ? begin + i : 0);
+  Element* to = piles + i / kStep;
   for (int64_t j = 0; j < rounds; ++j) {
     for (int k = 0; k < kStep; ++k) {
       to[k * room + j] = from[j * kStep + k];
@@ -310,41 +310,30 @@ class Pool {
                  : std::min(kMostLanes, (kMostDealt - reach) / width.stride / kBlock * kBlock);
   }
 
-  // Row (z, y) of pooled slab `outer`.
-  void row(int64_t outer, int64_t z, int64_t y) {
+  // Windows [first, end) of row (z, y) of pooled slab `outer`.
+  void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
     const auto& [depth, height, width] = geometry_.axis;
     const Span zs(depth, dilation_[0], z), ys(height, dilation_[1], y);
     const int64_t inner = geometry_.inner;
     const int64_t to = ((outer * depth.in + z) * height.in + y) * width.in * inner;
     const Element* slab = input_ + outer * geometry_.out_slab();
     if (inner > 1) {
-      for (int64_t x = 0; x < width.in; ++x) {
+      for (int64_t x = first; x < end; ++x) {
         channels(slab, zs, ys, Span(width, dilation_[2], x), to + x * inner);
       }
     } else if (zs.empty() || ys.empty() || width.in < kFewest || lanes_ == 0) {
-      for (int64_t x = 0; x < width.in; ++x) {
+      for (int64_t x = first; x < end; ++x) {
         alone(slab, zs, ys, Span(width, dilation_[2], x), to + x);
       }
     } else {
-      for (int64_t x = 0; x < width.in; x += lanes_) {
-        windows(slab, zs, ys, x, std::min(lanes_, width.in - x), to + x);
+      for (int64_t x = first; x < end; x += lanes_) {
+        windows(slab, zs, ys, x, std::min(lanes_, end - x), to + x);
       }
     }
   }
 
  private:
   static constexpr int64_t kMostDealt = 4096; // elements, in all
-  static constexpr int64_t kAhead = 2048;     // bytes
-
-  // The processor sees by itself where one row goes on, but not soon enough for all of a window.
-  static void prefetch(const Element* address, int64_t count) {
-#if defined(__GNUC__)
-    constexpr int64_t kLine = 64 / sizeof(Element);
-    for (int64_t i = 0; i < count; i += kLine) {
-      __builtin_prefetch(address + i);
-    }
-#endif
-  }
 
   int64_t position(int64_t z, int64_t y, int64_t x) const {
     return z * dilation_[0] * step_[0] + y * dilation_[1] * step_[1] + x * dilation_[2];
@@ -368,7 +357,7 @@ class Pool {
   void channels(const Element* slab, const Span& zs, const Span& ys, const Span& xs, int64_t to) {
     const Axis<int64_t>& width = geometry_.axis[2];
     const int64_t inner = geometry_.inner, start = begin(zs, ys, xs);
-    const int64_t ahead = kAhead / static_cast<int64_t>(sizeof(Element));
+    constexpr int64_t kAhead = 2048 / sizeof(Element), kLine = 64 / sizeof(Element);
     if (zs.empty() || ys.empty() || xs.empty()) {
       std::fill_n(values_ + to, inner, Order::kLowest);
       std::fill_n(indices_ + to, inner, index_of_first(zs, ys, xs));
@@ -385,8 +374,10 @@ class Pool {
             }
             const Element* from = slab + (start + position(z, y, x)) * inner + c;
             cells_.add(from, mark(z, y, x));
-            if (x + width.stride >= xs.end) { // what no window to the left has
-              prefetch(from + ahead, lanes.count);
+            // The processor sees by itself where one row goes on, but not soon enough for all of a
+            // window: so what no window to the left has.
+            for (int64_t i = 0; x + width.stride >= xs.end && i < lanes.count; i += kLine) {
+              prefetch(from, kAhead + i);
             }
           }
         }
@@ -507,7 +498,7 @@ class Pool {
   int64_t dilation_[3], lanes_;
   bool numbers_ = false;          // mark cells
   int64_t positions_[kMostCells]; // of the cells of a small window, from its begin on
-  Cells<Order, Mark> cells_;
+  CellList<Order, Mark> cells_;
   Mark winner_[kMostLanes];
   Element best_[kMostLanes];
   Element dealt_[kMostDealt];
@@ -516,17 +507,24 @@ class Pool {
 template <class T, class Index, bool kNarrow>
 void pool_rows(const PoolCall& call) {
   const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t height = geometry.axis[1].in, plane = geometry.axis[0].in * height;
+  const auto& [depth, height, width] = geometry.axis;
   const int64_t cells = std::min(cells_of(geometry), geometry.out_plane());
-  const int64_t row = std::min(kGrain, geometry.axis[2].in * geometry.inner);
+  const int64_t pieces = (width.in - 1) / kMostWindows + 1;
+  const int64_t piece = std::min(kGrain, std::min(width.in, kMostWindows) * geometry.inner);
   at::parallel_for(
       0,
-      geometry.outer * plane,
-      kGrain / std::min(kGrain, row * std::min(kGrain, cells)),
+      geometry.outer * depth.in * height.in * pieces,
+      kGrain / std::min(kGrain, piece * std::min(kGrain, cells)),
       [&](int64_t begin, int64_t end) {
         Pool<typename OrderOf<T>::type, Index, kNarrow> pool(call);
         for (int64_t i = begin; i < end; ++i) {
-          pool.row(i / plane, i % plane / height, i % height);
+          const int64_t row = i / pieces, slice = row / height.in, x = i % pieces * kMostWindows;
+          pool.row(
+              slice / depth.in,
+              slice % depth.in,
+              row % height.in,
+              x,
+              std::min(width.in, x + kMostWindows));
         }
       });
 }
@@ -539,7 +537,13 @@ void pool(const PoolCall& call) {
       using Mark = typename OrderOf<T>::type::Mark;
       const bool narrow = cells_of(call.geometry) <= kMostCells ||
                           farthest(call) <= static_cast<double>(std::numeric_limits<Mark>::max());
-      narrow ? pool_rows<T, Index, true>(call) : pool_rows<T, Index, false>(call);
+      if constexpr (!kIsWindowOffset<Index>) { // whose windows are small
+        if (!narrow) {
+          pool_rows<T, Index, false>(call);
+          return;
+        }
+      }
+      pool_rows<T, Index, true>(call);
     });
   });
 }

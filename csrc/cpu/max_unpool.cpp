@@ -6,6 +6,7 @@
 #include "../operator.h"
 #include "../reduction.h"
 #include "huge_pages.h"
+#include "processor.h"
 #include "runs.h"
 #include "window_offsets.h"
 #include "windows.h"
@@ -19,7 +20,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -168,15 +168,6 @@ class Partition {
   bool every_ = true;
 };
 
-// Fetches memory for later. There need not be any: the address is no pointer into an array.
-template <class T>
-void prefetch(const T* base, int64_t elements) {
-#if defined(__GNUC__)
-  const auto bytes = static_cast<uintptr_t>(elements) * sizeof(T);
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(base) + bytes));
-#endif
-}
-
 // The positions in the output plane that indices name, as WindowOffsets has them: flat ones name
 // themselves, and anything.
 template <class Index>
@@ -184,9 +175,10 @@ struct Positions {
   struct Row {
     template <bool kReverse, class Inner, class Known, class Open>
     void for_each(
-        const Cells& cells,
+        const CellRange& cells,
         Inner inner,
         const Index* indices,
+        bool,
         int64_t,
         int64_t,
         const Known&,
@@ -199,8 +191,10 @@ struct Positions {
 
   explicit Positions(const Geometry<int64_t>&) {}
 
+  bool in_windows(const Index*, int64_t) const { return false; }
+
   template <bool kReverse, class Visit>
-  void for_each_row(const Cells& cells, const Visit& visit) const {
+  void for_each_row(const CellRange& cells, const Visit& visit) const {
     visit(Row{}, cells);
   }
 };
@@ -242,12 +236,15 @@ void for_each_index(
   };
   const auto run = [&](const Partition::Block& block, auto inner) {
     const uint64_t reach_begin = block.reach_begin, reach = block.reach_end - reach_begin;
+    const bool in_windows =
+        positions.in_windows(indices + block.begin * inner, (block.end - block.begin) * inner);
     positions.template for_each_row<kReverse>(
-        {block.begin, block.end}, [&](const auto& row, const Cells& cells) {
+        {block.begin, block.end}, [&](const auto& row, const CellRange& cells) {
           row.template for_each<kReverse>(
               cells,
               inner,
               indices,
+              in_windows,
               part.begin,
               part.end,
               [&](int64_t position, int64_t channel, int64_t source) {
@@ -277,18 +274,11 @@ void for_each_index(
   }
 }
 
-bool windows_are_apart(const Geometry<int64_t>& geometry) {
-  const auto apart = [](const Axis<int64_t>& axis) { return axis.kernel <= axis.stride; };
-  return std::all_of(std::begin(geometry.axis), std::end(geometry.axis), apart);
-}
-
 template <class Element, class Index>
 struct Slabs {
   const Call& call;
   const Geometry<int64_t>& geometry = call.geometry;
   const Positions<Index> positions{geometry};
-  // No two elements of a plane have the same index.
-  const bool alone = kIsWindowOffset<Index> && windows_are_apart(geometry);
   const Index* indices = static_cast<const Index*>(call.indices.const_data_ptr());
   const Element* values = static_cast<const Element*>(call.values.const_data_ptr());
   Element* result = static_cast<Element*>(call.result.mutable_data_ptr());
@@ -330,19 +320,20 @@ void forward_last(const Task<Element, Index>& task) {
       output, [&](int64_t source, int64_t target) { output[target] = input[source]; });
 }
 
-// Sums are added up in the output if they need neither a wider type nor a count.
+// Of a half type: +0 or -0.
+template <class Half>
+bool is_zero(Half value) {
+  return (value.x & 0x7fff) == 0;
+}
+
+// Sums are added up in the output if they need neither a wider type nor a count. Nor do they if
+// every output has one element at most, which shows as it is done.
 template <class Element, class Index>
 void forward_sum(const Task<Element, Index>& task) {
   using Wide = Accumulator<Element>;
+  constexpr bool kWide = !std::is_integral_v<Element> && !std::is_same_v<Element, Wide>;
   const Element* input = task.slabs.input(task.part);
   Element* output = task.slabs.output(task.part);
-  const auto add_up = [&](auto* sums) {
-    using Narrow = std::remove_pointer_t<decltype(sums)>;
-    task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
-      const auto sum = static_cast<Accumulator<Element>>(sums[target]);
-      sums[target] = static_cast<Narrow>(plus(sum, input[source]));
-    });
-  };
   if (task.slabs.call.reduce == Reduce::mean) {
     auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs());
     task.template for_each_index<false>(
@@ -350,15 +341,29 @@ void forward_sum(const Task<Element, Index>& task) {
     std::transform(sums, sums + task.outputs(), output, [](const Sum<Element>& sum) {
       return sum.result(Reduce::mean);
     });
-  } else if (std::is_integral_v<Element> || std::is_same_v<Element, Wide> || task.slabs.alone) {
-    std::fill_n(output, task.outputs(), Element{});
-    add_up(output);
-  } else {
-    auto* sums = task.scratch.template zeroed<Wide>(task.outputs());
-    add_up(sums);
-    std::transform(
-        sums, sums + task.outputs(), output, [](Wide sum) { return static_cast<Element>(sum); });
+    return;
   }
+  if (!kWide || windows_are_apart(task.slabs.geometry)) {
+    bool again = false;
+    std::fill_n(output, task.outputs(), Element{});
+    task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
+      if constexpr (kWide) {
+        again |= !is_zero(output[target]);
+        output[target] = is_zero(input[source]) ? Element{} : input[source];
+      } else {
+        output[target] = static_cast<Element>(plus<Element>(output[target], input[source]));
+      }
+    });
+    if (!again) {
+      return;
+    }
+  }
+  auto* sums = task.scratch.template zeroed<Wide>(task.outputs());
+  task.template for_each_index<false>(output, [&](int64_t source, int64_t target) {
+    sums[target] = plus(sums[target], input[source]);
+  });
+  std::transform(
+      sums, sums + task.outputs(), output, [](Wide sum) { return static_cast<Element>(sum); });
 }
 
 // Whether an element loses is as good as random, so nothing branches on it. `condition`: 0 or 1.
@@ -465,29 +470,37 @@ struct FindTargets<uint8_t> {
 
   explicit FindTargets(const Windows& all) : windows(all), offsets(all.geometry()) {}
   bool operator()(const Run& run, const uint8_t* indices, Targets& targets) const {
-    const int64_t inner = windows.geometry().inner, plane = windows.geometry().out_plane();
-    int64_t signs = 0;
-    const auto set = [&](int64_t position, int64_t, int64_t element) {
-      const int64_t i = element - run.first;
-      targets.offset[i] = static_cast<uint32_t>(position * inner) + run.origin[i];
-      signs |= position;
-    };
-    offsets.for_each_row<false>(
-        {run.first / inner, (run.first + run.known) / inner},
-        [&](const WindowOffsets::Row& row, const Cells& cells) {
-          const uint8_t* slab = indices - run.first;
-          if (inner == 1) {
-            const std::integral_constant<int64_t, 1> one;
-            row.for_each<false>(cells, one, slab, 0, plane, set, set);
-          } else {
-            row.for_each<false>(cells, inner, slab, 0, plane, set, set);
-          }
-        });
-    if (signs < 0) {
+    if (!offsets.in_windows(indices, run.known)) {
       return false;
     }
-    mark_repeated(windows, run, targets);
-    return true;
+    find_targets(windows, run, indices, targets);
+    // Not so of elements behind the run; and windows may be clipped.
+    const int64_t inner = windows.geometry().inner;
+    bool in_plane = true;
+    offsets.for_each_row<false>(
+        {run.first / inner, (run.first + run.known) / inner},
+        [&](const WindowOffsets::Row& row, const CellRange& cells) {
+          const CellRange behind = cells.within({(run.first + run.count) / inner, cells.end});
+          const auto set = [&](int64_t position, int64_t, int64_t element) {
+            const int64_t i = element - run.first;
+            targets.offset[i] = static_cast<uint32_t>(position * inner) + run.origin[i];
+            in_plane &= position >= 0;
+          };
+          row.for_each_clipped(cells, inner, indices - run.first, set);
+          row.for_each<false>(
+              behind,
+              inner,
+              indices - run.first,
+              true,
+              0,
+              windows.geometry().out_plane(),
+              set,
+              set);
+        });
+    if (in_plane && !windows.disjoint()) {
+      mark_repeated(windows, run, targets);
+    }
+    return in_plane;
   }
 };
 
@@ -504,7 +517,7 @@ bool backward_regular(const Call& call) {
   std::atomic<bool> regular{true};
   with_index_type(call.indices.scalar_type(), [&]<class Index>(std::type_identity<Index>) {
     const Runs runs(windows);
-    if (kIsWindowOffset<Index> && !runs.know_all()) {
+    if (kIsWindowOffset<Index> && !(runs.know_all() && runs.whole_cells())) {
       regular = false;
       return;
     }
@@ -573,8 +586,7 @@ void backward(const Call& call) {
         });
   } else {
     with_bytes(call.values.element_size(), [&]<class Element>(std::type_identity<Element>) {
-      const bool offsets = call.indices.scalar_type() == c10::ScalarType::Byte;
-      if (call.reduce == Reduce::sum || (offsets && windows_are_apart(call.geometry))) {
+      if (call.reduce == Reduce::sum) {
         run_parts<Element>(call, [](const auto& task) { backward_sum(task); });
         return;
       }

@@ -3,21 +3,13 @@
 #pragma once
 
 #include "../geometry.h"
+#include "processor.h"
 #include "windows.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstdint>
-
-// What loops over the elements of a run is compiled twice on x86-64: the vectors that every such
-// processor has are too short for it to pay.
-#if defined(__x86_64__) && defined(__GNUC__)
-#define MAXUNPOOL_AVX2 __attribute__((target("avx2")))
-#define MAXUNPOOL_INLINE __attribute__((always_inline))
-#else
-#define MAXUNPOOL_INLINE
-#endif
 
 namespace maxunpool_cuda {
 
@@ -73,6 +65,9 @@ class Runs {
 
   // Does a run know all elements that its windows share positions with?
   bool know_all() const { return reach_ <= Run::kMost; }
+
+  // Not some channels of a cell?
+  bool whole_cells() const { return geometry_.inner <= Run::kMost; }
 
   // Calls work(run) for runs that together are the tensor. `elements`: how many are worth a task.
   template <class Work>
@@ -221,6 +216,26 @@ MAXUNPOOL_INLINE inline bool find_offsets(
   return bits >> 32 == 0 && outside == 0;
 }
 
+// Offsets in the windows, none of them too large: windows are not clipped here.
+MAXUNPOOL_INLINE inline bool find_targets(
+    const Windows& windows, const Run& run, const uint8_t* indices, Targets& targets) {
+  const Geometry<int64_t>& geometry = windows.geometry();
+  // A quotient is a product's upper half: right for all that a byte can be divided by.
+  const auto reciprocal = [](int64_t n) { return static_cast<uint32_t>((1 << 16) / n + 1); };
+  const auto& [depth, height, width] = geometry.axis;
+  const uint32_t by_width = reciprocal(width.kernel), by_height = reciprocal(height.kernel);
+  // What the next row, or the next slice, is further away than the next position in the window.
+  const auto row = static_cast<uint32_t>(width.out - width.kernel);
+  const auto slice = static_cast<uint32_t>((height.out - height.kernel) * width.out);
+  const auto inner = static_cast<uint32_t>(geometry.inner);
+  for (int64_t i = 0; i < run.count; ++i) {
+    const uint32_t offset = indices[i], y = offset * by_width >> 16, z = y * by_height >> 16;
+    const uint32_t position = run.begin[i] + run.shift + offset + y * row + z * slice;
+    targets.offset[i] = position * inner + (run.origin[i] + run.channel);
+  }
+  return true;
+}
+
 // `values`: as far as `available`, what differs between targets.
 template <class Value>
 MAXUNPOOL_INLINE inline void mark(
@@ -267,6 +282,11 @@ MAXUNPOOL_AVX2 inline bool find_targets_avx2(
   return find_targets(windows, run, indices, targets);
 }
 
+MAXUNPOOL_AVX2 inline bool find_targets_avx2(
+    const Windows& windows, const Run& run, const uint8_t* indices, Targets& targets) {
+  return find_targets(windows, run, indices, targets);
+}
+
 MAXUNPOOL_AVX2 inline void mark_avx2(const Windows& windows, const Run& run, Targets& targets) {
   mark(windows, run, targets.offset, run.known, targets);
 }
@@ -277,8 +297,7 @@ MAXUNPOOL_AVX2 inline void mark_avx2(const Windows& windows, const Run& run, Tar
 // Fills in `again`, given the offsets as far as they are known, which is far enough.
 inline void mark_repeated(const Windows& windows, const Run& run, Targets& targets) {
 #if defined(MAXUNPOOL_AVX2)
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx2) {
+  if (has_avx2()) {
     return runs_detail::mark_avx2(windows, run, targets);
   }
 #endif
@@ -290,8 +309,7 @@ inline void mark_repeated(const Windows& windows, const Run& run, Targets& targe
 template <class Index>
 bool find_targets(const Windows& windows, const Run& run, const Index* indices, Targets& targets) {
 #if defined(MAXUNPOOL_AVX2)
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx2) {
+  if (has_avx2()) {
     return runs_detail::find_targets_avx2(windows, run, indices, targets);
   }
 #endif

@@ -10,13 +10,13 @@
 
 namespace maxunpool_cuda {
 
-// Cells [first, end) of a slab, or of an axis.
-struct Cells {
+// CellRange [first, end) of a slab, or of an axis.
+struct CellRange {
   int64_t first, end;
 
   bool empty() const { return first >= end; }
   bool holds(int64_t cell) const { return cell >= first && cell < end; }
-  Cells within(const Cells& other) const {
+  CellRange within(const CellRange& other) const {
     return {std::max(first, other.first), std::min(end, other.end)};
   }
 };
@@ -24,7 +24,7 @@ struct Cells {
 // Calls work(cell, channel, element), each counted from the beginning of any slab, in memory's
 // order or in reverse. `inner`: channels; a constant makes a simple loop of it.
 template <bool kReverse, class Inner, class Work>
-void for_each_element(const Cells& cells, Inner inner, const Work& work) {
+void for_each_element(const CellRange& cells, Inner inner, const Work& work) {
   for (int64_t i = 0; i < cells.end - cells.first; ++i) {
     const int64_t cell = kReverse ? cells.end - 1 - i : cells.first + i;
     for (int64_t j = 0; j < inner; ++j) {
@@ -61,61 +61,82 @@ class WindowOffsets {
     Row(const WindowOffsets& all, int64_t z, int64_t y, int64_t first)
         : all_(all), first_(first), z_(z), y_(y) {
       const auto& [depth, height, width] = all.geometry_.axis;
-      start_ = (all.start(0, z) * height.out + all.start(1, y)) * width.out - width.padding;
+      // Unsigned: far outside of the plane, where nothing will ask for it, it may wrap around.
+      const auto unsigned_start = [&](int a, int64_t cell) {
+        return static_cast<uint64_t>(all.start(a, cell));
+      };
+      const uint64_t rows = unsigned_start(0, z) * height.out + unsigned_start(1, y);
+      start_ = static_cast<int64_t>(rows * width.out - width.padding);
       stride_ = width.stride;
       const bool whole = all.whole_[0].holds(z) && all.whole_[1].holds(y);
-      whole_ = whole ? Cells{first + all.whole_[2].first, first + all.whole_[2].end} : Cells{};
+      whole_ =
+          whole ? CellRange{first + all.whole_[2].first, first + all.whole_[2].end} : CellRange{};
     }
 
     // For the elements of cells of the row, in order or in reverse: calls known(position, channel,
     // element) where windows and positions are sure to lie in [begin, end), and open(...)
     // elsewhere. There, a position that is not in the window, or not in the plane, is negative.
+    // `in_windows`: what the function of that name says of these indices, or of more.
     template <bool kReverse, class Inner, class Known, class Open>
     void for_each(
-        const Cells& cells,
+        const CellRange& cells,
         Inner inner,
         const uint8_t* indices,
+        bool in_windows,
         int64_t begin,
         int64_t end,
         const Known& known,
         const Open& open) const {
-      const auto look = [&](const Cells& some) {
-        for_each_element<kReverse>(some, inner, [&](int64_t cell, int64_t channel, int64_t i) {
-          const int64_t x = cell - first_;
-          const bool exists = whole_.holds(cell) || all_.in_plane(z_, y_, x, indices[i]);
-          open(exists ? start(cell) + all_.offset_[indices[i]] : kNowhere, channel, i);
-        });
-      };
-      const Cells inside = cells.within(whole_);
+      const CellRange inside = cells.within(whole_);
       const int64_t last = all_.offset_[all_.volume_ - 1];
-      if (inside.empty() || start(inside.first) < begin || start(inside.end - 1) + last >= end ||
-          !all_.in_windows(indices + inside.first * inner, (inside.end - inside.first) * inner)) {
-        look(cells);
+      if (!in_windows || inside.empty() || start(inside.first) < begin ||
+          start(inside.end - 1) + last >= end) {
+        look<kReverse>(cells, inner, indices, open);
         return;
       }
-      const Cells left{cells.first, inside.first}, right{inside.end, cells.end};
-      look(kReverse ? right : left);
+      const CellRange left{cells.first, inside.first}, right{inside.end, cells.end};
+      look<kReverse>(kReverse ? right : left, inner, indices, open);
       for_each_element<kReverse>(inside, inner, [&](int64_t cell, int64_t channel, int64_t i) {
         known(start(cell) + all_.offset_[indices[i]], channel, i);
       });
-      look(kReverse ? left : right);
+      look<kReverse>(kReverse ? left : right, inner, indices, open);
+    }
+
+    // Calls open(position, channel, element), as for_each, for elements whose windows are clipped.
+    template <class Open>
+    void for_each_clipped(
+        const CellRange& cells, int64_t inner, const uint8_t* indices, const Open& open) const {
+      const CellRange inside = cells.within(whole_);
+      const CellRange left{cells.first, inside.empty() ? cells.end : inside.first};
+      const CellRange right{inside.empty() ? cells.end : inside.end, cells.end};
+      look<false>(left, inner, indices, open);
+      look<false>(right, inner, indices, open);
     }
 
    private:
+    template <bool kReverse, class Inner, class Open>
+    void look(const CellRange& cells, Inner inner, const uint8_t* indices, const Open& open) const {
+      for_each_element<kReverse>(cells, inner, [&](int64_t cell, int64_t channel, int64_t i) {
+        const int64_t x = cell - first_;
+        const bool exists = whole_.holds(cell) || all_.in_plane(z_, y_, x, indices[i]);
+        open(exists ? start(cell) + all_.offset_[indices[i]] : kNowhere, channel, i);
+      });
+    }
+
     // The position where the window of a cell begins, before it is clipped.
     int64_t start(int64_t cell) const { return start_ + (cell - first_) * stride_; }
 
     const WindowOffsets& all_;
     int64_t first_, z_, y_, start_, stride_;
-    Cells whole_; // whose windows the output holds entirely
+    CellRange whole_; // whose windows the output holds entirely
   };
 
   // Calls visit(row, cells) for rows, or parts of them, that together are the cells, which are not
   // none; in order or in reverse.
   template <bool kReverse, class Visit>
-  void for_each_row(const Cells& cells, const Visit& visit) const {
+  void for_each_row(const CellRange& cells, const Visit& visit) const {
     const auto& [depth, height, width] = geometry_.axis;
-    const Cells rows{cells.first / width.in, (cells.end - 1) / width.in + 1};
+    const CellRange rows{cells.first / width.in, (cells.end - 1) / width.in + 1};
     int64_t row = kReverse ? rows.end - 1 : rows.first;
     int64_t z = row / height.in % depth.in, y = row % height.in;
     for (int64_t i = rows.first; i < rows.end; ++i) {
@@ -137,21 +158,21 @@ class WindowOffsets {
     }
   }
 
- private:
-  static constexpr int kMost = 256;
-  // Negative, and so is its sum with any position.
-  static constexpr int64_t kNowhere = std::numeric_limits<int64_t>::min() / 2;
-
-  int64_t start(int a, int64_t cell) const {
-    return cell * geometry_.axis[a].stride - geometry_.axis[a].padding;
-  }
-
+  // Is none of the offsets too large?
   bool in_windows(const uint8_t* indices, int64_t count) const {
     uint8_t most = 0;
     for (int64_t i = 0; i < count; ++i) {
       most = std::max(most, indices[i]);
     }
     return most < volume_;
+  }
+
+ private:
+  // Negative, and so is its sum with any position.
+  static constexpr int64_t kNowhere = std::numeric_limits<int64_t>::min() / 2;
+
+  int64_t start(int a, int64_t cell) const {
+    return cell * geometry_.axis[a].stride - geometry_.axis[a].padding;
   }
 
   bool in_plane(int64_t z, int64_t y, int64_t x, int64_t offset) const {
@@ -167,8 +188,8 @@ class WindowOffsets {
 
   const Geometry<int64_t>& geometry_;
   int64_t volume_ = 0;
-  int64_t offset_[kMost];
-  Cells whole_[3]; // along each axis
+  int64_t offset_[kMostOffsets];
+  CellRange whole_[3]; // along each axis
 };
 
 } // namespace maxunpool_cuda

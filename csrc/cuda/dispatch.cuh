@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 namespace maxunpool_cuda {
@@ -175,12 +176,9 @@ inline int64_t floor_divide(int64_t a, int64_t b) {
 
 // Windows that share no output and begin at multiples of the stride.
 inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
-  for (const Axis<int64_t>& axis : geometry.axis) {
-    if (axis.kernel > axis.stride || axis.padding != 0) {
-      return false;
-    }
-  }
-  return true;
+  const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
+  return windows_are_apart(geometry) &&
+         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
 }
 
 // `tiles`: how many in each dimension; `groups`: of channels; `planes`: that a thread does.
@@ -250,9 +248,7 @@ class Dispatch {
       if (!moves) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
           if (!disjoint) {
-            with_offset([&]<class Offset>(std::type_identity<Offset>) {
-              run_windows<TakeSum<T>, Index, Offset, 1>();
-            });
+            sum_windows<T, Index>();
           }
           cooperative<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
         });
@@ -275,7 +271,8 @@ class Dispatch {
           return;
         }
         if (!plan_.alone) {
-          if (windows_are_disjoint(geometry())) {
+          if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
+                                     : windows_are_disjoint(geometry())) {
             backward_groups<GiveAlone<T>, Index>();
           } else {
             backward_groups<GiveLast<T>, Index>();
@@ -465,6 +462,21 @@ class Dispatch {
         values<T>(),
         indices<Index>(),
         result<T>());
+  }
+
+  // What pooling's backward runs, of floating-point numbers: other sums are rare.
+  template <class T, class Index>
+  void sum_windows() const {
+    if constexpr (std::is_floating_point_v<Accumulator<T>>) {
+      constexpr int kChannels = std::min<int>(4, kVectorBytes / sizeof(T));
+      if (!plan_.wide && aligned_ && geometry().inner % kChannels == 0) {
+        run_windows<TakeSum<T>, Index, uint32_t, kChannels>();
+        return;
+      }
+    }
+    with_offset([&]<class Offset>(std::type_identity<Offset>) {
+      run_windows<TakeSum<T>, Index, Offset, 1>();
+    });
   }
 
   template <class Give, class Index>

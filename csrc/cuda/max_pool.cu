@@ -1,32 +1,28 @@
 // Max pooling's face to PyTorch: one launch on the current stream.
 #include "../pool.h"
+#include "launch.cuh"
 #include "max_pool.cuh"
 
 #include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 namespace maxunpool_cuda {
 namespace {
 
 struct PoolLaunch {
+  cudaStream_t stream;
+
   template <class... Parameters>
   void operator()(
       void (*kernel)(Parameters...),
       uint64_t items,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-    const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
-    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_items(stream, kernel, items, arguments...);
   }
 };
 
@@ -38,7 +34,7 @@ void pool_on_device(const PoolCall& call) {
       "d: expected CUDA tensors but got tensors on ",
       call.input.device());
   const c10::cuda::CUDAGuard guard(call.input.device());
-  PoolArguments arguments{
+  const PoolArguments arguments{
       call.geometry,
       {call.dilation[0], call.dilation[1], call.dilation[2]},
       call.input.scalar_type(),
@@ -46,7 +42,7 @@ void pool_on_device(const PoolCall& call) {
       call.input.const_data_ptr(),
       call.values.mutable_data_ptr(),
       call.indices.mutable_data_ptr()};
-  const PoolLaunch launch;
+  const PoolLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
   PoolDispatch(launch, arguments).run();
 }
 

@@ -29,7 +29,7 @@ __device__ inline bool takes(T value, T best) {
 
 // The windows of a call, in so far as the geometry does not say. Offset is as in Tiling.
 template <class Offset>
-struct Cells {
+struct PoolCells {
   Divider<Offset> dilation[3];
 
   // The cells of window p along axis a that lie in the input: numbers [first, end). Coordinates are
@@ -62,7 +62,7 @@ __device__ inline Offset name_of(Offset number, Offset position) {
 template <class T, class Index, class Offset, int V>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_channels(
     Tiling<Offset> tiling,
-    Cells<Offset> cells,
+    PoolCells<Offset> cells,
     T lowest,
     const T* __restrict__ input,
     T* __restrict__ values,
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_ch
 // by side without padding, in rows that divide into vectors; else `even` says whether the pooled
 // ones do.
 template <class T, class Index, int V, bool kPairs>
-__global__ void pool_rows(
+__global__ void __launch_bounds__(kThreads) pool_rows(
     Tiling<uint32_t> tiling,
-    Cells<uint32_t> cells,
+    PoolCells<uint32_t> cells,
     bool even,
     T lowest,
     const T* __restrict__ input,
@@ -278,8 +278,10 @@ class PoolDispatch {
     for (int a = 0; a < 3; ++a) {
       const Axis<int64_t>& axis = g.axis[a];
       const auto dilation = static_cast<double>(arguments_.dilation[a]);
-      const double size = static_cast<double>(std::max(axis.in + kMostNeighbours, axis.out));
-      elements *= size + dilation;
+      // The cells of a thread's windows may not all exist, nor be in the input.
+      const int64_t more = a == 2 && g.inner == 1 ? kMostNeighbours : 0;
+      const auto size = static_cast<double>(std::max(axis.in + more, axis.out));
+      elements *= dilation == 1 ? size : size + dilation;
       reach = std::max(
           reach,
           (size + 1) * static_cast<double>(axis.stride) + static_cast<double>(axis.padding) +
@@ -330,8 +332,8 @@ class PoolDispatch {
   }
 
   template <class Offset>
-  Cells<Offset> cells() const {
-    Cells<Offset> cells;
+  PoolCells<Offset> cells() const {
+    PoolCells<Offset> cells;
     for (int a = 0; a < 3; ++a) {
       cells.dilation[a] = Divider<Offset>(static_cast<Offset>(arguments_.dilation[a]));
     }

@@ -3,6 +3,7 @@
 #include "../errors.h"
 #include "../operator.h"
 #include "dispatch.cuh"
+#include "launch.cuh"
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -122,10 +122,7 @@ struct StreamLaunch {
       void (*kernel)(Parameters...),
       uint64_t items,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-    const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
-    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_items(stream, kernel, items, arguments...);
   }
 
   template <class... Parameters>
