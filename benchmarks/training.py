@@ -131,6 +131,7 @@ def figure(results: report.Report) -> Figure:
         drawn_bars = peaks.bar(list(rows), heights, color=[COLORS[name] for name in rows])
         peaks.bar_label(drawn_bars, fmt="%.0f")
         peaks.set(title="peak of a step", ylabel="MiB")
+        peaks.margins(y=0.1)
     facts, setup = results["facts"], results["training"]
     size = "x".join(map(str, (setup["batch"], 3, *setup["size"])))
     drawn.suptitle(f"SegNet, {size}: {facts['device']}, PyTorch {facts['torch']}")

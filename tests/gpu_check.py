@@ -21,7 +21,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "gpu"
-FEW = "cuda and (float32 or bfloat16) and test_operators"
+FEW = "cuda and (float32 or bfloat16) and (test_operators or test_max_pool)"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
 pytestmark = CUDA_ONLY
+POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,21 @@ def test_a_bad_index_leaves_the_context_alive(index: int, reduce: str) -> None:
     assert output.flatten().nonzero().flatten().tolist() == [0, 2, 10]
     x, indices = tensors()
     assert F.max_unpool2d(x, indices, 2).sum() == 4
+
+
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+@pytest.mark.parametrize(("window", "offset"), [((2, 2, 0), 4), ((3, 2, 1), 0), ((3, 2, 1), 255)])
+def test_a_bad_offset_leaves_the_context_alive(
+    window: tuple[int, int, int], offset: int, reduce: str
+) -> None:
+    """Beyond the window, or in the padding, which is left of the first row's second cell too."""
+    x = torch.ones(1, 1, 2, 2, device="cuda")
+    offsets = torch.full((1, 1, 2, 2), 4 if window[0] == 3 else 3, dtype=torch.uint8, device="cuda")
+    offsets[0, 0, 0, 1] = offset
+    output = F.max_unpool2d(x, offsets, *window, reduce=reduce)
+    with pytest.raises(RuntimeError, match=rf"index: {offset} \(an offset .* at position 1 of"):
+        maxunpool_cuda.check_errors()
+    assert output.sum() == 3
 
 
 def test_a_bad_index_is_raised_by_the_next_call() -> None:
@@ -80,6 +96,7 @@ def test_nothing_waits(rng: random.Random) -> None:
             arguments = case.geometry.arguments(case.reduce)
             _ops.max_unpool(x, indices, *arguments)
             _ops.max_unpool_backward(grad, indices, *arguments)
+            POOLS[case.geometry.dims - 1](grad, 1, return_indices=True, index_dtype=torch.uint8)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 
@@ -110,8 +127,38 @@ def test_a_graph_can_be_captured(rng: random.Random) -> None:
             grad.copy_(torch.randint_like(grad, 100))
             graph.replay()
             size = case.geometry.output
-            assert same(output, max_unpool(x, indices, size, case.reduce))
-            assert same(gathered, max_unpool_backward(grad, indices, size, case.reduce))
+            assert same(output, max_unpool(x, case.positions, size, case.reduce))
+            assert same(gathered, max_unpool_backward(grad, case.positions, size, case.reduce))
+
+
+def test_pooling_and_back_in_a_graph() -> None:
+    """Each operator is one launch, with indices of one byte; nothing waits."""
+    x = torch.rand(2, 8, 12, 16, device="cuda")
+    leaf, weight = x.clone().requires_grad_(), torch.rand_like(x)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled, offsets = F.max_pool2d(x, 2, return_indices=True, index_dtype=torch.uint8)
+        output = F.max_unpool2d(pooled, offsets, 2)
+        return output.detach(), torch.autograd.grad(output, x, weight)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(leaf)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(leaf)
+    for _ in range(2):
+        with torch.no_grad():
+            leaf.copy_(torch.rand_like(leaf))
+        graph.replay()
+        on_cpu = leaf.detach().cpu().requires_grad_()
+        pooled, indices = torch.nn.functional.max_pool2d(on_cpu, 2, return_indices=True)
+        output = torch.nn.functional.max_unpool2d(pooled, indices, 2)
+        output.backward(weight.cpu())
+        assert same(results[0].cpu(), output)
+        assert same(results[1].cpu(), on_cpu.grad)
 
 
 def test_memory_of_another_stream(rng: random.Random) -> None:
