@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_ch
 // by side without padding, in rows that divide into vectors; else `even` says whether the pooled
 // ones do.
 template <class T, class Index, int V, bool kPairs>
-__global__ void __launch_bounds__(kThreads) pool_rows(
+__global__ void pool_rows(
     Tiling<uint32_t> tiling,
     PoolCells<uint32_t> cells,
     bool even,
