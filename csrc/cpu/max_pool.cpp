@@ -517,14 +517,22 @@ void pool_rows(const PoolCall& call) {
       kGrain / std::min(kGrain, piece * std::min(kGrain, cells)),
       [&](int64_t begin, int64_t end) {
         Pool<typename OrderOf<T>::type, Index, kNarrow> pool(call);
+        const int64_t slice = begin / pieces / height.in;
+        int64_t y = begin / pieces % height.in;
+        int64_t outer = slice / depth.in, z = slice % depth.in, x = begin % pieces * kMostWindows;
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t row = i / pieces, slice = row / height.in, x = i % pieces * kMostWindows;
-          pool.row(
-              slice / depth.in,
-              slice % depth.in,
-              row % height.in,
-              x,
-              std::min(width.in, x + kMostWindows));
+          pool.row(outer, z, y, x, std::min(width.in, x + kMostWindows));
+          x += kMostWindows;
+          if (x >= width.in) {
+            x = 0;
+            if (++y == height.in) {
+              y = 0;
+              if (++z == depth.in) {
+                z = 0;
+                ++outer;
+              }
+            }
+          }
         }
       });
 }
