@@ -79,8 +79,8 @@ std::tuple<at::Tensor, at::Tensor> no_cuda_pool(
 
 } // namespace
 
-// `output_size` holds the spatial sizes alone. Both operators check their arguments alike, and for
-// given indices and sizes each is the transpose of the other.
+// `output_size` holds the spatial sizes alone. The first two operators check their arguments alike,
+// and for given indices and sizes each is the transpose of the other.
 TORCH_LIBRARY(maxunpool_cuda, m) {
   m.def(
       "max_unpool(Tensor input, Tensor indices, SymInt[] output_size, SymInt[] kernel_size, "

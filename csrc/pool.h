@@ -69,8 +69,7 @@ void check_pool_window(const PoolWindow<Size>& window) {
         window.kernel_size[d] > 0,
         name,
         ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
-        "got "
-        "kernel_size=",
+        "got kernel_size=",
         window.kernel_size);
     TORCH_CHECK(
         window.dilation[d] > 0,
@@ -87,8 +86,8 @@ void check_pool_window(const PoolWindow<Size>& window) {
         window.padding[d] <= window.kernel_size[d] / 2,
         name,
         ": expected padding of at most half of kernel_size (pad should be at most half of "
-        "effective "
-        "kernel size, pad should be smaller than or equal to half of kernel size) but got padding=",
+        "effective kernel size, pad should be smaller than or equal to half of kernel size) but "
+        "got padding=",
         window.padding,
         ", kernel_size=",
         window.kernel_size,
@@ -257,8 +256,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
         room >= 0,
         name,
         ": expected windows that fit the padded input but got an output size below one: Output "
-        "size "
-        "is too small for input of shape ",
+        "size is too small for input of shape ",
         shape,
         ", kernel_size=",
         window.kernel_size,

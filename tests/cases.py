@@ -32,17 +32,7 @@ MOVABLE = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-POOLED = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)
+POOLED = tuple(dtype for dtype in ARITHMETIC if not dtype.is_complex)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
