@@ -106,7 +106,7 @@ def ours(case: Case, copies: Sequence[Data]) -> Prepared:
 def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     """The ceiling: a copy reads and writes as many bytes as the case's call has use for.
 
-    Two copies where there are two calls. Every byte has been written before: reading memory never
+    As many copies as there are calls. Every byte has been written before: reading memory never
     written to reads one page of zeros.
     """
     calls = model.calls(case)

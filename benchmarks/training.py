@@ -125,13 +125,13 @@ def figure(results: report.Report) -> Figure:
             layers.bar(at, heights, 0.19, color=COLORS[name], label=label)
         names = [layer["name"] for layer in rows[TORCH]["layers"]]
         layers.set_xticks(range(len(names)), names)
-        layers.set(title=f"{dtype}: kept from pool to unpool", ylabel="MiB")
+        layers.set(title=f"{dtype}: what each pool returns", ylabel="MiB")
         layers.legend()
         heights = [row["peak_bytes"] / 2**20 for row in rows.values()]
         drawn_bars = peaks.bar(list(rows), heights, color=[COLORS[name] for name in rows])
         peaks.bar_label(drawn_bars, fmt="%.0f")
         peaks.set(title="peak of a step", ylabel="MiB")
-        peaks.margins(y=0.1)
+        peaks.set_ylim(top=1.1 * max(heights))
     facts, setup = results["facts"], results["training"]
     size = "x".join(map(str, (setup["batch"], 3, *setup["size"])))
     drawn.suptitle(f"SegNet, {size}: {facts['device']}, PyTorch {facts['torch']}")

@@ -18,10 +18,14 @@ from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 # Of one, two and three dimensions.
-_POOLS: Sequence[type] = (MaxPool1d, MaxPool2d, MaxPool3d)
-_THEIR_POOLS: Sequence[type] = (torch.nn.MaxPool1d, torch.nn.MaxPool2d, torch.nn.MaxPool3d)
-_UNPOOLS: Sequence[type] = (MaxUnpool1d, MaxUnpool2d, MaxUnpool3d)
-_THEIR_UNPOOLS: Sequence[type] = (torch.nn.MaxUnpool1d, torch.nn.MaxUnpool2d, torch.nn.MaxUnpool3d)
+_POOLS: tuple[type, ...] = (MaxPool1d, MaxPool2d, MaxPool3d)
+_THEIR_POOLS: tuple[type, ...] = (torch.nn.MaxPool1d, torch.nn.MaxPool2d, torch.nn.MaxPool3d)
+_UNPOOLS: tuple[type, ...] = (MaxUnpool1d, MaxUnpool2d, MaxUnpool3d)
+_THEIR_UNPOOLS: tuple[type, ...] = (
+    torch.nn.MaxUnpool1d,
+    torch.nn.MaxUnpool2d,
+    torch.nn.MaxUnpool3d,
+)
 
 
 def _check_model(name: str, model: object) -> None:
@@ -113,22 +117,30 @@ def replace_max_pooling(
     _check_model("replace_max_pooling", model)
     check_index_dtype("replace_max_pooling", index_dtype)
     replace_max_unpool(model)
+    unpools = [module for module in model.modules() if isinstance(module, _THEIR_UNPOOLS)]
     reasons = {}
     for name, module in model.named_modules():
         pool: Any = module
         if type(pool) in _THEIR_POOLS:
             pool.__class__ = _POOLS[_THEIR_POOLS.index(type(pool))]
-        if type(pool) in _POOLS and pool.return_indices and pool.index_dtype != index_dtype:
-            reason = _why_not(model, pool, index_dtype)
-            if reason is None:
-                pool.index_dtype = index_dtype
-            else:
-                reasons[name] = reason
+        if not isinstance(module, _THEIR_POOLS) or not pool.return_indices:
+            continue
+        if getattr(pool, "index_dtype", torch.int64) == index_dtype:
+            continue
+        reason = _why_not(pool, unpools, index_dtype)
+        if reason is None:
+            pool.index_dtype = index_dtype
+        else:
+            reasons[name] = reason
     return reasons
 
 
-def _why_not(model: torch.nn.Module, pool: Any, index_dtype: torch.dtype) -> str | None:
+def _why_not(
+    pool: Any, all_unpools: Sequence[torch.nn.Module], index_dtype: torch.dtype
+) -> str | None:
     """What keeps ``pool`` from handing out ``index_dtype``, if anything."""
+    if type(pool) not in _POOLS:
+        return f"{type(pool).__name__}, a subclass, is left alone"
     if index_dtype == torch.int64:
         return None
     dims = 1 + _POOLS.index(type(pool))
@@ -140,7 +152,7 @@ def _why_not(model: torch.nn.Module, pool: Any, index_dtype: torch.dtype) -> str
         if not bytes_do((), dilation):
             return f"dilation {dilation} is not 1"
     ours, theirs = _UNPOOLS[dims - 1], _THEIR_UNPOOLS[dims - 1]
-    unpools = [module for module in model.modules() if isinstance(module, theirs)]
+    unpools = [unpool for unpool in all_unpools if isinstance(unpool, theirs)]
     for unpool in unpools:
         if type(unpool) is not ours:
             return f"{type(unpool).__name__}, a subclass of {ours.__name__}, may want int64 indices"

@@ -14,6 +14,8 @@ from . import _ops
 from ._geometry import IntOrInts, Ints, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
+# What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
+Pooled = Any
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 
 
@@ -111,7 +113,8 @@ def max_unpool1d(
 
     Args:
         input: ``(N, C, L_in)`` or ``(C, L_in)``.
-        indices: as ``input``; flat positions in the output's ``L_out``.
+        indices: as ``input``; flat positions in the output's ``L_out``, or uint8 offsets in the
+            windows.
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
@@ -207,7 +210,8 @@ def max_unpool3d(
 
     Args:
         input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
-        indices: as ``input``; flat positions in the output's ``(D_out, H_out, W_out)``.
+        indices: as ``input``; flat positions in the output's ``(D_out, H_out, W_out)``, or uint8
+            offsets in the windows.
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
@@ -226,10 +230,6 @@ def max_unpool3d(
     return _max_unpool(
         max_unpool3d, 3, input, indices, kernel_size, stride, padding, output_size, reduce
     )
-
-
-# What the pooling functions return, as their return_indices says; Any, as torch.nn has it.
-Pooled = Any
 
 
 def _smallest_index_dtype(input: Tensor, kernel_size: Ints, dilation: Ints) -> torch.dtype:

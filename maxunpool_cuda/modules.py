@@ -23,7 +23,16 @@ from .functional import (
 )
 
 
-class _MaxUnpool(torch.nn.modules.pooling._MaxUnpoolNd):
+class _NotScriptable:
+    def __prepare_scriptable__(self) -> None:
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name}: expected torch.compile, torch.export or torch.jit.trace but got "
+            "torch.jit.script, which it does not support"
+        )
+
+
+class _MaxUnpool(_NotScriptable, torch.nn.modules.pooling._MaxUnpoolNd):
     """What the three modules share; the torch.nn class each derives from makes the tuples."""
 
     _function: Callable[..., Tensor]
@@ -49,13 +58,6 @@ class _MaxUnpool(torch.nn.modules.pooling._MaxUnpoolNd):
     ) -> Tensor:
         window = (self.kernel_size, self.stride, self.padding)
         return self._function(input, indices, *window, output_size, reduce=self.reduce)
-
-    def __prepare_scriptable__(self) -> None:
-        name = type(self).__name__
-        raise NotImplementedError(
-            f"{name}: expected torch.compile, torch.export or torch.jit.trace but got "
-            "torch.jit.script, which it does not support"
-        )
 
     def extra_repr(self) -> str:
         inherited = super().extra_repr()
@@ -126,7 +128,7 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
     _function = staticmethod(max_unpool3d)
 
 
-class _MaxPool(torch.nn.modules.pooling._MaxPoolNd):
+class _MaxPool(_NotScriptable, torch.nn.modules.pooling._MaxPoolNd):
     """What the three modules share."""
 
     _function: Callable[..., Pooled]
@@ -162,8 +164,6 @@ class _MaxPool(torch.nn.modules.pooling._MaxPoolNd):
             self.return_indices,
             index_dtype=self.index_dtype,
         )
-
-    __prepare_scriptable__ = _MaxUnpool.__prepare_scriptable__
 
     def extra_repr(self) -> str:
         inherited = super().extra_repr()

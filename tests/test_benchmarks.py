@@ -19,7 +19,17 @@ for package in ("matplotlib", "rich"):
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
-from benchmarks import cases, contenders, data, model, plot, report, runner  # noqa: E402
+from benchmarks import (  # noqa: E402
+    cases,
+    contenders,
+    data,
+    model,
+    plot,
+    report,
+    runner,
+    segnet,
+    training,
+)
 from benchmarks.cases import CASES, Case  # noqa: E402
 from benchmarks.timing import Budget, CpuClock, interleave  # noqa: E402
 
@@ -241,6 +251,21 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert "| tiny | forward | 1 |" in table
     assert "| sweep | forward | 2 |" in table
     assert "| unpooling, all but the sweep | both | 1 |" in table
+
+
+def test_memory_of_a_training_step(tmp_path: Path) -> None:
+    """Indices take eight, four bytes and one; the results are no times that others would load."""
+    json_path, picture = training.run("cpu", tmp_path, training.Setup(1, (32, 64)))
+    rows = json.loads(json_path.read_text())["rows"]
+    assert len(rows) == len(training.DTYPES) * len(training.INDEX_DTYPES)
+    cells = sum(width * (32 * 64) // 4**stage for stage, width in enumerate(segnet.WIDTHS, 1))
+    for row in rows:
+        itemsize = {training.TORCH: 8, "int32": 4, "uint8": 1}[row["contender"]]
+        assert sum(layer["indices"] for layer in row["layers"]) == cells * itemsize
+        values = sum(layer["values"] for layer in row["layers"])
+        assert values == cells * (4 if row["dtype"] == "float32" else 2)
+    assert picture.stat().st_size > 10_000
+    assert report.load_all(tmp_path) == []
 
 
 def test_torch_compile() -> None:

@@ -225,7 +225,8 @@ def test_an_unpool_of_the_same_rank_is_asked_for(dims: int) -> None:
 
 def test_subclasses_of_pools_are_left_alone() -> None:
     model = nn.Sequential(OwnPool(2, return_indices=True), nn.MaxUnpool2d(2))
-    assert replace_max_pooling(model) == {}
+    assert replace_max_pooling(model) == {"0": "OwnPool, a subclass, is left alone"}
+    assert replace_max_pooling(model, torch.int64) == {}
     assert type(model[0]) is OwnPool
     assert model[0](torch.rand(1, 2, 2))[1].dtype == torch.int64
 
