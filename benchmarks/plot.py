@@ -106,9 +106,9 @@ def sweep(report: Report) -> Figure | None:
 def save(report: Report, stem: Path) -> list[Path]:
     """Write the plots there are, beside the JSON; return their paths."""
     written = []
-    for name, figure in (("fractions", fractions(report)), ("sweep", sweep(report))):
+    for name, figure, dpi in (("fractions", fractions(report), 80), ("sweep", sweep(report), 120)):
         if figure is not None:
             path = stem.with_name(f"{stem.name}-{name}.png")
-            figure.savefig(path, dpi=120)
+            figure.savefig(path, dpi=dpi)
             written.append(path)
     return written
