@@ -308,6 +308,12 @@ class Pool {
     lanes_ = width.stride > kMostStep || reach >= kMostDealt / 2
                  ? 0
                  : std::min(kMostLanes, (kMostDealt - reach) / width.stride / kBlock * kBlock);
+    if (lanes_ > 0) { // neighbours beyond those there are compare anything, but something
+      const int64_t most = (std::min(lanes_, width.in) + kBlock - 1) / kBlock * kBlock;
+      const int64_t rows = std::min(depth.kernel, kMostDealt) * std::min(height.kernel, kMostDealt);
+      const int64_t dealt = (most + reach / width.stride) * width.stride * rows;
+      std::fill_n(dealt_, std::min(kMostDealt, dealt), Element{});
+    }
   }
 
   // Windows [first, end) of row (z, y) of pooled slab `outer`.
@@ -406,7 +412,7 @@ class Pool {
         const int64_t row =
             (zs.start + z * dilation_[0]) * step_[0] + (ys.start + y * dilation_[1]) * step_[1];
         Element* piles = dealt_ + dealt;
-        deal_row(slab + row, xs.start, room * width.stride, piles, room);
+        deal_row(slab + row, xs.start, (count - 1) * width.stride + reach + 1, piles, room);
         dealt += room * width.stride;
         for (int64_t k = 0; k < width.kernel; ++k) {
           if (cells_.count == kMostCells) {
