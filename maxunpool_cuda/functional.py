@@ -414,7 +414,8 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        NotImplementedError: the dtype does not compare, or the device has no kernels.
+        NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
+            is asked for where dilation leaves a window without an element of the input.
 
     Example:
         >>> import torch

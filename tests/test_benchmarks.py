@@ -254,7 +254,7 @@ def test_end_to_end(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_training_step(tmp_path: Path) -> None:
-    """Indices take eight, four bytes and one; the results are no times that others would load."""
+    """Indices take eight, four bytes and one; the report is not taken for one of times."""
     json_path, picture = training.run("cpu", tmp_path, training.Setup(1, (32, 64)))
     rows = json.loads(json_path.read_text())["rows"]
     assert len(rows) == len(training.DTYPES) * len(training.INDEX_DTYPES)

@@ -474,7 +474,7 @@ struct FindTargets<uint8_t> {
       return false;
     }
     find_targets(windows, run, indices, targets);
-    // Not so of elements behind the run; and windows may be clipped.
+    // That leaves out the elements behind the run, and does not know of clipped windows.
     const int64_t inner = windows.geometry().inner;
     bool in_plane = true;
     offsets.for_each_row<false>(

@@ -10,7 +10,7 @@
 
 namespace maxunpool_cuda {
 
-// CellRange [first, end) of a slab, or of an axis.
+// Cells [first, end) of a slab, or of an axis.
 struct CellRange {
   int64_t first, end;
 
@@ -131,8 +131,8 @@ class WindowOffsets {
     CellRange whole_; // whose windows the output holds entirely
   };
 
-  // Calls visit(row, cells) for rows, or parts of them, that together are the cells, which are not
-  // none; in order or in reverse.
+  // Calls visit(row, cells) for the rows, or parts of them, that the cells make up, in order or in
+  // reverse. There is at least one cell.
   template <bool kReverse, class Visit>
   void for_each_row(const CellRange& cells, const Visit& visit) const {
     const auto& [depth, height, width] = geometry_.axis;
