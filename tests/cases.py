@@ -301,9 +301,7 @@ class Window:
     @property
     def has_empty_window(self) -> bool:
         """Whether dilation steps over the input somewhere: such a pool has no derivative."""
-        axes = zip(
-            self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-        )
+        axes = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return any(
             not any(0 <= p * s - pad + at * d < n for at in range(k))
             for n, k, s, pad, d in axes

@@ -228,6 +228,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path) -> None:
     out = run(
         *("--device", "cpu", "--quick", "--seconds", "0", "--output", str(tmp_path)),
@@ -253,6 +254,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert "| unpooling, all but the sweep | both | 1 |" in table
 
 
+@pytest.mark.slow
 def test_memory_of_a_training_step(tmp_path: Path) -> None:
     """Indices take eight, four bytes and one; the report is not taken for one of times."""
     json_path, picture = training.run("cpu", tmp_path, training.Setup(1, (32, 64)))
@@ -268,6 +270,7 @@ def test_memory_of_a_training_step(tmp_path: Path) -> None:
     assert report.load_all(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_torch_compile() -> None:
     case = dataclasses.replace(shrunk(CASES[0]), direction="both")
     results = runner.run(case, "cpu", [contenders.COMPILED], ONCE)["results"]

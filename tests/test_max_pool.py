@@ -254,6 +254,7 @@ def test_empty_batch(device: str, index_dtype: torch.dtype) -> None:
     assert indices.dtype == index_dtype
 
 
+@pytest.mark.slow
 def test_more_than_two_to_the_31_positions(device: str) -> None:
     x = torch.zeros(1, 1, 2**31 + 64, dtype=torch.uint8, device=device)
     x[..., -3:] = 1
@@ -290,9 +291,7 @@ def distinct(shape: tuple[int, ...], device: str) -> Tensor:
 def test_gradients(device: str, index_dtype: torch.dtype, rng: random.Random) -> None:
     overlapping = Window((4, 5), (3, 3), (1, 2), (1, 1), (1, 1), False)
     drawn = (random_window(rng, longest=4, most_cells=20) for _ in itertools.count())
-    fitting = (
-        w for w in drawn if index_dtype in w.index_dtypes() and not w.has_empty_window
-    )
+    fitting = (w for w in drawn if index_dtype in w.index_dtypes() and not w.has_empty_window)
     for window in (overlapping, *itertools.islice(fitting, some(8))):
         x = distinct((2, 1, *window.sizes), device).requires_grad_()
 
