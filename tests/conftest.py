@@ -13,6 +13,7 @@ import torch
 # Of all random inputs: the same from run to run, unless another is asked for, or a fresh one.
 DRAWN = os.environ.get("MAXUNPOOL_SEED", "0")
 SEED = secrets.randbelow(2**31) if DRAWN == "fresh" else int(DRAWN)
+os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for processes that share the work
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,16 +39,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(slow)]
 
 
+def numbers_for(node: pytest.Item, what: str = "") -> random.Random:
+    """Of one test, so that it fails alike when run alone."""
+    name, *_ = node.nodeid.split("@")  # at which pytest-xdist writes the group
+    return random.Random(f"{SEED} {name}{what}")
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers of the test's own, so that it fails alike when run alone."""
-    return random.Random(f"{SEED} {request.node.nodeid}")
+    """Random numbers of the test's own."""
+    return numbers_for(request.node)
 
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
-    """The generators that everybody shares: theirs, too, are the test's own."""
-    seed = random.Random(f"{SEED} {request.node.nodeid} shared").getrandbits(32)
+    """What the generators that everybody shares give is the test's own as well."""
+    seed = numbers_for(request.node, " shared").getrandbits(32)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -124,6 +124,7 @@ def test_byte_indices_are_offsets_in_the_window() -> None:
     assert torch.equal(data.positions(case, offsets), positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
 def test_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone's result is as defined; one element that is not is found; a failure is a reason."""
@@ -278,6 +279,7 @@ def test_torch_compile() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
 def test_cuda(case: Case) -> None:
     peers = [contenders.TORCH, contenders.TRITON]

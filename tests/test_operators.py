@@ -171,6 +171,7 @@ def test_windows_shared_by_distant_elements(
                 check(Case(geometry, "last", *tensors), device)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
 @pytest.mark.parametrize(
     "pooled", [(64, 256, 256), (16, 512, 512), (2048, 40, 50), (8, 4096, 8, 16)], ids=str
