@@ -1,9 +1,11 @@
-"""The random tests, once for each of many fresh seeds: python tests/soak.py SEEDS [for pytest].
+"""The random tests, with one fresh seed after another: python tests/soak.py SEEDS [for pytest].
 
-The first round runs every test and sees which of them draw random numbers; the others run those
-alone. Whatever fails is shown with what repeats it.
+The first round runs every test, sees which of them draw random numbers, and takes their time. The
+others run those alone: all that are quick, and the slower ones in turn. Whatever fails is shown
+with what repeats it.
 """
 
+import math
 import os
 import random
 import secrets
@@ -17,6 +19,13 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent
+SHARE = 0.1  # seconds of a round that one test may take on average
+LONGEST_TURN = 10  # rounds
+
+
+def seconds() -> float:
+    """Of this process and its children, whatever else the machine does."""
+    return sum(os.times()[:4])
 
 
 def shared_generators() -> tuple[object, ...]:
@@ -28,24 +37,31 @@ def shared_generators() -> tuple[object, ...]:
 class Round:
     """A plugin for one seed."""
 
-    def __init__(self, chosen: set[str] | None) -> None:
-        self.chosen = chosen  # None: all
-        self.random: set[str] = set()
+    def __init__(self, number: int, turns: dict[str, int] | None) -> None:
+        self.number = number
+        self.turns = turns  # a test's is every so many rounds; None: all of them
+        self.drawn: dict[str, int] = {}  # the turns of those that drew
         self.failures: dict[str, str] = {}
         self.passed = 0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self.chosen is not None:
-            items[:] = [item for item in items if item.nodeid in self.chosen]
+        if self.turns is not None:
+            known = [(item, self.turns.get(item.nodeid)) for item in items]
+            items[:] = [
+                item
+                for at, (item, turn) in enumerate(known)
+                if turn and (self.number + at) % turn == 0
+            ]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        before = shared_generators()
+        before, start = shared_generators(), seconds()
         try:
             return (yield)
         finally:
             if "rng" in item.fixturenames or shared_generators() != before:
-                self.random.add(item.nodeid)
+                turn = math.ceil((seconds() - start) / SHARE)
+                self.drawn[item.nodeid] = min(max(turn, 1), LONGEST_TURN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -62,14 +78,14 @@ def main() -> None:
     count, *arguments = sys.argv[1:]
     if not any((TESTS.parent / a.split("::")[0]).exists() or Path(a).exists() for a in arguments):
         arguments.append(str(TESTS))
-    chosen, failed = None, 0
+    turns, failed = None, 0
     for number in range(1, int(count) + 1):
         seed = str(secrets.randbelow(2**31))
         os.environ["MAXUNPOOL_SEED"] = seed
-        start, this = time.monotonic(), Round(chosen)
+        start, this = time.monotonic(), Round(number, turns)
         quiet = ("-o", "addopts=", "-p", "no:terminal", "-p", "no:cacheprovider")
         pytest.main([*quiet, *arguments], [this])
-        chosen = this.random if chosen is None else chosen
+        turns = this.drawn if turns is None else turns
         failed += bool(this.failures) or not this.passed
         print(
             f"{number} of {count}, seed {seed}: {this.passed} passed, {len(this.failures)} failed "
