@@ -211,6 +211,7 @@ def distributed_worker(rank: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = RoundTrip(torch.uint8), whole_numbers(4, 1, 8, 8)

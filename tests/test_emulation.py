@@ -5,6 +5,7 @@ stand-in for CUDA's language (emulation/), one build per sanitizer, and run one 
 thread. The results must equal the reference bit for bit, and the sanitizers must be silent.
 """
 
+import fcntl
 import math
 import os
 import random
@@ -40,7 +41,6 @@ from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-pytestmark = pytest.mark.xdist_group("emulation")  # compiled once
 SANITIZERS = {"memory": "address,undefined", "threads": "thread"}
 REDUCES = ("last", "sum", "mean")
 TYPES = {  # c10::ScalarType
@@ -61,14 +61,20 @@ TYPES = {  # c10::ScalarType
 
 def build(sanitizer: str, name: str = "emulator") -> Path:
     """An emulator, built once for as long as its sources do not change."""
+    folder = ROOT / "build" / "emulation"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}-{sanitizer}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building it
+        return built(folder / f"{name}-{sanitizer}-{torch.__version__}", sanitizer, name)
+
+
+def built(program: Path, sanitizer: str, name: str) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
     sources = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.cuh"), *HERE.glob("emulation/*")]
-    program = ROOT / "build" / "emulation" / f"{name}-{sanitizer}-{torch.__version__}"
     if program.exists() and program.stat().st_mtime > max(s.stat().st_mtime for s in sources):
         return program
-    program.parent.mkdir(parents=True, exist_ok=True)
     library = Path(torch.__file__).parent / "lib"
     subprocess.run(
         [
