@@ -8,9 +8,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/MemoryFormat.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/util/string_view.h>
 
+#include <cstdint>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace maxunpool_cuda {
@@ -25,19 +28,47 @@ struct Call {
   at::Tensor result; // output, or grad_input
 };
 
-// The layout of the result: that of the values where they are dense, else that of the indices, else
-// contiguous. Only batched tensors of rank 2 and 3 have a channels-last layout.
+// The layout in which a call is computed, and of its result: the one that the values' strides suggest,
+// dense or not; where these tell nothing (an expanded gradient), the indices'; else contiguous. As for
+// PyTorch's pooling, a channels-last layout takes a batch, or a volume, which counts as a batch of one.
 inline at::MemoryFormat layout_of(
     const at::Tensor& values, const at::Tensor& indices, size_t rank) {
-  if (rank >= 2 && values.dim() == static_cast<int64_t>(rank) + 2) {
+  const auto dims = static_cast<int64_t>(rank) + 2;
+  if (rank >= 2 && values.dim() >= (rank == 3 ? dims - 1 : dims)) {
     for (const at::Tensor* tensor : {&values, &indices}) {
-      const at::MemoryFormat format = tensor->suggest_memory_format();
-      if (tensor->is_contiguous(format)) {
+      const at::MemoryFormat format =
+          (tensor->dim() == dims ? *tensor : tensor->unsqueeze(0)).suggest_memory_format();
+      if (format != at::MemoryFormat::Contiguous || tensor->is_contiguous_or_false(format)) {
         return format;
       }
     }
   }
   return at::MemoryFormat::Contiguous;
+}
+
+// An unbatched volume in channels-last, which PyTorch has no word for.
+inline bool lacks_batch(int64_t dims, at::MemoryFormat layout) {
+  return dims == 4 && layout == at::MemoryFormat::ChannelsLast3d;
+}
+
+inline at::Tensor in_layout(const at::Tensor& tensor, at::MemoryFormat layout) {
+  return lacks_batch(tensor.dim(), layout) ? tensor.unsqueeze(0).contiguous(layout).squeeze(0)
+                                           : tensor.contiguous(layout);
+}
+
+template <class Size>
+at::Tensor empty_in_layout(
+    const std::vector<Size>& sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
+  if (lacks_batch(static_cast<int64_t>(sizes.size()), layout)) {
+    std::vector<Size> batch{1};
+    batch.insert(batch.end(), sizes.begin(), sizes.end());
+    return empty_in_layout(batch, options, layout).squeeze(0);
+  }
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return at::empty(sizes, options, layout);
+  } else {
+    return at::empty_symint(sizes, options, layout);
+  }
 }
 
 inline Geometry<int64_t> make_geometry(
@@ -84,9 +115,9 @@ at::Tensor run(
   const Call call{
       make_geometry(window, pooled, unpooled, layout),
       parsed,
-      values.contiguous(layout),
-      indices.contiguous(layout),
-      at::empty(kForward ? at::IntArrayRef(unpooled) : pooled, values.options(), layout)};
+      in_layout(values, layout),
+      in_layout(indices, layout),
+      empty_in_layout(kForward ? unpooled : pooled.vec(), values.options(), layout)};
   if (call.result.numel() > 0) {
     kernel(call);
   }

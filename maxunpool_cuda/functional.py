@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
-from ._geometry import IntOrInts, Ints, ints, per_dim, spatial_output_size
+from ._geometry import IntOrInts, Ints, in_tuple, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
@@ -118,7 +118,7 @@ def max_unpool1d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(L_out,)``, or with the leading sizes of the input before it.
+        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are ignored.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -170,8 +170,8 @@ def max_unpool2d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(H_out, W_out)``, or with the leading sizes of the input before them; within
-            a stride of the default.
+        output_size: ``(H_out, W_out)``, within a stride of the default; or with two sizes before
+            them (for an unbatched input, or with one), which are ignored, as torch.nn ignores them.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -215,7 +215,8 @@ def max_unpool3d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(D_out, H_out, W_out)``, or with the leading sizes of the input before them.
+        output_size: ``(D_out, H_out, W_out)``, or with two sizes before them (unbatched: or one),
+            which are ignored.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -245,7 +246,7 @@ def _smallest_index_dtype(input: Tensor, kernel_size: Ints, dilation: Ints) -> t
 
 def _pool_per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     """As :func:`per_dim`, with torch.nn's rules for pooling: one int in a sequence does for all."""
-    result = ints(name, argument, value if isinstance(value, Iterable) else (value,))
+    result = ints(name, argument, in_tuple(value))
     if len(result) not in (1, dims):
         raise RuntimeError(
             f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
@@ -300,6 +301,10 @@ def _max_pool(
     name = f"max_pool{dims}d"
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    if input.layout != torch.strided or input.is_quantized:  # which our kernels do not read
+        theirs = getattr(torch.nn.functional, name)
+        window = (kernel_size, stride, padding, dilation, ceil_mode)
+        return theirs(input, *window, return_indices)
     if not isinstance(ceil_mode, bool):
         raise TypeError(
             f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
