@@ -278,7 +278,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
 struct PoolCall {
   Geometry<int64_t> geometry;
   int64_t dilation[Geometry<int64_t>::kAxes];
-  at::Tensor input;
+  const at::Tensor& input;
   at::Tensor values;
   at::Tensor indices;
 };
@@ -296,10 +296,11 @@ std::tuple<at::Tensor, at::Tensor> run_pool(
   const PoolWindow<int64_t> window{kernel_size, stride, padding, dilation, ceil_mode, index_dtype};
   const std::vector<int64_t> pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
+  const auto dense_input = in_layout(input, layout);
   PoolCall call{
       make_geometry({{}, kernel_size, stride, padding}, pooled, input.sizes(), layout),
       {1, 1, 1},
-      in_layout(input, layout),
+      *dense_input,
       empty_in_layout(pooled, input.options(), layout),
       empty_in_layout(pooled, input.options().dtype(index_dtype), layout)};
   std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());

@@ -223,16 +223,60 @@ def test_threads_do_not_matter(rng: random.Random) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_channels_last_stays(device: str, dims: int) -> None:
+def layout(tensor: Tensor, dims: int) -> str:
+    """As a batch: contiguous, channels_last, or neither."""
+    batch = tensor if tensor.dim() == dims + 2 else tensor[None]
+    if batch.is_contiguous():
+        return "contiguous"
     format = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = torch.rand(2, 5, *[4] * dims, device=device)
-    for result in _ops.max_pool(
-        x.contiguous(memory_format=format), *[(2,) * dims] * 2, (0,) * dims, (1,) * dims, False, 4
-    ):
-        assert result.is_contiguous(memory_format=format)
-    for result in FUNCTIONS[dims - 1](x, 2, return_indices=True):
-        assert result.is_contiguous()
+    return "channels_last" if batch.is_contiguous(memory_format=format) else "neither"
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x,
+    "some channels": lambda x: x[:, ::2],
+    "a chunk of channels": lambda x: x.chunk(2, 1)[1],
+    "a crop": lambda x: x[..., 1:8, 1:],
+    "some images": lambda x: x[::2],
+    "one channel": lambda x: x[:, :1],
+    "transposed": lambda x: x.transpose(-1, -2),
+    "without a batch": lambda x: x[0],
+    "some channels without a batch": lambda x: x[0, ::2],
+    "expanded": lambda x: x[:, :1, ..., :1, :1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_layout_is_the_one_that_strides_suggest(
+    device: str, dims: int, channels_last: bool, part: str
+) -> None:
+    """Of values, indices and gradients, of pooling and of unpooling, and torch.nn's of pooling."""
+    x = torch.rand(4, 8, *[8] * dims, device=device)
+    x = PARTS[part](laid_out(x, "channels_last" if channels_last else "contiguous", dims)).detach()
+    expected = TORCH[dims - 1](x, 2, return_indices=True)
+    kept = layout(expected[0], dims)
+    # One dense tensor in another layout, of which PyTorch's volumes are copied.
+    if channels_last and dims == 3 and part == "some channels without a batch":
+        kept = "channels_last"
+    dense = not channels_last or part in ("one channel", "transposed", "expanded")
+    flat_image = dims == 2 and "without a batch" in part
+    assert kept == ("contiguous" if dense or flat_image else "channels_last")
+    for dtype in INDEX_DTYPES:
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        for input in (x, leaf) if leaf.stride() == x.stride() else (x,):
+            values, indices = FUNCTIONS[dims - 1](
+                input, 2, return_indices=True, index_dtype=dtype
+            )
+            output = UNPOOL[dims - 1](values, indices, 2, output_size=x.shape[-dims:])
+            assert [layout(t, dims) for t in (values, indices, output)] == [kept] * 3
+            assert same(values.detach(), expected[0])
+        if output.requires_grad:
+            (grad,) = torch.autograd.grad(output, leaf, torch.rand_like(output))
+            assert layout(grad, dims) == kept
+    compiled = torch.compile(FUNCTIONS[dims - 1], backend="aot_eager", fullgraph=True)
+    assert compiled(x, 2).stride() == values.stride()
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
@@ -495,7 +539,7 @@ def test_export_with_dynamic_sizes(index_dtype: torch.dtype, strict: bool) -> No
 # what follows the input, as torch.nn takes it; the input, of a batch, three channels and as many
 # dimensions as pooled
 WRONG: dict[str, tuple[Callable[[Callable, Tensor], object], str]] = {
-    "kernel of zero": (lambda pool, x: pool(x, 0), "stride should not be zero"),
+    "kernel of zero": (lambda pool, x: pool(x, 0), "kernel size should be greater than zero"),
     "negative kernel": (lambda pool, x: pool(x, -1, 1), "kernel size should be greater than zero"),
     "stride of zero": (lambda pool, x: pool(x, 2, 0), "stride should not be zero"),
     "negative stride": (lambda pool, x: pool(x, 2, -1), "stride should be greater than zero"),
@@ -526,7 +570,8 @@ def test_errors_are_torchs(kind: str, dims: int) -> None:
     with pytest.raises(theirs.type, match=rf"^max_pool{dims}d: expected .* but got") as ours:
         call(FUNCTIONS[dims - 1], x)
     assert phrase in str(ours.value)
-    if kind not in ("kernel of four", "negative kernel"):  # for which theirs depend on the rank
+    # For a kernel theirs depend on the rank, or are about the stride.
+    if kind not in ("kernel of four", "kernel of zero", "negative kernel"):
         assert phrase in str(theirs.value)
 
 
@@ -655,6 +700,8 @@ def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPa
         (3, None),
         (3, torch.Size([])),
         (torch.Size([3, 2]), torch.Size([2])),
+        (torch.tensor(3), torch.tensor(2), torch.tensor(1), torch.tensor(1)),
+        (torch.tensor([3]), (torch.tensor(2), 1)),
         (np.int64(3), np.int32(2), np.uint8(1)),
         ((np.int64(3), 2), [2, np.int16(1)]),
         (3, 2, 1, 2),
@@ -668,6 +715,7 @@ def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPa
         (3, 2, 1, ()),
         ((3, 3, 3),),
         (3.0,),
+        (torch.tensor(3.0),),
         ("3",),
         (None,),
         (-3,),
