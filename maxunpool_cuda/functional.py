@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _ops
+from . import _ops, _sharding
 from ._geometry import IntOrInts, Ints, in_tuple, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
@@ -96,6 +96,7 @@ def _max_unpool(
             "offsets in the window (int32 ones are not), but got "
             f"kernel_size={list(kernel)}"
         )
+    _sharding.register()
     return _ops.max_unpool(input, indices, sizes, kernel, steps, padded, reduce)
 
 
@@ -320,6 +321,7 @@ def _max_pool(
         _pool_per_dim(name, "dilation", dilation, dims),
     )
     kernel, _, _, spread = window
+    _sharding.register()
     if return_indices:
         # As in _max_unpool.
         if (

@@ -1,8 +1,7 @@
-"""What surrounds an operator: autocast, tracing, copies, threads, processes, tensor subclasses."""
+"""What surrounds an operator: autocast, tracing, copies, threads, tensor subclasses."""
 
 import copy
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
@@ -269,44 +268,6 @@ def test_workers_of_a_data_loader(start: str) -> None:
     loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
     expected = torch.stack([Unpooled()[i] for i in range(6)])
     assert same(torch.cat(list(loader)), expected)
-
-
-def whole_numbers(*shape: int) -> Tensor:
-    return torch.randint(-8, 8, shape).float()
-
-
-def train_step(model: nn.Module, x: Tensor) -> None:
-    # Powers of two: means and sums of whole numbers are exact in any order.
-    model(x).sum().div(len(x)).backward()
-
-
-def distributed_worker(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    model, x = torch.load(f"{folder}/start.pt", weights_only=False)
-    parallel = nn.parallel.DistributedDataParallel(model)
-    train_step(parallel, x[rank::2])
-    if rank == 0:
-        torch.save([p.grad for p in model.parameters()], f"{folder}/gradients.pt")
-    torch.distributed.destroy_process_group()
-    # PyTorch aborts now and then as such a process ends, with torch.nn's unpooling too.
-    os._exit(0)
-
-
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = RoundTrip(torch.uint8), whole_numbers(4, 1, 8, 8)
-    for parameter in model.parameters():
-        parameter.data = whole_numbers(*parameter.shape)
-    torch.save((model, x), tmp_path / "start.pt")
-    torch.multiprocessing.spawn(distributed_worker, (str(tmp_path),), nprocs=2)
-    train_step(model, x)
-    gradients = torch.load(tmp_path / "gradients.pt")
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        assert parameter.grad.any()
-        assert same(parameter.grad, gradient)
 
 
 class Tagged(Tensor):

@@ -221,8 +221,9 @@ def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
     if unbatched:
         x, indices = x[0], indices[0]
+    told = output_size.tolist() if isinstance(output_size, torch.Tensor) else output_size
     try:
-        expected = nn.functional.max_unpool2d(x, indices, 2, output_size=output_size)
+        expected = nn.functional.max_unpool2d(x, indices, 2, output_size=told)
     except (TypeError, ValueError) as error:
         if unbatched and output_size == (3, 5, 7):
             expected = nn.functional.max_unpool2d(x, indices, 2, output_size=(5, 7))
