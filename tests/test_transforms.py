@@ -298,9 +298,7 @@ def test_sizes_that_only_data_tell(dims: int, ceil: bool, index_dtype: torch.dty
         values, indices = pool(
             x, 3, 2, 1, ceil_mode=ceil, return_indices=True, index_dtype=index_dtype
         )
-        sizes = {} if ceil else {"output_size": x.shape}
-        window = (3, 2, 0) if ceil else (3, 2, 1)  # wide enough, where no size is told
-        return pool(x, 2), values, indices, unpool(values, indices % 9, *window, **sizes)
+        return pool(x, 2), values, indices, unpool(values, indices, 3, 2, 1, x.shape)
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
