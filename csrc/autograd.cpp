@@ -189,8 +189,7 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);
   }
   if (backward) {
-    const auto node =
-        make_node<Transpose<false>>(
+    const auto node = make_node<Transpose<false>>(
         "MaxPoolBackward", indices, sizes, extent, stride, padding, "sum");
     node->set_next_edges(torch::autograd::collect_next_edges(input));
     torch::autograd::set_history(values, node);

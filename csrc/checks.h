@@ -31,14 +31,16 @@ c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
   }
 }
 
-// Whether a condition on sizes is met. One on a size that a trace leaves open, for only data will tell
-// it, is taken to be: the call itself, which has the data, asks again.
+// Whether a condition on sizes is met. One on a size that a trace leaves open, for only data will
+// tell it, is taken to be: the call itself, which has the data, asks again.
 template <class Condition>
 bool holds(const Condition& condition) {
   return TORCH_GUARD_OR_TRUE(condition);
 }
 
-inline int64_t smaller(int64_t a, int64_t b) { return std::min(a, b); }
+inline int64_t smaller(int64_t a, int64_t b) {
+  return std::min(a, b);
+}
 inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
   // A comparison says less, in the graph, than the minimum of sizes that it need not name.
   return a.has_hint() && b.has_hint() ? (a <= b ? a : b) : a.min(b);

@@ -1,6 +1,6 @@
-// What PyTorch calls a Node, alike in every release that is supported: who owns it, and what compiled
-// autograd asks of it. A node of ours guards its saved variables by Node::mutex_, for two threads may
-// run backward through one graph: one may release what the other is about to unpack.
+// What PyTorch calls a Node, alike in every release that is supported: who owns it, and what
+// compiled autograd asks of it. A node of ours guards its saved variables by Node::mutex_, for two
+// threads may run backward through one graph: one may release what the other is about to unpack.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +38,8 @@ NodePointer<T> make_node(const Arguments&... arguments) {
   }
 }
 
-// Compiled autograd does not run a node, but writes `function` into the graph that it compiles, under
-// a name of the function's own. Arguments are what `function` takes after the gradients.
+// Compiled autograd does not run a node, but writes `function` into the graph that it compiles,
+// under a name of the function's own. Arguments are what `function` takes after the gradients.
 template <auto function>
 struct InGraph;
 

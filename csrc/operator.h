@@ -29,8 +29,8 @@ struct Call {
   at::Tensor result; // output, or grad_input
 };
 
-// The layout that a tensor's strides suggest, dense or not. Of unbatched tensors only volumes have one,
-// where they are dense as a batch of one: as in PyTorch's pooling.
+// The layout that a tensor's strides suggest, dense or not. Of unbatched tensors only volumes have
+// one, where they are dense as a batch of one: as in PyTorch's pooling.
 inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) {
   if (rank >= 2 && tensor.dim() == static_cast<int64_t>(rank) + 2) {
     return tensor.suggest_memory_format();
@@ -55,8 +55,8 @@ inline bool lacks_batch(int64_t dims, at::MemoryFormat layout) {
   return dims == 4 && layout == at::MemoryFormat::ChannelsLast3d;
 }
 
-// The tensor itself wherever it will do: another owner of a tensor that Python knows takes the GIL, to
-// come and to go.
+// The tensor itself wherever it will do: another owner of a tensor that Python knows takes the GIL,
+// to come and to go.
 inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::MemoryFormat layout) {
   if (!lacks_batch(tensor.dim(), layout)) {
     return tensor.expect_contiguous(layout);

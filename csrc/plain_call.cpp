@@ -67,7 +67,7 @@ Ints plain_ints(PyObject* object, int64_t count) {
 Ints plain_per_dim(PyObject* object, int64_t dims) {
   if (!PyLong_CheckExact(object)) {
     return PyTuple_Check(object) && PyTuple_GET_SIZE(object) == dims ? plain_ints(object, dims)
-                                                                    : Ints{};
+                                                                     : Ints{};
   }
   Ints ints;
   ints.at.fill(plain_int(object));
@@ -81,10 +81,9 @@ const at::Tensor* plain_tensor(PyObject* object) {
     return nullptr;
   }
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  const bool plain = tensor.defined() && tensor.layout() == c10::kStrided &&
-                     !tensor.is_quantized() &&
-                     !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-                     !tensor._fw_grad(0).defined();
+  const bool plain =
+      tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
+      !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor._fw_grad(0).defined();
   return plain ? &tensor : nullptr;
 }
 
@@ -139,9 +138,10 @@ Ints plain_output_size(
   return sizes;
 }
 
-// The result of `call`, which runs without the GIL. Where the interpreter has ended meanwhile, taking
-// the GIL again ends a daemon thread by unwinding its stack, which no destructor lets through: so none
-// takes it, as pybind11::gil_scoped_release's would, and the process ends in peace.
+// The result of `call`, which runs without the GIL. Where the interpreter has ended meanwhile,
+// taking the GIL again ends a daemon thread by unwinding its stack, which no destructor lets
+// through: so none takes it, as pybind11::gil_scoped_release's would, and the process ends in
+// peace.
 template <class Call>
 auto without_gil(const Call& call) {
   PyThreadState* const thread = PyEval_SaveThread();

@@ -84,8 +84,8 @@ def spatial_output_size(
 ) -> Ints:
     """The spatial sizes of the output for an input of ``shape``.
 
-    ``output_size`` holds them alone, or after two sizes, or for an unbatched input one, which may be
-    anything, as for torch.nn. They differ from the default by less than a stride. An input or a
+    ``output_size`` holds them alone, or after two others, or for an unbatched input one, which may
+    be anything, as for torch.nn. They differ from the default by less than a stride. An input or a
     window that makes no sense is left to the operator.
     """
     dims = len(kernel_size)

@@ -119,7 +119,8 @@ def max_unpool1d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are ignored.
+        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are
+            ignored.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -179,9 +180,15 @@ def max_unpool2d(
         ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``.
 
     Raises:
-        RuntimeError: shapes, devices or index dtype do not fit; an index lies outside its output
-            plane (on CUDA: raised by the next call or by :func:`maxunpool_cuda.check_errors`).
-        ValueError: ``output_size`` or ``reduce`` is not one of those allowed.
+        RuntimeError: shapes, devices or index dtype do not fit; a plane is empty; ``kernel_size``
+            or ``stride`` is not positive, ``padding`` is negative, or sizes overflow; an index lies
+            outside its output plane (on CUDA: raised by the next call or by
+            :func:`maxunpool_cuda.check_errors`).
+        ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
+            output, is not given by as many numbers as there are dimensions, or has too many
+            elements for uint8 indices.
+        TypeError: ``input`` or ``indices`` is no tensor; a size or a part of the window is no
+            64-bit int.
         NotImplementedError: the dtype does not add up, or the device has no kernels.
 
     Example:
@@ -302,7 +309,7 @@ def _max_pool(
     name = f"max_pool{dims}d"
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
-    if input.layout != torch.strided or input.is_quantized:  # which our kernels do not read
+    if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
         theirs = getattr(torch.nn.functional, name)
         window = (kernel_size, stride, padding, dilation, ceil_mode)
         return theirs(input, *window, return_indices)
@@ -397,7 +404,8 @@ def max_pool2d(
 ) -> Pooled:
     """Take the largest of each window, as :func:`torch.nn.functional.max_pool2d` does, bit for bit.
 
-    Of equal elements the first is taken, in row-major order, and a NaN before every number.
+    Of equal elements the first is taken, in row-major order, and a NaN before every number: as it
+    is, with its sign and its payload, where PyTorch writes a NaN of its own for some dtypes.
 
     The indices say where. int64 and int32 ones are flat positions in the input plane, and int64
     ones those of PyTorch. uint8 ones take an eighth of the memory: the row-major offset inside the
@@ -405,7 +413,8 @@ def max_pool2d(
 
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
-            integers. A channels_last input gives channels_last results.
+            integers. A channels_last input gives channels_last results. Quantized and mkldnn
+            tensors are left to torch.nn's function.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: cells of minus infinity on both sides; at most half of ``kernel_size``.
@@ -421,6 +430,7 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
+        TypeError: ``input`` is no tensor, a part of the window no 64-bit int, ``ceil_mode`` no bool.
         NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
             is asked for where dilation leaves a window without an element of the input.
 

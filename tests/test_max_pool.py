@@ -263,9 +263,7 @@ def test_the_layout_is_the_one_that_strides_suggest(
     for dtype in INDEX_DTYPES:
         leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
         for input in (x, leaf) if leaf.stride() == x.stride() else (x,):
-            values, indices = FUNCTIONS[dims - 1](
-                input, 2, return_indices=True, index_dtype=dtype
-            )
+            values, indices = FUNCTIONS[dims - 1](input, 2, return_indices=True, index_dtype=dtype)
             output = UNPOOL[dims - 1](values, indices, 2, output_size=x.shape[-dims:])
             assert [layout(t, dims) for t in (values, indices, output)] == [kept] * 3
             assert same(values.detach(), expected[0])

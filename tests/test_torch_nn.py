@@ -228,7 +228,7 @@ def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
         if unbatched and output_size == (3, 5, 7):
             expected = nn.functional.max_unpool2d(x, indices, 2, output_size=(5, 7))
         else:
-            with pytest.raises(type(error), match="^max_unpool2d: expected"):
+            with pytest.raises(type(error), match=r"^max_unpool2d: expected"):
                 F.max_unpool2d(x, indices, 2, output_size=output_size)
             return
     assert same(F.max_unpool2d(x, indices, 2, output_size=output_size), expected)
