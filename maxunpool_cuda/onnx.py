@@ -35,7 +35,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     Needs the package onnxscript.
 
     Example:
-        >>> import torch, maxunpool_cuda.onnx
+        >>> import torch, maxunpool_cuda
         >>> table = maxunpool_cuda.onnx.translation_table()
         >>> # torch.onnx.export(model, inputs, dynamo=True, custom_translation_table=table)
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table

@@ -2,6 +2,9 @@
 
 import io
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,10 +142,13 @@ def run_all(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> list[Tensor]:
 
 
 def evaluator_can(program: torch.onnx.ONNXProgram) -> bool:
-    """Not MaxPool of strides one: it counts the places of a window as if that were the output."""
+    """Not MaxPool of strides one: it counts the places of a window as if that were the output.
+
+    PyTorch's own translation has such a pool, to learn where planes begin.
+    """
     pools = [node.attributes for node in program.model.graph if node.op_type == "MaxPool"]
-    steps = (pool[name].as_ints() for pool in pools for name in ("strides", "dilations"))
-    return not pools or max(map(max, steps)) > 1
+    steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in pools)
+    return all(max(step) > 1 for step in steps)
 
 
 def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
@@ -151,6 +157,23 @@ def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
 
 def operators(program: torch.onnx.ONNXProgram) -> list[str]:
     return [node.op_type for node in program.model.graph]
+
+
+def test_importing_the_package_is_enough() -> None:
+    program = """
+import sys
+import maxunpool_cuda
+assert "onnx" in dir(maxunpool_cuda)
+assert "maxunpool_cuda.onnx" not in sys.modules
+print(len(maxunpool_cuda.onnx.translation_table()))
+try:
+    maxunpool_cuda.tensorrt
+except AttributeError as error:
+    print(error)
+"""
+    root = Path(maxunpool_cuda.__file__).parent.parent
+    printed = subprocess.check_output([sys.executable, "-c", program], cwd=root, text=True)
+    assert printed == "2\nmodule 'maxunpool_cuda' has no attribute 'tensorrt'\n"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
