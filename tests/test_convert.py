@@ -482,7 +482,7 @@ class Functional(nn.Module):
 
 NOTHING = {
     "functional": Functional,
-    "scripted": lambda: torch.jit.script(nn.Sequential(nn.MaxUnpool2d(2))),
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.MaxPool2d(2, return_indices=True))),
     "subclasses": lambda: nn.Sequential(OwnPool(2, return_indices=True), OwnUnpool(2)),
     "plain": lambda: nn.Sequential(nn.MaxPool2d(2)),
 }
