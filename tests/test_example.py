@@ -109,7 +109,7 @@ def test_only_pools_whose_offsets_change_nothing_get_them(
     expected = model(x)
     model.train()
     calls: list[int] = []
-    model.register_forward_hook(lambda *_: calls.append(1))
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
     assert replace_max_pooling(model, example=(x,)) == reasons
     assert len(calls) == 3 + 2
     assert returned_dtypes(model) == {
