@@ -13,7 +13,7 @@ from cases import DEVICES, same
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from maxunpool_cuda import MaxPool2d, MaxUnpool2d, replace_max_pooling
+from maxunpool_cuda import MaxPool2d, MaxUnpool2d, _trial, replace_max_pooling
 
 CHANGES = "uint8 indices change what the model returns"
 
@@ -200,6 +200,42 @@ def test_whatever_the_model_returns(how: str) -> None:
     x = torch.randn(2, 3, 12, 12)
     assert replace_max_pooling(Wrapped(as_is, as_is), example=(x,)) == {}
     assert replace_max_pooling(Wrapped(as_is, Tensor.long), example=(x,)) == {"outer": CHANGES}
+
+
+def test_a_result_that_is_kept_in_a_buffer() -> None:
+    class Kept(Net):
+        def __init__(self, on_outer: Callable[[Tensor], Any]) -> None:
+            super().__init__(as_is, on_outer)
+            self.register_buffer("result", torch.zeros(2, 3, 12, 12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.result.copy_(super().forward(x))
+
+    x = torch.randn(2, 3, 12, 12)
+    assert replace_max_pooling(Kept(as_is), example=x) == {}
+    model = Kept(Tensor.long)
+    assert replace_max_pooling(model, example=x) == {"outer": CHANGES}
+    assert not model.result.any()
+
+
+def test_nans_are_equal_and_zeros_are_not() -> None:
+    bits = torch.tensor([0x7FC00000, 0x7FC00001, 0, -(2**31)], dtype=torch.int32)
+    nan, other_nan, zero, negative_zero = bits.view(torch.float32).split(1)
+    assert _trial.same([torch.cat((nan, zero))], [torch.cat((other_nan, zero))])
+    assert not _trial.same([torch.cat((nan, zero))], [torch.cat((nan, negative_zero))])
+    assert not _trial.same([nan], [zero])
+    assert not _trial.same([zero], [zero.double()])
+    assert not _trial.same([zero], [])
+
+
+def test_each_pool_is_checked_with_those_before_it() -> None:
+    model = Net(as_is, as_is)
+    seen: list[torch.dtype] = []
+    model.on_inner = lambda indices: seen.append(indices.dtype) or indices
+    model.on_outer = lambda indices: indices.long() if seen[-1] == torch.uint8 else indices
+    x = torch.randn(2, 3, 12, 12)
+    assert replace_max_pooling(model, example=x) == {"inner": CHANGES}
+    assert returned_dtypes(model) == {"outer": torch.uint8, "inner": torch.int64}
 
 
 def test_indices_that_leave_the_model_stay_flat() -> None:
