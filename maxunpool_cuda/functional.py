@@ -430,7 +430,8 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        TypeError: ``input`` is no tensor, a part of the window no 64-bit int, ``ceil_mode`` no bool.
+        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a part of the window no 64-bit
+            int.
         NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
             is asked for where dilation leaves a window without an element of the input.
 
