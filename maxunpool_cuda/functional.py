@@ -405,7 +405,7 @@ def max_pool2d(
     """Take the largest of each window, as :func:`torch.nn.functional.max_pool2d` does, bit for bit.
 
     Of equal elements the first is taken, in row-major order, and a NaN before every number: as it
-    is, with its sign and its payload, where PyTorch writes a NaN of its own for some dtypes.
+    is, where PyTorch may write another NaN, for float16 and bfloat16.
 
     The indices say where. int64 and int32 ones are flat positions in the input plane, and int64
     ones those of PyTorch. uint8 ones take an eighth of the memory: the row-major offset inside the

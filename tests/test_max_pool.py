@@ -186,6 +186,28 @@ def test_ties_nan_and_nothing(device: str) -> None:
     assert offsets.tolist() == [[2, 1, *[0] * 19]]
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("dtype", "integer", "bits"),
+    [
+        (torch.float16, torch.int16, (0x7E12, 0x7C12, -0x1EE)),
+        (torch.bfloat16, torch.int16, (0x7FC5, 0x7F85, -0x3B)),
+        (torch.float32, torch.int32, (0x7FC12345, 0x7F812345, -0x3EDCBB)),
+        (torch.float64, torch.int64, (0x7FF8 << 48 | 5, 0x7FF0 << 48 | 5, -7)),
+    ],
+    ids=str,
+)
+def test_a_nan_is_taken_as_it_is(
+    device: str, dtype: torch.dtype, integer: torch.dtype, bits: tuple[int, ...], layout: str
+) -> None:
+    for nan in bits:
+        x = torch.zeros(1, 16, 24, 24, dtype=integer)
+        x[..., ::2, 1::2] = nan
+        x = laid_out(x.view(dtype), layout, 2).to(device)
+        assert x.isnan().any()
+        assert bool((F.max_pool2d(x, 2).view(integer) == nan).all())
+
+
 def test_windows_without_a_cell(device: str) -> None:
     """Dilation may step over the whole input: there is no maximum, and PyTorch's index."""
     x = torch.ones(1, 1, 4, device=device)
