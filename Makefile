@@ -1,5 +1,15 @@
-# make demo, test and bench need Python >= 3.10 and a C++ compiler, and bring the rest.
+# With Python >= 3.10 and a C++ compiler, which bring the rest:
 #
+#   make demo      trains a small network
+#   make test      tests what takes minutes
+#   make test-all  every test: the emulation of the CUDA kernels under sanitizers, the extension
+#                  under sanitizers, the machine code of the CUDA kernels
+#   make soak      the random tests, once for each of many fresh seeds
+#   make bench     times everything
+#
+#   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
+#   SEED    what tests draw their inputs from: a number, or fresh for one that nobody knows
+#   SEEDS   how many of them make soak takes
 #   TORCH   the PyTorch to install, as pip takes it:  make test TORCH=torch==2.13.0
 #   VENV    the virtual environment to make and use
 #   PYTHON  the interpreter to make it from; gpu-check uses it as it is
@@ -8,18 +18,48 @@
 PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
-SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*' -not -name '*.pyc')
-# Says in its name which PyTorch was asked for; another one is installed over it.
-REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
+SEEDS ?= 20
+ifdef SEED
+export MAXUNPOOL_SEED := $(SEED)
+endif
 
-.PHONY: demo test bench lint gpu-check clean
+ifeq ($(filter 0 1,$(CUDA)),)
+ifeq ($(FORCE_CPU),1)
+override CUDA := 0
+else ifeq ($(FORCE_CUDA),1)
+override CUDA := 1
+else ifneq ($(shell nvidia-smi -L 2> /dev/null),)
+override CUDA := if-possible
+else
+override CUDA := 0
+NOTE := Without CUDA kernels, as no GPU is visible here: make $(firstword $(MAKECMDGOALS)) CUDA=1 builds them.
+endif
+endif
+FORCE_0 := FORCE_CPU=1 FORCE_CUDA=0
+FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
+
+# What is not imported need not be compiled to byte code.
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
+# Two processes, of which one takes the emulation. More would need more memory.
+PYTEST := $(VENV)/bin/pytest -n 2 --dist loadgroup
+SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*' -not -name '*.pyc')
+# They say in their names what was asked for; something else is installed or built over it.
+REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
+KERNELS := $(VENV)/.cuda-$(CUDA)
+
+.PHONY: demo test test-all soak bench lint gpu-check clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
 
 test: $(VENV)/.test
-	$(VENV)/bin/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-all: $(VENV)/.test-all
+	$(PYTEST) --all $(ARGS)
+
+soak: $(VENV)/.test
+	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
@@ -43,9 +83,12 @@ $(REQUIREMENT):
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(SOURCES) $(REQUIREMENT)
-	@echo "Building maxunpool_cuda. With CUDA kernels this takes some minutes."
-	$(PIP) --no-build-isolation ".[$*]"
+$(KERNELS): $(REQUIREMENT)
+	rm -f $(VENV)/.cuda-* && touch $@
+
+$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOURCES) $(KERNELS)
+	@echo "Building maxunpool_cuda, in a minute or two; with CUDA kernels in some more. $(NOTE)"
+	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
 	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b())"
 	touch $@

@@ -40,6 +40,13 @@ INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 CUDA_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_ONLY))
 
+ALL = False  # set by conftest.py, of the option --all
+
+
+def some(count: int) -> int:
+    """So many of the random cases that `make test-all` tries are tried."""
+    return count if ALL else max(1, count // 4)
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -290,6 +297,16 @@ class Window:
     def arguments(self) -> tuple:
         """What follows the input, but the dtype of indices."""
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil
+
+    @property
+    def has_empty_window(self) -> bool:
+        """Whether dilation steps over the input somewhere: such a pool has no derivative."""
+        axes = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return any(
+            not any(0 <= p * s - pad + at * d < n for at in range(k))
+            for n, k, s, pad, d in axes
+            for p in range(pooled_size(n, k, s, pad, d, self.ceil))
+        )
 
     def index_dtypes(self) -> list[torch.dtype]:
         small = max(self.dilation) == 1 and math.prod(self.kernel) <= 256

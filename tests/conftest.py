@@ -5,20 +5,59 @@ import random
 import secrets
 from collections.abc import Iterator
 
+import cases
+import numpy as np
 import pytest
 import torch
 
-SEED = int(os.environ.get("MAXUNPOOL_SEED", secrets.randbelow(2**31)))
+# Of all random inputs: the same from run to run, unless another is asked for, or a fresh one.
+DRAWN = os.environ.get("MAXUNPOOL_SEED", "0")
+SEED = secrets.randbelow(2**31) if DRAWN == "fresh" else int(DRAWN)
+os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for processes that share the work
 
 
-def pytest_report_header() -> str:
-    return f"fresh random inputs; repeat these with MAXUNPOOL_SEED={SEED}"
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="slow tests too, and every random case")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cases.ALL = config.getoption("--all")
+
+
+def pytest_report_header() -> list[str]:
+    lines = [f"random inputs of seed {SEED}: MAXUNPOOL_SEED={SEED} repeats them, fresh draws one"]
+    if not cases.ALL:
+        lines.append("left out: slow tests, and most of the random cases; make test-all has them")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if cases.ALL:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+
+
+def numbers_for(node: pytest.Item, what: str = "") -> random.Random:
+    """Of one test, so that it fails alike when run alone."""
+    name, *_ = node.nodeid.split("@")  # at which pytest-xdist writes the group
+    return random.Random(f"{SEED} {name}{what}")
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers of the test's own, so that it fails alike when run alone."""
-    return random.Random(f"{SEED} {request.node.nodeid}")
+    """Random numbers of the test's own."""
+    return numbers_for(request.node)
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """What the generators that everybody shares give is the test's own as well."""
+    seed = numbers_for(request.node, " shared").getrandbits(32)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 @pytest.fixture(autouse=True)

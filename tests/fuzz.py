@@ -36,7 +36,6 @@ from maxunpool_cuda import _ops
 FUNCTIONS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 HUGE = (2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63))
-PATIENCE = 30  # seconds for one call, which should take none
 
 
 class SymIntLike:

@@ -1,9 +1,9 @@
 """Everything that needs a GPU, in one command, with a report: make gpu-check PYTHON=python3.
 
 Uses the interpreter that runs it and what is installed there (torch with CUDA, a CUDA toolkit,
-ninja, setuptools, numpy, pytest, expecttest; for the benchmarks matplotlib and rich); installs
-nothing. Builds into build/gpu, runs every test, then a few of them under compute-sanitizer, then
-the benchmarks, and writes benchmarks/results/.
+ninja, setuptools, numpy, pytest, expecttest, hypothesis; for the benchmarks matplotlib and rich);
+installs nothing. Builds into build/gpu, runs every test, then a few of them under
+compute-sanitizer, then the benchmarks, and writes benchmarks/results/.
 """
 
 import argparse
@@ -82,7 +82,16 @@ def main() -> None:
     if steps[0].returncode == 0:
         # From the build: the package in the root has no compiled extension.
         path = os.pathsep.join((str(BUILD), os.environ.get("PYTHONPATH", "")))
-        pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(ROOT / "tests")]
+        pytest = [
+            python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--all",
+            str(ROOT / "tests"),
+        ]
         steps.append(run("tests", pytest, BUILD, PYTHONPATH=path))
         for tool in ("memcheck", "racecheck"):
             command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from cases import DEVICES, INDEX_DTYPES, Case, random_case, same
+from cases import DEVICES, INDEX_DTYPES, Case, random_case, same, some
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import maxunpool_cuda
@@ -26,7 +26,7 @@ def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype, off
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Random) -> None:
-    for offsets in (False, True) * 2:
+    for offsets in (False, True) * some(2):
         case = differentiable_case(rng, reduce, dtype, offsets)
         indices = case.indices.to(device)
         arguments = case.geometry.arguments(reduce)
@@ -111,7 +111,7 @@ def test_saved_indices_must_not_change(index_dtype: torch.dtype) -> None:
 
 def test_operators_are_each_others_transpose(rng: random.Random) -> None:
     """<A x, y> == <x, A^T y>, exactly, on whole numbers."""
-    for _ in range(50):
+    for _ in range(some(50)):
         case = random_case(rng, reduce=rng.choice(("last", "sum")), dtypes=(torch.int64,))
         arguments = case.geometry.arguments(case.reduce)
         x, y = case.input % 1000, case.grad_output % 1000

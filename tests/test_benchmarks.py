@@ -124,6 +124,7 @@ def test_byte_indices_are_offsets_in_the_window() -> None:
     assert torch.equal(data.positions(case, offsets), positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
 def test_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone's result is as defined; one element that is not is found; a failure is a reason."""
@@ -228,6 +229,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path) -> None:
     out = run(
         *("--device", "cpu", "--quick", "--seconds", "0", "--output", str(tmp_path)),
@@ -253,6 +255,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert "| unpooling, all but the sweep | both | 1 |" in table
 
 
+@pytest.mark.slow
 def test_memory_of_a_training_step(tmp_path: Path) -> None:
     """Indices take eight, four bytes and one; the report is not taken for one of times."""
     json_path, picture = training.run("cpu", tmp_path, training.Setup(1, (32, 64)))
@@ -268,6 +271,7 @@ def test_memory_of_a_training_step(tmp_path: Path) -> None:
     assert report.load_all(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_torch_compile() -> None:
     case = dataclasses.replace(shrunk(CASES[0]), direction="both")
     results = runner.run(case, "cpu", [contenders.COMPILED], ONCE)["results"]
@@ -275,6 +279,7 @@ def test_torch_compile() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
 def test_cuda(case: Case) -> None:
     peers = [contenders.TORCH, contenders.TRITON]

@@ -10,6 +10,7 @@ import pytest
 DEMO = Path(__file__).parent.parent / "examples" / "segnet_mri.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [2, 3])
 def test_demo(dims: int, tmp_path: Path) -> None:
     for package in ("matplotlib", "nibabel", "nilearn", "rich"):

@@ -15,6 +15,7 @@ from maxunpool_cuda import _C
 
 LIBRARY = Path(_C.__file__)
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow  # to disassemble
 
 
 def cuobjdump(*arguments: str) -> str:

@@ -21,6 +21,7 @@ from cases import (
     random_pool,
     random_window,
     same,
+    some,
 )
 from reference import max_pool
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_agrees_with_the_reference(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(25):
+    for _ in range(some(25)):
         x, window = random_pool(rng, dtype, most_cells=64)
         index_dtype = rng.choice(window.index_dtypes())
         values, indices = _ops.max_pool(x.to(device), *window.arguments, index_dtype)
@@ -101,7 +102,7 @@ def flat(offsets: Tensor, window: Window) -> Tensor:
 def test_agrees_with_torch(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     if device == "cuda" and not dtype.is_floating_point:
         pytest.skip("torch.nn pools no integers there")
-    for _ in range(25):
+    for _ in range(some(25)):
         x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
         agrees_with_torch(x.to(device), window)
 
@@ -129,7 +130,7 @@ def round_trip(x: Tensor, window: Window, reduce: str, index_dtype: torch.dtype)
 def test_no_index_dtype_makes_a_difference(
     device: str, dtype: torch.dtype, rng: random.Random
 ) -> None:
-    for _ in range(60):
+    for _ in range(some(60)):
         x, window = random_pool(rng, dtype, most_cells=64)
         if torch.uint8 not in window.index_dtypes():
             continue
@@ -229,6 +230,16 @@ def test_windows_without_a_cell(device: str) -> None:
     assert x.grad.flatten().tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
 
 
+def test_which_windows_have_no_cell(rng: random.Random) -> None:
+    """The tests that ask for a derivative go by it."""
+    seen = set()
+    for window in (random_window(rng, longest=4, most_cells=30) for _ in range(400)):
+        values, _ = max_pool(torch.zeros(1, *window.sizes), *window.arguments, torch.int64)
+        assert window.has_empty_window == bool(values.isneginf().any()), window
+        seen.add(window.has_empty_window)
+    assert seen == {False, True}
+
+
 def test_threads_do_not_matter(rng: random.Random) -> None:
     before = torch.get_num_threads()
     try:
@@ -304,6 +315,7 @@ def test_empty_batch(device: str, index_dtype: torch.dtype) -> None:
     assert indices.dtype == index_dtype
 
 
+@pytest.mark.slow
 def test_more_than_two_to_the_31_positions(device: str) -> None:
     x = torch.zeros(1, 1, 2**31 + 64, dtype=torch.uint8, device=device)
     x[..., -3:] = 1
@@ -340,16 +352,14 @@ def distinct(shape: tuple[int, ...], device: str) -> Tensor:
 def test_gradients(device: str, index_dtype: torch.dtype, rng: random.Random) -> None:
     overlapping = Window((4, 5), (3, 3), (1, 2), (1, 1), (1, 1), False)
     drawn = (random_window(rng, longest=4, most_cells=20) for _ in itertools.count())
-    fitting = (w for w in drawn if index_dtype in w.index_dtypes())
-    for window in (overlapping, *itertools.islice(fitting, 5)):
+    fitting = (w for w in drawn if index_dtype in w.index_dtypes() and not w.has_empty_window)
+    for window in (overlapping, *itertools.islice(fitting, some(8))):
         x = distinct((2, 1, *window.sizes), device).requires_grad_()
 
         def values(x: Tensor, window: Window = window) -> Tensor:
             function = FUNCTIONS[len(window.sizes) - 1]
             return function(x, *window.arguments, return_indices=True, index_dtype=index_dtype)[0]
 
-        if bool(values(x).isneginf().any()):
-            continue
         checks = {"check_batched_grad": True}
         assert gradcheck(
             values, x, check_forward_ad=True, check_batched_forward_grad=True, **checks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, Geometry, Window, random_case, random_window, same
+from cases import INDEX_DTYPES, Geometry, Window, random_case, random_window, same, some
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -215,7 +215,7 @@ def exportable_window(rng: random.Random) -> Window:
 
 
 def test_pooling_and_back(rng: random.Random) -> None:
-    for _ in range(14):
+    for _ in range(some(14)):
         window = exportable_window(rng)
         model = Operators(window, rng.choice(window.index_dtypes()))
         x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)

@@ -24,6 +24,7 @@ from cases import (
     random_offsets,
     random_values,
     same,
+    some,
     with_whole_numbers,
 )
 from reference import default_output_size, max_unpool, max_unpool_backward
@@ -53,7 +54,7 @@ def check(case: Case, device: str) -> None:
 def test_last_agrees_with_the_reference(
     device: str, dtype: torch.dtype, rng: random.Random
 ) -> None:
-    for _ in range(20):
+    for _ in range(some(20)):
         check(random_case(rng, reduce="last", dtypes=(dtype,)), device)
 
 
@@ -63,7 +64,7 @@ def test_last_agrees_with_the_reference(
 def test_sums_agree_with_the_reference(
     device: str, dtype: torch.dtype, reduce: str, rng: random.Random
 ) -> None:
-    for _ in range(20):
+    for _ in range(some(20)):
         check(random_case(rng, reduce=reduce, dtypes=(dtype,)), device)
 
 
@@ -72,7 +73,7 @@ def test_sums_agree_with_the_reference(
 def test_sums_in_any_order(reduce: str, rng: random.Random) -> None:
     """By atomics, without deterministic algorithms: whole numbers add up all the same."""
     torch.use_deterministic_algorithms(False)
-    for _ in range(100):
+    for _ in range(some(100)):
         case = random_case(rng, reduce=reduce, dtypes=ARITHMETIC)
         check(with_whole_numbers(case, rng), "cuda")
 
@@ -100,7 +101,7 @@ def test_threads_do_not_matter(reduce: str, rng: random.Random) -> None:
     before = torch.get_num_threads()
     try:
         # Larger than what one thread is given, with fewer slabs than threads and with more.
-        for leading in ((1, 1), (3, 40)):
+        for leading in ((1, 1), (3, 10)):
             input = torch.rand(*leading, 300, 300)
             indices = torch.randint(0, 600 * 600, input.shape)
             arguments = ((600, 600), (2, 2), (2, 2), (0, 0), reduce)
@@ -131,7 +132,7 @@ def test_few_planes_are_shared_among_threads(
     astray = regular.clone()
     astray.view(-1)[rng.randrange(astray.numel())] = rng.randrange(math.prod(shape))
     grad_output = torch.randn(1, 1, *shape)
-    for indices in (regular, astray, regular.flip(-1).int()):
+    for indices in rng.sample((regular, astray, regular.flip(-1).int()), some(3)):
         reduce = rng.choice(("last", "sum", "mean"))
         check(Case(geometry, reduce, pooled, indices, grad_output), "cpu")
 
@@ -139,7 +140,7 @@ def test_few_planes_are_shared_among_threads(
 @pytest.mark.parametrize("device", DEVICES)
 def test_large_planes_agree_with_the_reference(device: str, rng: random.Random) -> None:
     """Larger than the runs that a kernel takes at once."""
-    for _ in range(6):
+    for _ in range(some(6)):
         check(
             random_case(rng, reduce="last", most_cells=4000, longest=rng.choice((20, 100, 4000))),
             device,
@@ -170,6 +171,7 @@ def test_windows_shared_by_distant_elements(
                 check(Case(geometry, "last", *tensors), device)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
 @pytest.mark.parametrize(
     "pooled", [(64, 256, 256), (16, 512, 512), (2048, 40, 50), (8, 4096, 8, 16)], ids=str
@@ -259,7 +261,7 @@ def test_results_are_fresh_memory(device: str) -> None:
 
 def test_offsets_that_lead_elsewhere_are_bad(rng: random.Random) -> None:
     """Beyond the window, or in it, but outside the plane; also where they would wrap into it."""
-    for _ in range(60):
+    for _ in range(some(60)):
         case = random_case(rng, dtypes=(torch.float32,), most_cells=24, offsets=True)
         geometry, arguments = case.geometry, case.geometry.arguments(case.reduce)
         cell = rng.randrange(math.prod(geometry.pooled))
@@ -291,6 +293,7 @@ def test_empty_batch(device: str, reduce: str) -> None:
     assert _ops.max_unpool_backward(output, indices, *arguments).shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels", [1, 16])
 def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:

@@ -1,7 +1,10 @@
 """Properties that hold for any geometry and any indices, searched for counterexamples."""
 
 import math
+import random
 
+import hypothesis
+import pytest
 import torch
 from cases import (
     ARITHMETIC,
@@ -13,6 +16,7 @@ from cases import (
     random_offsets,
     random_values,
     same,
+    some,
 )
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -20,16 +24,18 @@ from reference import default_output_size, max_unpool, max_unpool_backward
 
 from maxunpool_cuda import _ops
 
-SETTINGS = settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+SETTINGS = settings(max_examples=some(150), deadline=None, suppress_health_check=list(HealthCheck))
 POOLS = {
     1: torch.nn.functional.max_pool1d,
     2: torch.nn.functional.max_pool2d,
     3: torch.nn.functional.max_pool3d,
 }
+
+
+@pytest.fixture(autouse=True)
+def hypothesis_seed(request: pytest.FixtureRequest, rng: random.Random) -> None:
+    """Hypothesis draws from the seed of all tests."""
+    hypothesis.seed(rng.getrandbits(64))(request.function)
 
 
 @st.composite
@@ -143,7 +149,7 @@ def test_unpooling_keeps_the_maxima(geometry: Geometry, rng: object) -> None:
         assert same(output, expected)
 
 
-@settings(SETTINGS, max_examples=30)
+@settings(SETTINGS, max_examples=some(30))
 @given(calls((torch.bfloat16,)), st.sampled_from(["last", "sum", "mean"]))
 def test_thread_count_does_not_matter(call: tuple, reduce: str) -> None:
     geometry, x, indices, *_ = call
