@@ -69,6 +69,7 @@ def build(sanitizer: str, name: str = "emulator") -> Path:
     if program.exists() and program.stat().st_mtime > max(s.stat().st_mtime for s in sources):
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = program.with_name(f"{program.name}-{os.getpid()}")
     library = Path(torch.__file__).parent / "lib"
     subprocess.run(
         [
@@ -88,11 +89,12 @@ def build(sanitizer: str, name: str = "emulator") -> Path:
             *(f"-isystem{path}" for path in cpp_extension.include_paths()),
             f"-isystem{sysconfig.get_path('include')}",
             HERE / "emulation" / f"{name}.cpp",
-            *("-o", program),
+            *("-o", unfinished),
             *(f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"),
         ],
         check=True,
     )
+    unfinished.rename(program)
     return program
 
 
