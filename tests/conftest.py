@@ -41,8 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def numbers_for(node: pytest.Item, what: str = "") -> random.Random:
     """Of one test, so that it fails alike when run alone."""
-    name, *_ = node.nodeid.split("@")  # at which pytest-xdist writes the group
-    return random.Random(f"{SEED} {name}{what}")
+    return random.Random(f"{SEED} {node.nodeid}{what}")
 
 
 @pytest.fixture

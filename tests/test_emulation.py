@@ -40,7 +40,6 @@ from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-pytestmark = pytest.mark.xdist_group("emulation")  # compiled once
 SANITIZERS = {"memory": "address,undefined", "threads": "thread"}
 REDUCES = ("last", "sum", "mean")
 TYPES = {  # c10::ScalarType
