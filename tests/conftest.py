@@ -34,9 +34,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if cases.ALL:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def numbers_for(node: pytest.Item, what: str = "") -> random.Random:

@@ -10,7 +10,6 @@ import os
 import random
 import secrets
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,14 +81,14 @@ def main() -> None:
     for number in range(1, int(count) + 1):
         seed = str(secrets.randbelow(2**31))
         os.environ["MAXUNPOOL_SEED"] = seed
-        start, this = time.monotonic(), Round(number, turns)
+        start, this = seconds(), Round(number, turns)
         quiet = ("-o", "addopts=", "-p", "no:terminal", "-p", "no:cacheprovider")
         pytest.main([*quiet, *arguments], [this])
         turns = this.drawn if turns is None else turns
         failed += bool(this.failures) or not this.passed
         print(
             f"{number} of {count}, seed {seed}: {this.passed} passed, {len(this.failures)} failed "
-            f"in {time.monotonic() - start:.0f} s",
+            f"in {seconds() - start:.0f} s",
             flush=True,
         )
         for name, text in this.failures.items():

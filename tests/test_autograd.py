@@ -18,7 +18,7 @@ def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype, off
     while True:
         case = random_case(rng, reduce=reduce, dtypes=(dtype,), most_cells=12, offsets=offsets)
         duplicates = case.positions.unique().numel() < case.indices.numel()
-        if duplicates and case.grad_output.numel() < 400 and case.input.numel() < 100:
+        if duplicates and case.grad_output.numel() < 200 and case.input.numel() < 50:
             return case
 
 

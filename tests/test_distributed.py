@@ -51,7 +51,7 @@ def process(rank: int, work: Callable[[int, Path], None], folder: Path) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=2,
-        timeout=timedelta(minutes=1),
+        timeout=timedelta(minutes=10),
     )
     work(rank, folder)
     distributed.destroy_process_group()
@@ -86,6 +86,7 @@ def sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [nn.parallel.DistributedDataParallel, sharded])
 def test_two_processes_train_as_one(
     parallel: Callable[[nn.Module], nn.Module], tmp_path: Path
@@ -242,6 +243,7 @@ def run_checks(rank: int, folder: Path) -> None:
     (folder / f"{rank}.txt").write_text("\n".join(failures))
 
 
+@pytest.mark.slow
 def test_sharded_tensors(tmp_path: Path) -> None:
     in_two_processes(run_checks, tmp_path)
     for rank in range(2):
@@ -324,5 +326,6 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_dtensor_is_imported_late_and_met_while_compiling() -> None:
     run(LATE)

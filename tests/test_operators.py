@@ -119,6 +119,7 @@ def test_threads_do_not_matter(reduce: str, rng: random.Random) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (1, 3, 0)], ids=str)
 @pytest.mark.parametrize("shape", [(35000,), (170, 210), (33, 31, 35)], ids=str)
 def test_few_planes_are_shared_among_threads(
@@ -132,7 +133,7 @@ def test_few_planes_are_shared_among_threads(
     astray = regular.clone()
     astray.view(-1)[rng.randrange(astray.numel())] = rng.randrange(math.prod(shape))
     grad_output = torch.randn(1, 1, *shape)
-    for indices in rng.sample((regular, astray, regular.flip(-1).int()), some(3)):
+    for indices in (regular, astray, regular.flip(-1).int()):
         reduce = rng.choice(("last", "sum", "mean"))
         check(Case(geometry, reduce, pooled, indices, grad_output), "cpu")
 
