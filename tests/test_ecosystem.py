@@ -173,8 +173,10 @@ def test_threads_of_the_caller(index_dtype: torch.dtype) -> None:
 
 def run_alone(script: str, *arguments: str) -> str:
     """What a program prints that may end the process it runs in."""
+    command = [sys.executable, "-c", script, *arguments]
+    # Not from the root, where the package has no compiled extension.
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=300
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr[-2000:]}"
     return done.stdout
