@@ -47,6 +47,9 @@ SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -nam
 REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
 KERNELS := $(VENV)/.cuda-$(CUDA)
 
+# Threads that spin while they wait take a busy machine's cores from those they wait for.
+demo test test-all soak: export OMP_WAIT_POLICY ?= passive
+
 .PHONY: demo test test-all soak bench lint gpu-check clean
 
 demo: $(VENV)/.demo
