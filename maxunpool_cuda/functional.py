@@ -311,8 +311,7 @@ def _max_pool(
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
     if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
         theirs = getattr(torch.nn.functional, name)
-        window = (kernel_size, stride, padding, dilation, ceil_mode)
-        return theirs(input, *window, return_indices)
+        return theirs(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     if not isinstance(ceil_mode, bool):
         raise TypeError(
             f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
