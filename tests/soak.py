@@ -18,8 +18,8 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent
-SHARE = 0.03  # seconds of a round that one test may take on average
-LONGEST_TURN = 50  # rounds
+SHARE = 0.02  # seconds of a round that one test may take on average
+LONGEST_TURN = 100  # rounds
 
 
 def seconds() -> float:
