@@ -40,8 +40,8 @@ FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
 
 # What is not imported need not be compiled to byte code.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
-# More processes would need more memory than some have.
-PYTEST := $(VENV)/bin/pytest -n 2 --dist worksteal
+# Two processes: more would need more memory. A file is one's, as what it compiles is compiled once.
+PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*' -not -name '*.pyc')
 # They say in their names what was asked for; something else is installed or built over it.
 REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))

@@ -4,47 +4,42 @@
 // theirs, rather than as a torch::autograd::Function, which neither forward mode nor torch.func
 // takes.
 #include "handles.h"
+#include "node.h"
 #include "pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/function.h>
+#include <c10/core/SymInt.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
-#include <memory>
+#include <mutex>
 #include <string>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
-using torch::autograd::Node;
-using torch::autograd::variable_list;
-
-// A std::shared_ptr in some releases of PyTorch, a c10::intrusive_ptr in others.
-template <class T>
-using Pointer = std::conditional_t<
-    std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>,
-    std::shared_ptr<T>,
-    c10::intrusive_ptr<T>>;
-
-template <class T, class... Arguments>
-Pointer<T> make(const Arguments&... arguments) {
-  if constexpr (std::is_same_v<Pointer<T>, std::shared_ptr<T>>) {
-    return std::make_shared<T>(arguments...);
-  } else {
-    return c10::make_intrusive<T>(arguments...);
+// The gradient of an operator's values, from that of its result. `window` holds output_size,
+// kernel_size, stride and padding, of `rank` numbers each.
+template <bool kForward>
+variable_list transposed(
+    const variable_list& grads,
+    const at::Tensor& indices,
+    const std::vector<c10::SymInt>& window,
+    const int64_t& rank,
+    const std::string& reduce) {
+  if (!grads[0].defined()) {
+    return {at::Tensor()};
   }
+  const auto part = [&](int64_t i) { return c10::SymIntArrayRef(window).slice(i * rank, rank); };
+  return {operator_handle<!kForward>().call(
+      grads[0], indices, part(0), part(1), part(2), part(3), reduce)};
 }
 
-// What turns the gradient of an operator's result into that of its values.
+// The node of an operator that is linear in its values.
 template <bool kForward>
 class Transpose : public Node {
  public:
@@ -58,7 +53,7 @@ class Transpose : public Node {
       c10::string_view reduce)
       : name_(name),
         indices_(indices, /*is_output=*/false),
-        rank_(kernel_size.size()),
+        rank_(static_cast<int64_t>(kernel_size.size())),
         reduce_(reduce) {
     for (const c10::SymIntArrayRef part : {output_size, kernel_size, stride, padding}) {
       window_.insert(window_.end(), part.begin(), part.end()); // one list costs less than four
@@ -66,21 +61,48 @@ class Transpose : public Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    const auto part = [&](size_t i) { return c10::SymIntArrayRef(&window_[i * rank_], rank_); };
-    return {operator_handle<!kForward>().call(
-        grads[0], indices_.unpack(), part(0), part(1), part(2), part(3), reduce_)};
+    return transposed<kForward>(grads, indices(), window_, rank_, reduce_);
   }
-  void release_variables() override { indices_.reset_data(); }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    indices_.reset_data();
+  }
   std::string name() const override { return name_; }
 
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(indices_, /*is_output=*/false);
+    args.collect(window_);
+    args.collect(rank_);
+    args.collect(reduce_);
+  }
+  variable_list apply_with_saved(
+      const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    saved.before(indices_);
+    saved.before(window_);
+    const variable_list result = InGraph<transposed<kForward>>::call(
+        kForward ? "max_unpool_backward" : "max_unpool",
+        *this,
+        saved,
+        grads,
+        indices(),
+        window_,
+        rank_,
+        reduce_);
+    saved.after(indices_);
+    saved.after(window_);
+    return result;
+  }
+
  private:
+  at::Tensor indices() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return indices_.unpack();
+  }
+
   const char* name_; // as graphs show it
   torch::autograd::SavedVariable indices_;
-  size_t rank_;
   std::vector<c10::SymInt> window_;
+  int64_t rank_;
   std::string reduce_;
 };
 
@@ -95,9 +117,9 @@ at::Tensor differentiable(
     c10::SymIntArrayRef padding,
     c10::string_view reduce) {
   const auto& op = operator_handle<kForward>();
-  Pointer<Transpose<kForward>> node;
+  NodePointer<Transpose<kForward>> node;
   if (torch::autograd::compute_requires_grad(values)) {
-    node = make<Transpose<kForward>>(
+    node = make_node<Transpose<kForward>>(
         kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward",
         indices,
         output_size,
@@ -167,8 +189,8 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);
   }
   if (backward) {
-    const auto node =
-        make<Transpose<false>>("MaxPoolBackward", indices, sizes, extent, stride, padding, "sum");
+    const auto node = make_node<Transpose<false>>(
+        "MaxPoolBackward", indices, sizes, extent, stride, padding, "sum");
     node->set_next_edges(torch::autograd::collect_next_edges(input));
     torch::autograd::set_history(values, node);
   }

@@ -8,6 +8,8 @@
 #include "reduction.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymBool.h>
+#include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/Exception.h>
 
@@ -27,6 +29,27 @@ c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
   } else {
     return tensor.sym_sizes();
   }
+}
+
+// Whether a condition on sizes is met. One on a size that a trace leaves open, for only data will
+// tell it, is taken to be: the call itself, which has the data, asks again.
+template <class Condition>
+bool holds(const Condition& condition) {
+  return TORCH_GUARD_OR_TRUE(condition);
+}
+
+inline int64_t smaller(int64_t a, int64_t b) {
+  return std::min(a, b);
+}
+inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
+  // A comparison says less, in the graph, than the minimum of sizes that it need not name.
+  return a.has_hint() && b.has_hint() ? (a <= b ? a : b) : a.min(b);
+}
+
+template <class Size>
+bool same_sizes(c10::ArrayRef<Size> a, c10::ArrayRef<Size> b) {
+  const auto same = [](const Size& x, const Size& y) { return holds(c10::sym_eq(x, y)); };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
 // The arguments that both operators share, as the schema orders them.
@@ -120,7 +143,7 @@ std::vector<Size> unpooled_sizes(const Window<Size>& window, c10::ArrayRef<Size>
   std::vector<Size> sizes = pooled.vec();
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK_VALUE(
-        window.output_size[d] > 0,
+        holds(c10::sym_gt(window.output_size[d], Size(0))),
         name,
         ": expected output_size to contain positive spatial dimensions but got ",
         window.output_size);
@@ -214,7 +237,7 @@ std::vector<Size> check(
       c10::toString(values.scalar_type()));
   if (forward) {
     TORCH_CHECK(
-        pooled == sizes_of<Size>(values),
+        same_sizes(pooled, sizes_of<Size>(values)),
         name,
         ": Expected shape of indices to be same as that of the input tensor (",
         sizes_of<Size>(values),
@@ -231,7 +254,7 @@ std::vector<Size> check(
   }
   for (int64_t d = indices.dim() - rank - 1; d < indices.dim(); ++d) {
     TORCH_CHECK(
-        pooled[d] > 0,
+        holds(c10::sym_gt(pooled[d], Size(0))),
         name,
         ": Expected input to have non-zero size for non-batch dimensions, but got ",
         pooled,
@@ -242,7 +265,7 @@ std::vector<Size> check(
   std::vector<Size> unpooled = unpooled_sizes(window, pooled);
   if (!forward) {
     TORCH_CHECK(
-        c10::ArrayRef<Size>(unpooled) == sizes_of<Size>(values),
+        same_sizes(c10::ArrayRef<Size>(unpooled), sizes_of<Size>(values)),
         name,
         ": expected grad_output of shape ",
         c10::ArrayRef<Size>(unpooled),

@@ -4,7 +4,6 @@
 #include "pool.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -25,8 +24,8 @@ at::Tensor meta(
   check_window(window);
   const Reduce parsed = parse_reduce(window.name(), reduce);
   const auto unpooled = check(values, indices, window, parsed, kForward);
-  return at::empty_symint(
-      kForward ? c10::SymIntArrayRef(unpooled) : indices.sym_sizes(),
+  return empty_in_layout(
+      kForward ? unpooled : indices.sym_sizes().vec(),
       values.options(),
       layout_of(values, indices, window.rank()));
 }
@@ -44,8 +43,8 @@ std::tuple<at::Tensor, at::Tensor> meta_pool(
   const auto pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
   return {
-      at::empty_symint(pooled, input.options(), layout),
-      at::empty_symint(pooled, input.options().dtype(index_dtype), layout)};
+      empty_in_layout(pooled, input.options(), layout),
+      empty_in_layout(pooled, input.options().dtype(index_dtype), layout)};
 }
 
 #ifndef WITH_CUDA

@@ -5,28 +5,30 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
-#include <pybind11/gil.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <array>
 #include <cstdlib>
+#include <exception>
+#include <optional>
 #include <string_view>
 #include <tuple>
 
 namespace maxunpool_cuda {
 namespace {
 
-constexpr int64_t kMostDims = 3, kMostSizes = kMostDims + 2;
+constexpr int64_t kMostDims = 3;
 constexpr int64_t kLimit = int64_t{1} << 31; // for each number, so that no formula overflows
 
-// Up to kMostSizes ints, or nothing at all (size == 0).
+// Up to kMostDims ints, or nothing at all (size == 0).
 struct Ints {
-  std::array<int64_t, kMostSizes> at{};
+  std::array<int64_t, kMostDims> at{};
   int64_t size = 0;
 
   c10::SymIntArrayRef view() const {
@@ -44,27 +46,28 @@ int64_t plain_int(PyObject* object) {
   return overflow == 0 && value >= 0 && value < kLimit ? value : -1;
 }
 
-// The ints of a tuple.
-Ints plain_ints(PyObject* object) {
+// The last `count` ints of a tuple that has as many.
+Ints plain_ints(PyObject* object, int64_t count) {
   Ints ints;
-  if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) > kMostSizes) {
+  const int64_t skipped = PyTuple_Check(object) ? PyTuple_GET_SIZE(object) - count : -1;
+  if (skipped < 0) {
     return ints;
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
-    ints.at[i] = plain_int(PyTuple_GET_ITEM(object, i));
+  for (int64_t i = 0; i < count; ++i) {
+    ints.at[i] = plain_int(PyTuple_GET_ITEM(object, skipped + i));
     if (ints.at[i] < 0) {
       return {};
     }
   }
-  ints.size = PyTuple_GET_SIZE(object);
+  ints.size = count;
   return ints;
 }
 
 // One int per dimension, from a tuple of them or one int for all.
 Ints plain_per_dim(PyObject* object, int64_t dims) {
   if (!PyLong_CheckExact(object)) {
-    const Ints ints = plain_ints(object);
-    return ints.size == dims ? ints : Ints{};
+    return PyTuple_Check(object) && PyTuple_GET_SIZE(object) == dims ? plain_ints(object, dims)
+                                                                     : Ints{};
   }
   Ints ints;
   ints.at.fill(plain_int(object));
@@ -72,15 +75,15 @@ Ints plain_per_dim(PyObject* object, int64_t dims) {
   return ints;
 }
 
-// A tensor that only the dispatcher has a say in.
+// A tensor that only the dispatcher has a say in, and that our kernels can read.
 const at::Tensor* plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) {
     return nullptr;
   }
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  const bool plain = tensor.defined() &&
-                     !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-                     !tensor._fw_grad(0).defined();
+  const bool plain =
+      tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() &&
+      !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor._fw_grad(0).defined();
   return plain ? &tensor : nullptr;
 }
 
@@ -108,12 +111,13 @@ Ints plain_output_size(
     const Ints& stride,
     const Ints& padding,
     PyObject* output_size) {
-  const auto total = static_cast<int64_t>(shape.size());
-  const int64_t dims = kernel.size, leading = total - dims;
+  const int64_t dims = kernel.size, leading = static_cast<int64_t>(shape.size()) - dims;
   Ints given;
   if (output_size != Py_None) {
-    given = plain_ints(output_size);
-    if (given.size != dims && given.size != total) {
+    const Py_ssize_t size = PyTuple_Check(output_size) ? PyTuple_GET_SIZE(output_size) : 0;
+    given = plain_ints(output_size, dims);
+    // Leading sizes are not looked at.
+    if (given.size == 0 || (size != dims && size != dims + 2 && size != dims + leading)) {
       return {};
     }
   }
@@ -125,18 +129,34 @@ Ints plain_output_size(
     }
     const int64_t middle =
         (shape[leading + d] - 1) * stride.at[d] - 2 * padding.at[d] + kernel.at[d];
-    sizes.at[d] = given.size == 0 ? middle : given.at[given.size - dims + d];
+    sizes.at[d] = given.size == 0 ? middle : given.at[d];
     if (sizes.at[d] <= 0 || std::abs(sizes.at[d] - middle) >= stride.at[d]) {
-      return {};
-    }
-  }
-  for (int64_t d = 0; d < given.size - dims; ++d) {
-    if (given.at[d] != shape[d]) {
       return {};
     }
   }
   sizes.size = dims;
   return sizes;
+}
+
+// The result of `call`, which runs without the GIL. Where the interpreter has ended meanwhile,
+// taking the GIL again ends a daemon thread by unwinding its stack, which no destructor lets
+// through: so none takes it, as pybind11::gil_scoped_release's would, and the process ends in
+// peace.
+template <class Call>
+auto without_gil(const Call& call) {
+  PyThreadState* const thread = PyEval_SaveThread();
+  std::optional<decltype(call())> result;
+  std::exception_ptr error;
+  try {
+    result = call();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(thread);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return result;
 }
 
 } // namespace
@@ -161,9 +181,10 @@ std::optional<at::Tensor> max_unpool_if_plain(const PythonUnpoolCall& call) {
   if (sizes.size == 0) {
     return std::nullopt;
   }
-  const pybind11::gil_scoped_release without_gil;
-  return operator_handle<true>().call(
-      *input, *indices, sizes.view(), kernel.view(), stride.view(), padding.view(), reduce);
+  return without_gil([&] {
+    return operator_handle<true>().call(
+        *input, *indices, sizes.view(), kernel.view(), stride.view(), padding.view(), reduce);
+  });
 }
 
 std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const PythonPoolCall& call) {
@@ -183,15 +204,16 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const Python
       !is_index_type(asked) || (!seen && !bytes_do(kernel.view(), dilation.view()))) {
     return std::nullopt;
   }
-  const pybind11::gil_scoped_release without_gil;
-  return pool_handle().call(
-      *input,
-      kernel.view(),
-      stride.view(),
-      padding.view(),
-      dilation.view(),
-      call.ceil_mode == Py_True,
-      seen ? asked : c10::ScalarType::Byte);
+  return without_gil([&] {
+    return pool_handle().call(
+        *input,
+        kernel.view(),
+        stride.view(),
+        padding.view(),
+        dilation.view(),
+        call.ceil_mode == Py_True,
+        seen ? asked : c10::ScalarType::Byte);
+  });
 }
 
 } // namespace maxunpool_cuda

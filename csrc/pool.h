@@ -8,7 +8,6 @@
 #include "operator.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -59,18 +58,18 @@ void check_pool_window(const PoolWindow<Size>& window) {
       window.dilation);
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK(
+        window.kernel_size[d] > 0,
+        name,
+        ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
+        "got kernel_size=",
+        window.kernel_size);
+    TORCH_CHECK(
         window.stride[d] > 0,
         name,
         ": expected stride greater than zero (",
         window.stride[d] == 0 ? "stride should not be zero" : "stride should be greater than zero",
         ") but got stride=",
         window.stride);
-    TORCH_CHECK(
-        window.kernel_size[d] > 0,
-        name,
-        ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
-        "got kernel_size=",
-        window.kernel_size);
     TORCH_CHECK(
         window.dilation[d] > 0,
         name,
@@ -129,7 +128,7 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
       plane = plane * size;
     }
     TORCH_CHECK_VALUE(
-        plane < int64_t{1} << 31,
+        holds(c10::sym_lt(plane, Size(int64_t{1} << 31))),
         name,
         ": expected a plane of fewer than 2^31 positions for index_dtype int32 but got spatial "
         "sizes ",
@@ -183,7 +182,7 @@ template <class Size>
 void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
   for (size_t d = 0; d < window.rank(); ++d) {
     const Size &step = window.dilation[d], &padding = window.padding[d];
-    if (step == 1 || spatial[d] >= step) {
+    if (step == 1 || holds(c10::sym_ge(spatial[d], step))) {
       continue;
     }
     for (Size start = padding; start > 0; start = start - window.stride[d]) { // left of the input
@@ -221,7 +220,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   bool sane = input.dim() == rank + 1 || input.dim() == rank + 2;
   const bool batched = input.dim() == rank + 2;
   for (int64_t d = batched ? 1 : 0; sane && d < input.dim(); ++d) {
-    sane = shape[d] > 0;
+    sane = holds(c10::sym_gt(shape[d], Size(0)));
   }
   TORCH_CHECK(
       sane,
@@ -253,7 +252,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
       room = room + stride - 1;
     }
     TORCH_CHECK(
-        room >= 0,
+        holds(c10::sym_ge(room, Size(0))),
         name,
         ": expected windows that fit the padded input but got an output size below one: Output "
         "size is too small for input of shape ",
@@ -264,12 +263,11 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
         window.padding,
         ", dilation=",
         window.dilation);
-    Size count = room / stride + 1;
-    // In ceil mode too, a window begins in the input or its left padding.
-    if (window.ceil_mode && (count - 1) * stride >= spatial[d] + window.padding[d]) {
-      count = count - 1;
+    Size last = room / stride;
+    if (window.ceil_mode) { // a window begins in the input or its left padding all the same
+      last = smaller(last, (spatial[d] + window.padding[d] - 1) / stride);
     }
-    pooled[input.dim() - rank + d] = count;
+    pooled[input.dim() - rank + d] = last + 1;
   }
   return pooled;
 }
@@ -280,7 +278,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
 struct PoolCall {
   Geometry<int64_t> geometry;
   int64_t dilation[Geometry<int64_t>::kAxes];
-  at::Tensor input;
+  const at::Tensor& input;
   at::Tensor values;
   at::Tensor indices;
 };
@@ -298,12 +296,13 @@ std::tuple<at::Tensor, at::Tensor> run_pool(
   const PoolWindow<int64_t> window{kernel_size, stride, padding, dilation, ceil_mode, index_dtype};
   const std::vector<int64_t> pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
+  const auto dense_input = in_layout(input, layout);
   PoolCall call{
       make_geometry({{}, kernel_size, stride, padding}, pooled, input.sizes(), layout),
       {1, 1, 1},
-      input.contiguous(layout),
-      at::empty(pooled, input.options(), layout),
-      at::empty(pooled, input.options().dtype(index_dtype), layout)};
+      *dense_input,
+      empty_in_layout(pooled, input.options(), layout),
+      empty_in_layout(pooled, input.options().dtype(index_dtype), layout)};
   std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
   if (call.values.numel() > 0) {
     kernel(call);

@@ -4,10 +4,16 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
 ``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import functional
 from ._ops import build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+
+if TYPE_CHECKING:
+    from . import onnx as onnx
 
 __all__ = [
     "MaxPool1d",
@@ -24,3 +30,14 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# To type checkers, a module with a __getattr__ has whatever name is asked for.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "onnx":  # imported when it is first used
+            return importlib.import_module(f"{__name__}.onnx")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "onnx"})

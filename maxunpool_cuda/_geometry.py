@@ -40,16 +40,32 @@ def ints(name: str, argument: str, values: Iterable[int], *, sizes: bool = False
     return result
 
 
+def in_tuple(value: IntOrInts) -> Iterable[int]:
+    """Several ints as they are, and one in a tuple: an int, or a tensor or an array of no dims."""
+    several = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
+    return value if several else (value,)  # type: ignore[return-value]  # of several, or one
+
+
 def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     """One int per spatial dimension, from one int for all or a sequence of them."""
-    if not isinstance(value, Iterable):
-        return ints(name, argument, (value,)) * dims
-    result = ints(name, argument, value)
+    values = in_tuple(value)
+    result = ints(name, argument, values)
+    if values is not value:
+        return result * dims
     if len(result) != dims:
         raise ValueError(
             f"{name}: expected {argument} to be an int or {dims} ints but got {value!r}"
         )
     return result
+
+
+def holds(condition: bool) -> bool:
+    """Whether a condition on sizes is met; what a trace leaves open, for want of data, is."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_true  # which imports SymPy
+
+        return guard_or_true(condition)
+    return condition
 
 
 def default_output_size(pooled: Ints, kernel_size: Ints, stride: Ints, padding: Ints) -> Ints:
@@ -68,28 +84,28 @@ def spatial_output_size(
 ) -> Ints:
     """The spatial sizes of the output for an input of ``shape``.
 
-    ``output_size`` holds them alone, or after the leading sizes of the input (which they must
-    equal), and for an unbatched input after those of a batch of one. They differ from the default
-    by less than a stride. An input or a window that makes no sense is left to the operator.
+    ``output_size`` holds them alone, or after two others, or for an unbatched input one, which may
+    be anything, as for torch.nn. They differ from the default by less than a stride. An input or a
+    window that makes no sense is left to the operator.
     """
     dims = len(kernel_size)
-    leading, default = shape[:-dims], shape[-dims:]
+    default = shape[-dims:]
     if len(default) == dims:
         default = default_output_size(default, kernel_size, stride, padding)
-    sane = all(n > 0 for n in (*shape[-dims:], *kernel_size, *stride))
+    sane = all(holds(n > 0) for n in (*shape[-dims:], *kernel_size, *stride))
     sane = sane and len(default) == dims and all(p >= 0 for p in padding)
     if output_size is None:
         sizes = default
     else:
-        sizes = _spatial_part(name, leading, dims, output_size)
+        sizes = _spatial_part(name, len(shape) - dims, dims, output_size)
         for dim, (size, middle, step) in enumerate(zip(sizes, default, stride, strict=False)):
-            if sane and not middle - step < size < middle + step:
+            if sane and not (holds(middle - step < size) and holds(size < middle + step)):
                 raise ValueError(
                     f"{name}: expected output_size within a stride of the default "
                     f'{list(default)} but got an invalid output_size "{list(sizes)}" '
                     f"(dim {dim} must be between {middle - step} and {middle + step})"
                 )
-    if sane and not all(size > 0 for size in sizes):
+    if sane and not all(holds(size > 0) for size in sizes):
         raise ValueError(
             f"{name}: expected output_size to contain positive spatial dimensions "
             f"but got {list(sizes)}"
@@ -103,13 +119,13 @@ def spatial_output_size(
     return sizes
 
 
-def _spatial_part(name: str, leading: Ints, dims: int, output_size: Iterable[int]) -> Ints:
+def _spatial_part(name: str, leading: int, dims: int, output_size: Iterable[int]) -> Ints:
     if not isinstance(output_size, Iterable):
         raise TypeError(
             f"{name}: expected output_size to be a sequence of ints but got {output_size!r}"
         )
-    sizes = ints(name, "output_size", output_size, sizes=True)
-    unbatched = len(leading) == 1
+    sizes = output_size if isinstance(output_size, Sequence) else tuple(output_size)
+    unbatched = leading == 1
     if len(sizes) not in (dims, dims + 2, *([dims + 1] if unbatched else ())):
         lengths = f"{dims}, {dims + 1} or {dims + 2}" if unbatched else f"{dims} or {dims + 2}"
         raise ValueError(
@@ -117,10 +133,4 @@ def _spatial_part(name: str, leading: Ints, dims: int, output_size: Iterable[int
             f"(output_size should be a sequence containing {lengths} elements, "
             f"but it has a length of '{len(sizes)}')"
         )
-    given = sizes[:-dims]
-    if given and given != leading and not (unbatched and given == (1, *leading)):
-        raise ValueError(
-            f"{name}: expected output_size to begin with the input's leading sizes {leading} "
-            f"but got {sizes}"
-        )
-    return sizes[-dims:]
+    return ints(name, "output_size", sizes[-dims:], sizes=True)

@@ -6,12 +6,17 @@ what was compiled of it, and whoever else refers to it, by whatever name or list
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.nn.modules.pooling import _MaxUnpoolNd
+from torch.nn.parameter import is_lazy
 
 from ._geometry import IntOrInts, Ints
+from ._trial import Trial, same
 from .functional import Reduce, bytes_do, check_index_dtype, check_reduce
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
@@ -33,7 +38,16 @@ def _check_model(name: str, model: object) -> None:
         raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
 
 
-def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
+def _warn_of_nothing(name: str, model: torch.nn.Module, looked_for: str) -> None:
+    warnings.warn(
+        f"{name}: expected a model with modules to replace but got {type(model).__name__} with "
+        f"none: it looked for {looked_for} in model.modules(). Subclasses of these are left alone; "
+        "functions that a forward calls, and scripted modules, are not seen.",
+        stacklevel=3,
+    )
+
+
+def replace_max_unpool(model: Model, *, reduce: Reduce | None = None) -> Model:
     """Make every torch.nn.MaxUnpool1d/2d/3d in ``model`` one of this package, in place.
 
     Every module stays the same object, with its hooks and its training mode, wherever else it is
@@ -41,7 +55,8 @@ def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
 
     Args:
         model: any module.
-        reduce: given to every module that is replaced.
+        reduce: given to every module that is replaced, and to those that are of this package
+            already. By default these keep theirs, and the others get ``"last"``.
 
     Returns:
         ``model``.
@@ -50,6 +65,9 @@ def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
         TypeError: ``model`` is not a module.
         ValueError: ``reduce`` is not one of those allowed.
 
+    Warns:
+        UserWarning: nothing in ``model`` was replaced, or is of this package already.
+
     Example:
         >>> import torch
         >>> replace_max_unpool(torch.nn.Sequential(torch.nn.MaxUnpool2d(2)))
@@ -57,25 +75,38 @@ def replace_max_unpool(model: Model, *, reduce: Reduce = "last") -> Model:
           (0): MaxUnpool2d(kernel_size=(2, 2), stride=(2, 2), padding=(0, 0))
         )
     """
-    _check_model("replace_max_unpool", model)
-    check_reduce("replace_max_unpool", reduce)
+    name = "replace_max_unpool"
+    _check_model(name, model)
+    if reduce is not None:
+        check_reduce(name, reduce)
+    _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
     for module in model.modules():
-        if type(module) in _THEIR_UNPOOLS:
+        if reduce is not None and type(module) in _UNPOOLS:
             unpool: Any = module
-            unpool.__class__ = _UNPOOLS[_THEIR_UNPOOLS.index(type(module))]
             unpool.reduce = reduce
+    if not any(isinstance(module, _UNPOOLS) for module in model.modules()):
+        _warn_of_nothing(name, model, "torch.nn.MaxUnpool1d/2d/3d")
     return model
 
 
+def _replace(modules: Iterable[Any], theirs: tuple[type, ...], ours: tuple[type, ...]) -> None:
+    for module in modules:
+        if type(module) in theirs:
+            module.__class__ = ours[theirs.index(type(module))]
+
+
 def replace_max_pooling(
-    model: torch.nn.Module, index_dtype: torch.dtype = torch.uint8
+    model: torch.nn.Module,
+    index_dtype: torch.dtype = torch.uint8,
+    *,
+    plain_pools: bool = False,
+    example: tuple[Any, ...] | Tensor | None = None,
 ) -> dict[str, str]:
-    """Make every torch.nn.MaxPool1d/2d/3d and MaxUnpool1d/2d/3d one of this package, in place.
+    """Make torch.nn.MaxPool1d/2d/3d with indices and MaxUnpool1d/2d/3d of this package, in place.
 
     The pools that return indices then return them as ``index_dtype``, those of this package
     included, where the model shows that this is safe; the others keep the indices that they have,
-    torch.nn's flat int64 ones. An unpool takes indices of every dtype. A pool that returns none
-    has its backward keep a byte per output, for the usual windows, rather than eight.
+    torch.nn's flat int64 ones. An unpool takes indices of every dtype.
 
     As with :func:`replace_max_unpool`, modules stay the same objects, and subclasses are left
     alone. The model's results and gradients do not change, wherever torch.nn's are right:
@@ -86,21 +117,41 @@ def replace_max_pooling(
 
     What a model does with indices besides is not seen. uint8 ones mean nothing but to an unpool
     with the window of their pool, so it is asked that there be one; for int32 ones, that there be
-    an unpool at all; for both, that none be a subclass, which may want others. A model that takes
-    them to another place as well wants ``pool.index_dtype = torch.int64`` for this pool.
+    an unpool at all; for both, that every unpool be of torch.nn's classes or of this package's:
+    subclasses, and others with their base ``_MaxUnpoolNd``, may want int64. A model that takes
+    indices to another place as well, or casts them before an unpool, wants
+    ``pool.index_dtype = torch.int64`` for this pool, or an ``example``.
+
+    With an ``example`` the model is run on it, in eval mode, and only those pools return
+    ``index_dtype`` whose indices leave what it returns as it is with flat ones, in this package's
+    modules, to the last bit. So pools keep flat indices that the model returns, and those that
+    right an ``output_size`` that was not given. It takes three forward passes and, if something
+    changes, one more for each pool that might return ``index_dtype``; forward hooks run in each.
+    Compiled models run without being compiled. Buffers, other tensors and attributes of the
+    modules, modes and random numbers are as before afterwards. What the example does not reach is
+    not checked, and it shows little if it is all zeros, or no larger than a window.
 
     Args:
         model: any module.
         index_dtype: uint8, row-major offsets in the window; or int32 or int64, flat positions in
             the input plane.
+        plain_pools: whether to replace pools that return no indices, too. Their backward keeps a
+            byte per output, for the usual windows, rather than eight. In compiled inference they
+            are slower than torch.nn's, which Inductor fuses with what is around them.
+        example: positional arguments of the model, or the tensor that is the only one.
 
     Returns:
-        Why a pool that returns indices does not return ``index_dtype``, under its name in
-        ``model``. Empty if all do.
+        Why a pool in ``model`` that returns indices does not return ``index_dtype``, under the name
+        of its module. Empty if all do, also where there is none: of what is no module of its own,
+        the functions that a forward calls and what is in a scripted module, nothing is said.
 
     Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: ``index_dtype`` is none of those allowed.
+        TypeError: ``model`` is not a module, or ``example`` neither a tuple nor a tensor.
+        ValueError: ``index_dtype`` is none of those allowed, or the model cannot be run on
+            ``example``; it is as it was then.
+
+    Warns:
+        UserWarning: nothing in ``model`` was replaced, or is of this package already.
 
     Example:
         >>> import torch
@@ -114,36 +165,132 @@ def replace_max_pooling(
         >>> model["pool"](torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
         (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
     """
-    _check_model("replace_max_pooling", model)
-    check_index_dtype("replace_max_pooling", index_dtype)
-    replace_max_unpool(model)
-    unpools = [module for module in model.modules() if isinstance(module, _THEIR_UNPOOLS)]
+    name = "replace_max_pooling"
+    _check_model(name, model)
+    check_index_dtype(name, index_dtype)
+    if isinstance(example, Tensor):
+        example = (example,)
+    if not isinstance(example, tuple | None):
+        raise TypeError(
+            f"{name}: expected example to be a tuple of the model's positional arguments, or a "
+            f"Tensor, but got {type(example).__name__}"
+        )
+    pools: dict[str, Any] = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, _THEIR_POOLS) and getattr(module, "return_indices", False)
+    }
+    unpools = [module for module in model.modules() if isinstance(module, _MaxUnpoolNd)]
     reasons = {}
-    for name, module in model.named_modules():
-        pool: Any = module
-        if type(pool) in _THEIR_POOLS:
-            pool.__class__ = _POOLS[_THEIR_POOLS.index(type(pool))]
-        if not isinstance(module, _THEIR_POOLS) or not pool.return_indices:
-            continue
-        if getattr(pool, "index_dtype", torch.int64) == index_dtype:
-            continue
-        reason = _why_not(pool, unpools, index_dtype)
-        if reason is None:
-            pool.index_dtype = index_dtype
+    wanted = {}
+    for path, pool in pools.items():
+        has = getattr(pool, "index_dtype", torch.int64)
+        reason = None if has == index_dtype else _why_not(pool, unpools, index_dtype)
+        if reason is not None:
+            reasons[path] = reason
+        elif type(pool) in _POOLS + _THEIR_POOLS:
+            wanted[path] = index_dtype
+
+    def convert(index_dtypes: Mapping[str, torch.dtype]) -> None:
+        _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
+        _replace(model.modules() if plain_pools else pools.values(), _THEIR_POOLS, _POOLS)
+        for path, dtype in index_dtypes.items():
+            pools[path].index_dtype = dtype
+
+    if example is not None:
+        if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+            raise ValueError(
+                f"{name}: expected a model that has been run before, to run it on example, "
+                "but got one with uninitialized parameters"
+            )
+        flat = {path: _flat(pools[path], index_dtype) for path in wanted}
+        changed = _what_changes(Trial(model, example), convert, flat, index_dtype)
+        wanted.update({path: flat[path] for path in changed})
+        reasons |= changed
+    convert(wanted)
+    if not any(isinstance(module, _POOLS + _UNPOOLS) for module in model.modules()):
+        looked_for = "torch.nn.MaxUnpool1d/2d/3d and MaxPool1d/2d/3d with return_indices=True"
+        if any(type(module) in _THEIR_POOLS for module in model.modules()):
+            looked_for += " (there are some without, which plain_pools=True replaces)"
+        _warn_of_nothing(name, model, looked_for)
+    return {path: reasons[path] for path in pools if path in reasons}
+
+
+def _flat(pool: Any, index_dtype: torch.dtype) -> torch.dtype:
+    """What ``pool`` returns if it does not return ``index_dtype``: the flat ones that it has."""
+    has: torch.dtype = getattr(pool, "index_dtype", torch.int64)
+    return torch.int64 if has in (torch.uint8, index_dtype) else has
+
+
+def _what_changes(
+    trial: Trial,
+    convert: Callable[[Mapping[str, torch.dtype]], None],
+    flat: Mapping[str, torch.dtype],
+    index_dtype: torch.dtype,
+) -> dict[str, str]:
+    """Why pools of those in ``flat`` cannot return ``index_dtype``, as far as ``trial`` shows.
+
+    ``convert`` converts the model, to the dtypes that it is given.
+    """
+    try:
+        expected = trial.run(lambda: convert(flat))
+    except Exception as error:
+        raise _cannot_run(trial, error) from error
+    others = [path for path, dtype in flat.items() if dtype != index_dtype]
+    if not others:
+        return {}
+    dtype = str(index_dtype).removeprefix("torch.")
+    if not same(trial.run(lambda: convert(flat)), expected):
+        reason = f"two runs of the model differ, so {dtype} indices cannot be checked"
+        return dict.fromkeys(others, reason)
+
+    def why_not(paths: Iterable[str]) -> str | None:
+        try:
+            result = trial.run(lambda: convert({**flat, **dict.fromkeys(paths, index_dtype)}))
+        except Exception as error:
+            return f"with {dtype} indices the model raises {_said(error).splitlines()[0]}"
+        return None if same(result, expected) else f"{dtype} indices change what the model returns"
+
+    if why_not(others) is None:
+        return {}
+    kept: list[str] = []
+    reasons = {}
+    for path in others:
+        found = why_not([*kept, path])
+        if found is None:
+            kept.append(path)
         else:
-            reasons[name] = reason
+            reasons[path] = found
     return reasons
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _cannot_run(trial: Trial, error: Exception) -> ValueError:
+    """That of a model which raised ``error`` once converted."""
+    name = "replace_max_pooling"
+    try:
+        trial.run()
+    except Exception as before:
+        said = _said(before)
+        return ValueError(f"{name}: expected an example that the model runs on but got {said}")
+    return ValueError(
+        f"{name}: expected a model that runs with this package's modules as well, "
+        f"with flat indices, but got {_said(error)}"
+    )
 
 
 def _why_not(
     pool: Any, all_unpools: Sequence[torch.nn.Module], index_dtype: torch.dtype
 ) -> str | None:
     """What keeps ``pool`` from handing out ``index_dtype``, if anything."""
-    if type(pool) not in _POOLS:
+    if type(pool) not in _POOLS + _THEIR_POOLS:
         return f"{type(pool).__name__}, a subclass, is left alone"
     if index_dtype == torch.int64:
         return None
-    dims = 1 + _POOLS.index(type(pool))
+    dims = next(d for d, theirs in enumerate(_THEIR_POOLS, 1) if isinstance(pool, theirs))
     kernel_size, stride, padding = window = _window(pool, dims)
     if index_dtype == torch.uint8:
         dilation = _per_dim(pool.dilation, dims)
@@ -151,16 +298,18 @@ def _why_not(
             return f"kernel_size {kernel_size} has more than 256 elements"
         if not bytes_do((), dilation):
             return f"dilation {dilation} is not 1"
-    ours, theirs = _UNPOOLS[dims - 1], _THEIR_UNPOOLS[dims - 1]
+    theirs = _THEIR_UNPOOLS[dims - 1]
+    for unpool in all_unpools:
+        base = next((rank for rank in _THEIR_UNPOOLS if isinstance(unpool, rank)), _MaxUnpoolNd)
+        known = type(unpool) in _UNPOOLS + _THEIR_UNPOOLS
+        if not known and base in (theirs, _MaxUnpoolNd):  # of any rank, if of none of the three
+            return f"{type(unpool).__name__}, a subclass of {base.__name__}, may want int64 indices"
     unpools = [unpool for unpool in all_unpools if isinstance(unpool, theirs)]
-    for unpool in unpools:
-        if type(unpool) is not ours:
-            return f"{type(unpool).__name__}, a subclass of {ours.__name__}, may want int64 indices"
     if not unpools:
-        return f"there is no {ours.__name__} to take the indices"
+        return f"there is no {theirs.__name__} to take the indices"
     if index_dtype == torch.uint8 and all(_window(unpool, dims) != window for unpool in unpools):
         return (
-            f"no {ours.__name__} has kernel_size {kernel_size}, stride {stride} "
+            f"no {theirs.__name__} has kernel_size {kernel_size}, stride {stride} "
             f"and padding {padding}"
         )
     return None

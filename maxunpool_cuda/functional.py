@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _ops
-from ._geometry import IntOrInts, Ints, ints, per_dim, spatial_output_size
+from . import _ops, _sharding
+from ._geometry import IntOrInts, Ints, in_tuple, ints, per_dim, spatial_output_size
 
 Reduce = Literal["last", "sum", "mean"]
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
@@ -96,6 +96,7 @@ def _max_unpool(
             "offsets in the window (int32 ones are not), but got "
             f"kernel_size={list(kernel)}"
         )
+    _sharding.register()
     return _ops.max_unpool(input, indices, sizes, kernel, steps, padded, reduce)
 
 
@@ -118,7 +119,8 @@ def max_unpool1d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(L_out,)``, or with the leading sizes of the input before it.
+        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are
+            ignored.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -170,17 +172,23 @@ def max_unpool2d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(H_out, W_out)``, or with the leading sizes of the input before them; within
-            a stride of the default.
+        output_size: ``(H_out, W_out)``, within a stride of the default; or with two sizes before
+            them (for an unbatched input, or with one), which are ignored, as torch.nn ignores them.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
         ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``.
 
     Raises:
-        RuntimeError: shapes, devices or index dtype do not fit; an index lies outside its output
-            plane (on CUDA: raised by the next call or by :func:`maxunpool_cuda.check_errors`).
-        ValueError: ``output_size`` or ``reduce`` is not one of those allowed.
+        RuntimeError: shapes, devices or index dtype do not fit; a plane is empty; ``kernel_size``
+            or ``stride`` is not positive, ``padding`` is negative, or sizes overflow; an index lies
+            outside its output plane (on CUDA: raised by the next call or by
+            :func:`maxunpool_cuda.check_errors`).
+        ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
+            output, is not given by as many numbers as there are dimensions, or has too many
+            elements for uint8 indices.
+        TypeError: ``input`` or ``indices`` is no tensor; a size or a part of the window is no
+            64-bit int.
         NotImplementedError: the dtype does not add up, or the device has no kernels.
 
     Example:
@@ -215,7 +223,8 @@ def max_unpool3d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(D_out, H_out, W_out)``, or with the leading sizes of the input before them.
+        output_size: ``(D_out, H_out, W_out)``, or with two sizes before them (unbatched: or one),
+            which are ignored.
         reduce: ``"last"``, ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -245,7 +254,7 @@ def _smallest_index_dtype(input: Tensor, kernel_size: Ints, dilation: Ints) -> t
 
 def _pool_per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     """As :func:`per_dim`, with torch.nn's rules for pooling: one int in a sequence does for all."""
-    result = ints(name, argument, value if isinstance(value, Iterable) else (value,))
+    result = ints(name, argument, in_tuple(value))
     if len(result) not in (1, dims):
         raise RuntimeError(
             f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
@@ -300,6 +309,9 @@ def _max_pool(
     name = f"max_pool{dims}d"
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
+        theirs = getattr(torch.nn.functional, name)
+        return theirs(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     if not isinstance(ceil_mode, bool):
         raise TypeError(
             f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
@@ -315,6 +327,7 @@ def _max_pool(
         _pool_per_dim(name, "dilation", dilation, dims),
     )
     kernel, _, _, spread = window
+    _sharding.register()
     if return_indices:
         # As in _max_unpool.
         if (
@@ -390,7 +403,8 @@ def max_pool2d(
 ) -> Pooled:
     """Take the largest of each window, as :func:`torch.nn.functional.max_pool2d` does, bit for bit.
 
-    Of equal elements the first is taken, in row-major order, and a NaN before every number.
+    Of equal elements the first is taken, in row-major order, and a NaN before every number: as it
+    is, where PyTorch may write another NaN, for float16 and bfloat16.
 
     The indices say where. int64 and int32 ones are flat positions in the input plane, and int64
     ones those of PyTorch. uint8 ones take an eighth of the memory: the row-major offset inside the
@@ -398,7 +412,8 @@ def max_pool2d(
 
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
-            integers. A channels_last input gives channels_last results.
+            integers. A channels_last input gives channels_last results. Quantized and mkldnn
+            tensors are left to torch.nn's function.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: cells of minus infinity on both sides; at most half of ``kernel_size``.
@@ -414,6 +429,8 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
+        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a part of the window no 64-bit
+            int.
         NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
             is asked for where dilation leaves a window without an element of the input.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy, Tracer
 
 from ._geometry import IntOrInts
 from .functional import (
@@ -23,7 +24,16 @@ from .functional import (
 )
 
 
-class _NotScriptable:
+class _Leaf:
+    """What all six modules share: PyTorch's graphs show them whole, and TorchScript has none."""
+
+    def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
+        """A call of this module, in the graph of a tracer that takes torch.nn's for leaves."""
+        tracer: Any = input.tracer
+        return tracer.create_proxy(
+            "call_module", tracer.path_of_module(self), (input, *arguments), {}
+        )
+
     def __prepare_scriptable__(self) -> None:
         name = type(self).__name__
         raise NotImplementedError(
@@ -32,7 +42,7 @@ class _NotScriptable:
         )
 
 
-class _MaxUnpool(_NotScriptable, torch.nn.modules.pooling._MaxUnpoolNd):
+class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     """What the three modules share; the torch.nn class each derives from makes the tuples."""
 
     _function: Callable[..., Tensor]
@@ -56,6 +66,8 @@ class _MaxUnpool(_NotScriptable, torch.nn.modules.pooling._MaxUnpoolNd):
     def forward(
         self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
+        if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
+            return self._call_in_graph(input, indices, output_size)
         window = (self.kernel_size, self.stride, self.padding)
         return self._function(input, indices, *window, output_size, reduce=self.reduce)
 
@@ -128,7 +140,7 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
     _function = staticmethod(max_unpool3d)
 
 
-class _MaxPool(_NotScriptable, torch.nn.modules.pooling._MaxPoolNd):
+class _MaxPool(_Leaf, torch.nn.modules.pooling._MaxPoolNd):
     """What the three modules share."""
 
     _function: Callable[..., Pooled]
@@ -154,6 +166,8 @@ class _MaxPool(_NotScriptable, torch.nn.modules.pooling._MaxPoolNd):
         self.index_dtype = index_dtype
 
     def forward(self, input: Tensor) -> Pooled:
+        if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
+            return self._call_in_graph(input)
         return self._function(
             input,
             self.kernel_size,

@@ -17,6 +17,10 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     ONNX's indices are flat over the whole tensor: integer arithmetic makes those of this package,
     of each dtype, from them, and them from those. bfloat16 is cast to float32 and back, exactly.
 
+    ONNX Runtime and ONNX's own evaluator give the same, whatever the output size. Where neither the
+    sizes nor a stride of one give it away, as with dynamic ones, MaxUnpool fills a little more and
+    Slice takes what was asked for. Of pools with strides of one the evaluator gets indices wrong.
+
     A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"``, dtypes
     that its operators do not take, and some windows: those that hold no element of the input (only
     dilated ones do, and dynamic sizes hide them) and, in ceil mode with dilation or dynamic sizes,
@@ -31,7 +35,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     Needs the package onnxscript.
 
     Example:
-        >>> import torch, maxunpool_cuda.onnx
+        >>> import torch, maxunpool_cuda
         >>> table = maxunpool_cuda.onnx.translation_table()
         >>> # torch.onnx.export(model, inputs, dynamo=True, custom_translation_table=table)
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
@@ -125,32 +129,44 @@ def _max_unpool(
     if reduce != "last":
         raise ValueError(f"{to.name}: expected reduce='last' for ONNX but got {reduce!r}")
     taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE")
+    # ONNX says that the given shape counts, but ONNX Runtime refuses one below what it infers from
+    # the window, and ONNX's evaluator places the elements in what it infers. So the two are equal:
+    # by another window where they differ by a constant, else by a box that holds every
+    # output_size, from which this is cut. ONNX Runtime wants less padding than kernel.
+    windows, box, cut = [], [], False
+    axes = zip(input.shape[-to.dims :], output_size, kernel_size, stride, padding, strict=True)
+    for d, (pooled, size, kernel, step, pad) in enumerate(axes):
+        known = isinstance(pooled, int) and isinstance(size, int)
+        if known or step == 1:
+            more = size - pooled if known else kernel - 2 * pad - 1
+            if pad >= kernel or (known and (pooled - 1) * step - 2 * pad + kernel != size):
+                kernel, step, pad = 1 + abs(more), 1, max(0, -more)
+        else:
+            kernel, pad, cut = max(1, kernel - 2 * pad + step - 1), 0, True
+            size = (to.size(taken, 2 + d) - 1) * step + kernel
+        windows.append((kernel, step, pad))
+        box.append(size)
     positions = to.op.Cast(to.taken(indices), to=to.types.INT64)
     if indices.dtype == to.types.UINT8:
         more = [to.row(taken, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
-        positions = to.moved(positions, kernel_size, output_size, more)
+        positions = to.moved(positions, kernel_size, box, more)
+    elif cut:
+        positions = to.moved(positions, output_size, box, [0] * to.dims)
     batch, channels = to.size(taken, 0), to.size(taken, 1)
-    plane = math.prod(output_size)
+    plane = math.prod(box)
     planes = to.row(taken, 0, 0, channels * plane) + to.row(taken, 1, 0, plane)
-    # ONNX says that the given shape counts, but ONNX Runtime refuses one below what it infers from
-    # the window, or that this is below one. Another window stands in where that may happen.
-    windows = []
-    axes = zip(input.shape[-to.dims :], output_size, kernel_size, stride, padding, strict=True)
-    for pooled, size, kernel, step, pad in axes:
-        fits, less = step == 1, 0
-        if isinstance(pooled, int) and isinstance(size, int):
-            fits = 0 < (pooled - 1) * step - 2 * pad + kernel <= size
-            less = max(0, pooled - size)
-        windows.append((kernel, step, pad) if fits else (1 + less, 1, less))
     kernels, strides, pads = zip(*windows, strict=True)
     output = to.op.MaxUnpool(
         taken,
         positions + planes,
-        [batch, channels, *output_size],
+        [batch, channels, *box],
         kernel_shape=kernels,
         pads=[*pads, *pads],
         strides=strides,
     )
+    if cut:
+        spatial = list(range(2, 2 + to.dims))
+        output = to.op.Slice(output, [0] * to.dims, list(output_size), spatial)
     return to.given(output, input.dtype)
 
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent
-SHARE = 0.05  # seconds of a round that one test may take on average
-LONGEST_TURN = 20  # rounds
+SHARE = 0.02  # seconds of a round that one test may take on average
+LONGEST_TURN = 100  # rounds
 
 
 def seconds() -> float:

@@ -93,9 +93,9 @@ def test_networks(name: str, layout: str, device: str, rng: random.Random) -> No
     assert replace_max_pooling(model) == {}
     agree(results(model, x), expected, in_any_order)
     assert set(dtypes) == {torch.uint8}
-    types = {type(module) for module in model.modules()}
-    assert types & set(OURS)
-    assert not types & set(THEIRS)
+    assert {type(module) for module in model.modules()} & set(OURS)
+    theirs = [module for module in model.modules() if type(module) in THEIRS]
+    assert theirs == ([model.first_pool] if name == "ENet" else [])  # which returns no indices
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -154,6 +154,19 @@ class OwnPool(nn.MaxPool2d):
     pass
 
 
+class Foreign(nn.modules.pooling._MaxUnpoolNd):
+    """As another library's, none of torch.nn's three."""
+
+    def __init__(self, kernel_size: int) -> None:
+        super().__init__()
+        self.kernel_size = self.stride = (kernel_size, kernel_size)
+        self.padding = (0, 0)
+
+    def forward(self, x: Tensor, indices: Tensor, output_size: torch.Size) -> Tensor:
+        zeros = x.new_zeros(*x.shape[:2], output_size.numel())
+        return zeros.scatter(2, indices.flatten(2), x.flatten(2)).view(*x.shape[:2], *output_size)
+
+
 KEPT = {
     "large": (
         nn.MaxPool2d(17, 2, return_indices=True),
@@ -185,6 +198,11 @@ KEPT = {
         OwnUnpool(2),
         "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices",
     ),
+    "of another family": (
+        nn.MaxPool2d(2, return_indices=True),
+        Foreign(2),
+        "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices",
+    ),
 }
 
 
@@ -202,11 +220,12 @@ def test_pools_that_keep_their_indices(case: str, rng: random.Random) -> None:
         assert same(model(x), expected)
     assert dtypes == [torch.int64] * 2
     assert type(pool) is MaxPool2d
-    assert type(unpool) is (OwnUnpool if case == "subclass" else MaxUnpool2d)
-    # Flat indices are as good in four bytes, for whoever takes them.
-    assert (replace_max_pooling(model, torch.int32) == {}) == (case != "subclass")
+    own = type(unpool) in (OwnUnpool, Foreign)
+    assert own or type(unpool) is MaxUnpool2d
+    # Flat indices are as good in four bytes, for whoever is known to take them.
+    assert (replace_max_pooling(model, torch.int32) == {}) == (not own)
     assert same(model(x), expected)
-    assert dtypes[2] == (torch.int64 if case == "subclass" else torch.int32)
+    assert dtypes[2] == (torch.int64 if own else torch.int32)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -221,6 +240,15 @@ def test_an_unpool_of_the_same_rank_is_asked_for(dims: int) -> None:
     model.append(THEIRS[dims + 2](2))
     assert replace_max_pooling(model) == {}
     assert model[0][0](torch.rand(3, *[2] * dims))[1].dtype == torch.uint8
+
+
+def test_unpools_of_unknown_rank_concern_every_pool() -> None:
+    pools = [pool(2, return_indices=True) for pool in THEIRS[:3]]
+    model = nn.Sequential(*pools, *(unpool(2) for unpool in THEIRS[3:]), Foreign(2))
+    for dtype in (torch.uint8, torch.int32):
+        assert replace_max_pooling(model, dtype).keys() == {"0", "1", "2"}
+    model[6] = OwnUnpool(2)
+    assert replace_max_pooling(model).keys() == {"1"}
 
 
 def test_subclasses_of_pools_are_left_alone() -> None:
@@ -261,10 +289,18 @@ def test_offsets_need_no_output_size() -> None:
     assert not same(astray, x[..., :4])
 
 
-def test_without_indices_the_backward_keeps_bytes() -> None:
-    model = nn.Sequential(nn.MaxPool1d(2), nn.MaxPool1d(2, return_indices=False))
+def test_plain_pools_are_replaced_on_demand() -> None:
+    """Without indices: the backward of ours keeps bytes."""
+    pools = (nn.MaxPool1d(2), nn.MaxPool1d(2, return_indices=False), OwnPool(2))
+    model = nn.Sequential(*pools, nn.MaxUnpool1d(2))
+    assert replace_max_pooling(model) == {}
+    assert [type(module) for module in model[:2]] == [nn.MaxPool1d] * 2
+    assert type(model[3]) is MaxUnpool1d
+    assert replace_max_pooling(model, torch.int32, plain_pools=True) == {}
+    assert type(model[2]) is OwnPool
+    model = model[:2]
+    assert [type(module) for module in model] == [MaxPool1d] * 2
     kept: list[Tensor] = []
-    assert replace_max_pooling(model, torch.int32) == {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         model(torch.rand(1, 8, requires_grad=True))
     assert [t.dtype for t in kept] == [torch.uint8] * 2
@@ -426,6 +462,61 @@ def test_replace_max_unpool_of_a_model_that_is_one() -> None:
     assert type(replace_max_unpool(nn.MaxUnpool3d(2))) is MaxUnpool3d
 
 
+def test_a_reduce_that_is_given_is_given_to_our_own() -> None:
+    model = nn.Sequential(nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2))
+    assert replace_max_pooling(model) == {}
+    assert model[1].reduce == "last"
+    for reduce in ("sum", "last", "mean"):
+        assert replace_max_unpool(model, reduce=reduce)[1].reduce == reduce
+    replace_max_unpool(model.append(nn.MaxUnpool1d(2)))
+    assert [model[1].reduce, model[2].reduce] == ["mean", "last"]
+    assert replace_max_pooling(model) == {}
+    assert model[1].reduce == "mean"
+
+
+class Functional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+        return nn.functional.max_unpool2d(pooled, indices, 2)
+
+
+NOTHING = {
+    "functional": Functional,
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.MaxPool2d(2, return_indices=True))),
+    "subclasses": lambda: nn.Sequential(OwnPool(2, return_indices=True), OwnUnpool(2)),
+    "plain": lambda: nn.Sequential(nn.MaxPool2d(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("case", NOTHING)
+def test_a_warning_where_there_is_nothing_to_replace(case: str) -> None:
+    model = NOTHING[case]()
+    types = [type(module) for module in model.modules()]
+    with pytest.warns(UserWarning, match=r"^replace_max_unpool: .* but got ") as unpools:
+        assert replace_max_unpool(model) is model
+    with pytest.warns(UserWarning, match=r"^replace_max_pooling: .* but got ") as pools:
+        assert (replace_max_pooling(model) == {}) == (case != "subclasses")
+    assert [type(module) for module in model.modules()] == types
+    for warned, names in ((unpools, "torch.nn.MaxUnpool1d/2d/3d"), (pools, "MaxPool1d/2d/3d with")):
+        (warning,) = warned
+        assert warning.filename == __file__
+        assert type(model).__name__ in str(warning.message)
+        assert names in str(warning.message)
+        assert "functions that a forward calls, and scripted modules" in str(warning.message)
+    assert ("plain_pools=True" in str(pools[0].message)) == (case == "plain")
+    assert "plain_pools" not in str(unpools[0].message)
+
+
+def test_no_warning_where_something_is_ours(recwarn: pytest.WarningsRecorder) -> None:
+    for model in (nn.MaxUnpool1d(2), MaxUnpool1d(2), MaxPool1d(2)):
+        for _ in range(2):
+            replace_max_pooling(model)
+    replace_max_unpool(MaxUnpool2d(2))
+    replace_max_pooling(nn.MaxPool1d(2), plain_pools=True)
+    assert not recwarn.list
+
+
 def test_replace_max_unpool_leaves_subclasses_alone() -> None:
     class Own(nn.MaxUnpool2d):
         pass
@@ -434,3 +525,5 @@ def test_replace_max_unpool_leaves_subclasses_alone() -> None:
     replace_max_unpool(model)
     assert type(model[0]) is Own
     assert model[1].reduce == "mean"
+    replace_max_unpool(model, reduce="sum")
+    assert not hasattr(model[0], "reduce")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops, convert, functional, modules
+from maxunpool_cuda import _ops, convert, functional, modules, onnx
 
 README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.mark.parametrize(
-    "module", [functional, modules, convert, _ops], ids=lambda module: module.__name__
+    "module", [functional, modules, convert, onnx, _ops], ids=lambda module: module.__name__
 )
 def test_docstrings(module: object) -> None:
     results = doctest.testmod(module)

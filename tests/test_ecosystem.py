@@ -1,9 +1,10 @@
-"""What surrounds an operator: autocast, tracing, copies, threads, processes, tensor subclasses."""
+"""What surrounds an operator: autocast, tracing, copies, threads, tensor subclasses."""
 
 import copy
 import multiprocessing
-import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -170,6 +171,90 @@ def test_threads_of_the_caller(index_dtype: torch.dtype) -> None:
     assert not wrong
 
 
+def run_alone(script: str, *arguments: str) -> str:
+    """What a program prints that may end the process it runs in."""
+    command = [sys.executable, "-c", script, *arguments]
+    # Not from the root, where the package has no compiled extension.
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+BACKWARD_TWICE = """
+import sys, threading, torch, maxunpool_cuda.functional as F
+operator, retain = sys.argv[1], sys.argv[2] == "retain"
+outcomes = []
+
+def backward(output, barrier, retain_graph):
+    barrier.wait()
+    try:
+        output.backward(retain_graph=retain_graph)
+        outcomes.append("done")
+    except RuntimeError as error:
+        outcomes.append(str(error).split(" (")[0])
+
+for _ in range(1000):
+    leaf = torch.rand(1, 1, 4, 4, requires_grad=True)
+    if operator == "pool":
+        output = F.max_pool2d(leaf, 2).sum()
+    else:
+        output = F.max_unpool2d(leaf, torch.zeros(1, 1, 4, 4, dtype=torch.int64), 2).sum()
+    barrier = threading.Barrier(2)
+    arguments = [(output, barrier, False), (output, barrier, retain)]
+    threads = [threading.Thread(target=backward, args=each) for each in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(len(outcomes), *sorted(set(outcomes)), sep="; ")
+"""
+
+
+@pytest.mark.parametrize("retain", ["retain", "release"])
+@pytest.mark.parametrize("operator", ["pool", "unpool"])
+def test_two_threads_run_backward_through_one_graph(operator: str, retain: str) -> None:
+    """The second may find its variables released, which is an error and no more."""
+    count, *outcomes = run_alone(BACKWARD_TWICE, operator, retain).strip().split("; ")
+    assert int(count) == 2000
+    assert set(outcomes) <= {"done", "Trying to backward through the graph a second time"}
+    assert "done" in outcomes
+
+
+DAEMONS = """
+import sys, threading, time, torch, maxunpool_cuda.functional as F
+
+class Ending:
+    def __del__(self):  # as the interpreter ends; meanwhile the operators return to it
+        time.sleep(2)
+
+torch.set_num_threads(1)
+ending, kept, running = Ending(), [], threading.Semaphore(0)
+x = torch.rand(1, 16, 512, 512)
+values, indices = F.max_pool2d(x, 2, return_indices=True)
+work = {
+    "pool": lambda: F.max_pool2d(x, 2),
+    "unpool": lambda: F.max_unpool2d(values, indices, 2),
+}[sys.argv[1]]
+
+def forever():
+    while True:
+        running.release()
+        kept.append(work())  # PyTorch takes the GIL to free a tensor
+
+for _ in range(3):
+    threading.Thread(target=forever, daemon=True).start()
+for _ in range(6):
+    running.acquire()
+"""
+
+
+@pytest.mark.parametrize("work", ["pool", "unpool"])
+def test_daemon_threads_outlive_the_interpreter(work: str) -> None:
+    run_alone(DAEMONS, work)
+
+
 class Unpooled(Dataset):
     def __len__(self) -> int:
         return 6
@@ -185,45 +270,6 @@ def test_workers_of_a_data_loader(start: str) -> None:
     loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
     expected = torch.stack([Unpooled()[i] for i in range(6)])
     assert same(torch.cat(list(loader)), expected)
-
-
-def whole_numbers(*shape: int) -> Tensor:
-    return torch.randint(-8, 8, shape).float()
-
-
-def train_step(model: nn.Module, x: Tensor) -> None:
-    # Powers of two: means and sums of whole numbers are exact in any order.
-    model(x).sum().div(len(x)).backward()
-
-
-def distributed_worker(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    model, x = torch.load(f"{folder}/start.pt", weights_only=False)
-    parallel = nn.parallel.DistributedDataParallel(model)
-    train_step(parallel, x[rank::2])
-    if rank == 0:
-        torch.save([p.grad for p in model.parameters()], f"{folder}/gradients.pt")
-    torch.distributed.destroy_process_group()
-    # PyTorch aborts now and then as such a process ends, with torch.nn's unpooling too.
-    os._exit(0)
-
-
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = RoundTrip(torch.uint8), whole_numbers(4, 1, 8, 8)
-    for parameter in model.parameters():
-        parameter.data = whole_numbers(*parameter.shape)
-    torch.save((model, x), tmp_path / "start.pt")
-    torch.multiprocessing.spawn(distributed_worker, (str(tmp_path),), nprocs=2)
-    train_step(model, x)
-    gradients = torch.load(tmp_path / "gradients.pt")
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        assert parameter.grad.any()
-        assert same(parameter.grad, gradient)
 
 
 class Tagged(Tensor):
@@ -264,3 +310,34 @@ def test_torch_function(which: int, index_dtype: torch.dtype) -> None:
     assert same(output, expected)
     name, output = maxunpool_cuda.MaxUnpool2d(*WINDOW, reduce="mean")(*tensors, (10, 9))
     assert same(output, expected)
+
+
+def models_of_pools(dims: int) -> tuple[nn.Module, nn.Module]:
+    """One of torch.nn's, and it converted."""
+    pool = getattr(nn, f"MaxPool{dims}d")
+    model = nn.Sequential(nn.ReLU(), pool(3, 2, 1), pool(2, ceil_mode=True))
+    converted = copy.deepcopy(model)
+    for module in converted[1:]:
+        module.__class__ = getattr(maxunpool_cuda, f"MaxPool{dims}d")
+    return model, converted
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_quantized_tensors_are_pooled_by_torch(dims: int, dtype: torch.dtype) -> None:
+    model, converted = models_of_pools(dims)
+    x = torch.quantize_per_tensor(torch.rand(2, 3, *[9] * dims) - 0.5, 0.01, 7, dtype)
+    got, expected = converted(x), model(x)
+    assert got.qscheme() == expected.qscheme()
+    assert (got.q_scale(), got.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
+    assert torch.equal(got.int_repr(), expected.int_repr())
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_mkldnn_tensors_are_pooled_by_torch(dims: int) -> None:
+    model, converted = models_of_pools(dims)
+    x = torch.randn(2, 3, *[9] * dims).to_mkldnn()
+    got, expected = converted(x), model(x)
+    assert got.layout == expected.layout == torch._mkldnn
+    assert same(got.to_dense(), expected.to_dense())

@@ -5,7 +5,6 @@ stand-in for CUDA's language (emulation/), one build per sanitizer, and run one 
 thread. The results must equal the reference bit for bit, and the sanitizers must be silent.
 """
 
-import fcntl
 import math
 import os
 import random
@@ -61,20 +60,15 @@ TYPES = {  # c10::ScalarType
 
 def build(sanitizer: str, name: str = "emulator") -> Path:
     """An emulator, built once for as long as its sources do not change."""
-    folder = ROOT / "build" / "emulation"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}-{sanitizer}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building it
-        return built(folder / f"{name}-{sanitizer}-{torch.__version__}", sanitizer, name)
-
-
-def built(program: Path, sanitizer: str, name: str) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
     sources = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.cuh"), *HERE.glob("emulation/*")]
+    program = ROOT / "build" / "emulation" / f"{name}-{sanitizer}-{torch.__version__}"
     if program.exists() and program.stat().st_mtime > max(s.stat().st_mtime for s in sources):
         return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = program.with_name(f"{program.name}-{os.getpid()}")
     library = Path(torch.__file__).parent / "lib"
     subprocess.run(
         [
@@ -94,11 +88,12 @@ def built(program: Path, sanitizer: str, name: str) -> Path:
             *(f"-isystem{path}" for path in cpp_extension.include_paths()),
             f"-isystem{sysconfig.get_path('include')}",
             HERE / "emulation" / f"{name}.cpp",
-            *("-o", program),
+            *("-o", unfinished),
             *(f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"),
         ],
         check=True,
     )
+    unfinished.rename(program)
     return program
 
 

@@ -188,6 +188,28 @@ def test_ties_nan_and_nothing(device: str) -> None:
     assert offsets.tolist() == [[2, 1, *[0] * 19]]
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("dtype", "integer", "bits"),
+    [
+        (torch.float16, torch.int16, (0x7E12, 0x7C12, -0x1EE)),
+        (torch.bfloat16, torch.int16, (0x7FC5, 0x7F85, -0x3B)),
+        (torch.float32, torch.int32, (0x7FC12345, 0x7F812345, -0x3EDCBB)),
+        (torch.float64, torch.int64, (0x7FF8 << 48 | 5, 0x7FF0 << 48 | 5, -7)),
+    ],
+    ids=str,
+)
+def test_a_nan_is_taken_as_it_is(
+    device: str, dtype: torch.dtype, integer: torch.dtype, bits: tuple[int, ...], layout: str
+) -> None:
+    for nan in bits:
+        x = torch.zeros(1, 16, 24, 24, dtype=integer)
+        x[..., ::2, 1::2] = nan
+        x = laid_out(x.view(dtype), layout, 2).to(device)
+        assert x.isnan().any()
+        assert bool((F.max_pool2d(x, 2).view(integer) == nan).all())
+
+
 def test_windows_without_a_cell(device: str) -> None:
     """Dilation may step over the whole input: there is no maximum, and PyTorch's index."""
     x = torch.ones(1, 1, 4, device=device)
@@ -211,9 +233,9 @@ def test_windows_without_a_cell(device: str) -> None:
 
 def test_which_windows_have_no_cell(rng: random.Random) -> None:
     """The tests that ask for a derivative go by it."""
-    apart = Window((2, 4), (2, 1), (1, 1), (1, 0), (3, 1), False)
-    assert apart.has_empty_window
-    for window in (apart, *(random_window(rng, longest=4, most_cells=30) for _ in range(400))):
+    empty = Window((2, 4), (2, 1), (1, 1), (1, 0), (3, 1), False)
+    assert empty.has_empty_window
+    for window in (empty, *(random_window(rng, longest=4, most_cells=30) for _ in range(400))):
         values, _ = max_pool(torch.zeros(1, *window.sizes), *window.arguments, torch.int64)
         assert window.has_empty_window == bool(values.isneginf().any()), window
 
@@ -234,16 +256,55 @@ def test_threads_do_not_matter(rng: random.Random) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_channels_last_stays(device: str, dims: int) -> None:
+def layout(tensor: Tensor, dims: int) -> str:
+    """As a batch: contiguous, channels_last, or neither."""
+    batch = tensor if tensor.dim() == dims + 2 else tensor[None]
+    if batch.is_contiguous():
+        return "contiguous"
     format = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = torch.rand(2, 5, *[4] * dims, device=device)
-    for result in _ops.max_pool(
-        x.contiguous(memory_format=format), *[(2,) * dims] * 2, (0,) * dims, (1,) * dims, False, 4
-    ):
-        assert result.is_contiguous(memory_format=format)
-    for result in FUNCTIONS[dims - 1](x, 2, return_indices=True):
-        assert result.is_contiguous()
+    return "channels_last" if batch.is_contiguous(memory_format=format) else "neither"
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x,
+    "some channels": lambda x: x[:, ::2],
+    "a chunk of channels": lambda x: x.chunk(2, 1)[1],
+    "a crop": lambda x: x[..., 1:8, 1:],
+    "some images": lambda x: x[::2],
+    "one channel": lambda x: x[:, :1],
+    "transposed": lambda x: x.transpose(-1, -2),
+    "without a batch": lambda x: x[0],
+    "some channels without a batch": lambda x: x[0, ::2],
+    "expanded": lambda x: x[:, :1, ..., :1, :1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_layout_is_the_one_that_strides_suggest(
+    device: str, dims: int, channels_last: bool, part: str
+) -> None:
+    """Of pooling and unpooling alike; and that of torch.nn's pooling."""
+    x = torch.rand(4, 8, *[8] * dims, device=device)
+    x = PARTS[part](laid_out(x, "channels_last" if channels_last else "contiguous", dims)).detach()
+    expected = TORCH[dims - 1](x, 2, return_indices=True)
+    kept = layout(expected[0], dims)
+    kept_parts = ("whole", "some channels", "a chunk of channels", "a crop", "some images")
+    kept_parts += ("without a batch",) if dims == 3 else ()
+    assert kept == ("channels_last" if channels_last and part in kept_parts else "contiguous")
+    for dtype in INDEX_DTYPES:
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        for input in (x, leaf) if leaf.stride() == x.stride() else (x,):
+            values, indices = FUNCTIONS[dims - 1](input, 2, return_indices=True, index_dtype=dtype)
+            output = UNPOOL[dims - 1](values, indices, 2, output_size=x.shape[-dims:])
+            assert [layout(t, dims) for t in (values, indices, output)] == [kept] * 3
+            assert same(values.detach(), expected[0])
+        if output.requires_grad:
+            (grad,) = torch.autograd.grad(output, leaf, torch.rand_like(output))
+            assert layout(grad, dims) == kept
+    compiled = torch.compile(FUNCTIONS[dims - 1], backend="aot_eager", fullgraph=True)
+    assert compiled(x, 2).stride() == values.stride()
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
@@ -505,7 +566,7 @@ def test_export_with_dynamic_sizes(index_dtype: torch.dtype, strict: bool) -> No
 # what follows the input, as torch.nn takes it; the input, of a batch, three channels and as many
 # dimensions as pooled
 WRONG: dict[str, tuple[Callable[[Callable, Tensor], object], str]] = {
-    "kernel of zero": (lambda pool, x: pool(x, 0), "stride should not be zero"),
+    "kernel of zero": (lambda pool, x: pool(x, 0), "kernel size should be greater than zero"),
     "negative kernel": (lambda pool, x: pool(x, -1, 1), "kernel size should be greater than zero"),
     "stride of zero": (lambda pool, x: pool(x, 2, 0), "stride should not be zero"),
     "negative stride": (lambda pool, x: pool(x, 2, -1), "stride should be greater than zero"),
@@ -536,7 +597,8 @@ def test_errors_are_torchs(kind: str, dims: int) -> None:
     with pytest.raises(theirs.type, match=rf"^max_pool{dims}d: expected .* but got") as ours:
         call(FUNCTIONS[dims - 1], x)
     assert phrase in str(ours.value)
-    if kind not in ("kernel of four", "negative kernel"):  # for which theirs depend on the rank
+    # For a kernel theirs depend on the rank, or are about the stride.
+    if kind not in ("kernel of four", "kernel of zero", "negative kernel"):
         assert phrase in str(theirs.value)
 
 
@@ -665,6 +727,8 @@ def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPa
         (3, None),
         (3, torch.Size([])),
         (torch.Size([3, 2]), torch.Size([2])),
+        (torch.tensor(3), torch.tensor(2), torch.tensor(1), torch.tensor(1)),
+        (torch.tensor([3]), (torch.tensor(2), 1)),
         (np.int64(3), np.int32(2), np.uint8(1)),
         ((np.int64(3), 2), [2, np.int16(1)]),
         (3, 2, 1, 2),
@@ -678,6 +742,7 @@ def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPa
         (3, 2, 1, ()),
         ((3, 3, 3),),
         (3.0,),
+        (torch.tensor(3.0),),
         ("3",),
         (None,),
         (-3,),

@@ -75,7 +75,7 @@ def test_plain_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_ops, "max_unpool", long_way)
     monkeypatch.setattr(_ops, "max_pool", long_way)
     x, i = torch.rand(1, 1, 2, 2, requires_grad=True), torch.tensor([[[[0, 3], [8, 11]]]])
-    for size in (None, (4, 4), (1, 1, 4, 4), torch.Size((4, 4))):
+    for size in (None, (4, 4), (1, 1, 4, 4), (7, "C", 4, 4), torch.Size((4, 4))):
         assert F.max_unpool2d(x, i, 2, output_size=size).shape == (1, 1, 4, 4)
         assert MaxUnpool2d(2)(x, i.int(), size).flatten()[i].equal(x)
         assert F.max_unpool2d(x, i.byte() % 4, 2, output_size=size).shape == (1, 1, 4, 4)

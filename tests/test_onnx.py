@@ -1,11 +1,14 @@
-"""Export to ONNX, run by ONNX Runtime, against eager."""
+"""Export to ONNX, run by ONNX Runtime and ONNX's reference evaluator, against eager."""
 
 import io
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, Window, random_window, same, some
+from cases import INDEX_DTYPES, Geometry, Window, random_case, random_window, same, some
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -13,6 +16,7 @@ import maxunpool_cuda.functional as F
 import maxunpool_cuda.onnx
 from maxunpool_cuda import _ops
 
+onnx = pytest.importorskip("onnx", reason="its evaluator runs the exports")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the exports are run by ONNX Runtime")
 pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
 
@@ -84,6 +88,18 @@ class Operators(nn.Module):
         return values, indices, unpooled
 
 
+class Unpool(nn.Module):
+    """To the sizes of a tensor, from any indices."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+
+    def forward(self, x: Tensor, indices: Tensor, like: Tensor) -> Tensor:
+        sizes = like.shape[-self.geometry.dims :]
+        return _ops.max_unpool(x, indices, sizes, *self.geometry.arguments("last")[1:])
+
+
 class Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(x, 3, 2, 1, ceil_mode=True)
@@ -107,12 +123,32 @@ def export(
 
 
 def run_all(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> list[Tensor]:
+    """By ONNX Runtime, once the reference evaluator says the same."""
     file = io.BytesIO()
     program.save(file)
+    onnx.checker.check_model(file.getvalue(), full_check=True)
     session = onnxruntime.InferenceSession(file.getvalue())
     names = [described.name for described in session.get_inputs()]
     fed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-    return [torch.from_numpy(output) for output in session.run(None, fed)]
+    outputs = [torch.from_numpy(output) for output in session.run(None, fed)]
+    if evaluator_can(program):
+        evaluator = onnx.reference.ReferenceEvaluator(file.getvalue())
+        others = [torch.from_numpy(output) for output in evaluator.run(None, fed)]
+        if "Conv" in operators(program):  # whose sums are added up in another order
+            torch.testing.assert_close(others, outputs, rtol=1e-4, atol=1e-5)
+        else:
+            assert all(map(same, others, outputs))
+    return outputs
+
+
+def evaluator_can(program: torch.onnx.ONNXProgram) -> bool:
+    """Not MaxPool of strides one: it counts the places of a window as if that were the output.
+
+    PyTorch's own translation has such a pool, to learn where planes begin.
+    """
+    pools = [node.attributes for node in program.model.graph if node.op_type == "MaxPool"]
+    steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in pools)
+    return all(max(step) > 1 for step in steps)
 
 
 def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
@@ -121,6 +157,23 @@ def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> Tensor:
 
 def operators(program: torch.onnx.ONNXProgram) -> list[str]:
     return [node.op_type for node in program.model.graph]
+
+
+def test_importing_the_package_is_enough() -> None:
+    program = """
+import sys
+import maxunpool_cuda
+assert "onnx" in dir(maxunpool_cuda)
+assert "maxunpool_cuda.onnx" not in sys.modules
+print(len(maxunpool_cuda.onnx.translation_table()))
+try:
+    maxunpool_cuda.tensorrt
+except AttributeError as error:
+    print(error)
+"""
+    root = Path(maxunpool_cuda.__file__).parent.parent
+    printed = subprocess.check_output([sys.executable, "-c", program], cwd=root, text=True)
+    assert printed == "2\nmodule 'maxunpool_cuda' has no attribute 'tensorrt'\n"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -229,6 +282,31 @@ def test_output_sizes_below_the_default(window: tuple[int, int, int]) -> None:
     x = torch.rand(2, 3, 1)
     for got, expected in zip(run_all(export(model, x), x), model(x), strict=True):
         assert same(got, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_unpooling_to_every_output_size(dynamic: bool, rng: random.Random) -> None:
+    for _ in range(some(6)):
+        while True:
+            case = random_case(rng, reduce="last", dtypes=(torch.float32,), longest=6)
+            geometry = case.geometry
+            # torch.export takes a size of one for a constant.
+            if not dynamic or min(*geometry.pooled, *geometry.output) > 1:
+                break
+        tensors = [t.contiguous() for t in (case.input, case.indices, case.grad_output)]
+        spatial = tuple(range(-geometry.dims % tensors[0].dim(), tensors[0].dim()))
+        model = Unpool(geometry)
+        program = export(model, *tensors, dynamic=dynamic and spatial)
+        assert same(run(program, *tensors), model(*tensors)), (geometry, tensors[0].shape)
+
+
+@pytest.mark.parametrize("dynamic", [(), (2, 3)])
+def test_unpooling_with_more_padding_than_window(dynamic: tuple[int, ...]) -> None:
+    """Which ONNX Runtime refuses, for the windows as they are."""
+    model = Unpool(Geometry((3, 9), (1, 2), (3, 1), (1, 3), (5, 4)))
+    x, indices = torch.rand(2, 3, 3, 9), torch.randint(20, (2, 3, 3, 9))
+    tensors = x, indices, torch.rand(2, 3, 5, 4)
+    assert same(run(export(model, *tensors, dynamic=dynamic), *tensors), model(*tensors))
 
 
 def test_bfloat16() -> None:

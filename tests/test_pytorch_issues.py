@@ -1,4 +1,4 @@
-"""PyTorch's issues about max unpooling, each replayed on torch.nn and on this package.
+"""PyTorch's issues about max unpooling and pooling, each replayed on torch.nn and on this package.
 
 A function per issue, named by its number: it replays the report on the functions it is given and
 says what came of it, in words. EXPECTED has the words for this package. `python
@@ -116,6 +116,24 @@ def issue_78249(F: ModuleType) -> str:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before)
     return f"{sorted(values)}; deterministic mode: {strict}"
+
+
+def issue_85425(F: ModuleType) -> str:
+    """Where windows overlap, gradients add up, and in another order to other sums."""
+    x = torch.rand(2, 4, 9, 9, 9, generator=torch.manual_seed(0), requires_grad=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    torch.use_deterministic_algorithms(True)
+    try:
+        pooled = F.max_pool3d(x, 3, 1)
+        weight = torch.rand_like(pooled)
+        gradients = [
+            torch.autograd.grad(pooled, x, weight, retain_graph=True)[0] for _ in range(50)
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
+    return f"runs; equal gradients: {all(map(gradients[0].equal, gradients))}"
 
 
 def issue_80204(F: ModuleType) -> str:
@@ -341,6 +359,7 @@ EXPECTED: dict[int, tuple[str, str]] = {
     78249: ("duplicates: a race", "[0.7132]; deterministic mode: runs"),
     80204: ("duplicates: the gradient goes to losers too", "gradient [1, 0, 3, 2]"),
     80827: ("duplicates: derivatives disagree", "forward and backward derivatives agree"),
+    85425: ("CUDA: no deterministic backward of max pooling", "runs; equal gradients: True"),
     83229: ("3d: kernels below 1 accepted", "3 of 3 kernels below 1 refused"),
     88032: (
         "3d: a kernel_size of 2 numbers read past its end",

@@ -177,44 +177,85 @@ def test_documentation_of_max_unpool3d(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_lucid(device: str) -> None:
-    """int32 indices, all zero: Lucid averages what falls together."""
-    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=2, stride=2, reduce="mean")
+    """int32 indices, all zero: Lucid scatters by adding, so what falls together adds up."""
+    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=2, stride=2, reduce="sum")
     x = torch.arange(1.0, 5.0, device=device).reshape(1, 1, 2, 2)
     indices = torch.zeros(1, 1, 2, 2, dtype=torch.int32, device=device)
     output = unpool(x, indices)
     assert output.shape == (1, 1, 4, 4)
-    assert output[0, 0, 0, 0] == 2.5
+    assert output[0, 0, 0, 0] == 10
     assert int(output.count_nonzero()) == 1
 
-    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=3, stride=2, padding=0, reduce="mean")
+    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=3, stride=2, padding=0, reduce="sum")
     x = torch.ones(1, 3, 7, 7, device=device)
     output = unpool(x, torch.zeros(1, 3, 7, 7, dtype=torch.int32, device=device))
     assert output.shape == (1, 3, 15, 15)
-    assert output.flatten(2).sum(2).tolist() == [[1, 1, 1]]
+    assert output.flatten(2).sum(2).tolist() == [[49, 49, 49]]
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("unbatched", [False, True])
 @pytest.mark.parametrize(
     "output_size",
     [
+        None,
         (5, 7),
         [5, 7],
         torch.Size([5, 7]),
+        torch.tensor([5, 7]),
         (2, 3, 5, 7),
         torch.Size([2, 3, 5, 7]),
-        torch.tensor([5, 7]),
-        None,
+        # Sizes before those of the plane only say where these are.
+        (9, 1, 5, 7),
+        [-1, 2**70, 5, 7],
+        (None, "C", 5, 7),
+        torch.tensor([0, 0, 5, 7]),
+        # refused
+        (5,),
+        (3, 5, 7),
+        (1, 2, 3, 5, 7),
+        (2, 3, 5, 7.5),
+        (2, 3, 9, 7),
     ],
     ids=repr,
 )
-def test_forms_of_output_size(output_size: object) -> None:
+def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
+    """torch.nn's, and for an unbatched input one size more, as it has."""
     x = torch.rand(2, 3, 2, 3)
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
-    expected = (4, 6) if output_size is None else (5, 7)
-    assert F.max_unpool2d(x, indices, 2, output_size=output_size).shape == (2, 3, *expected)
+    if unbatched:
+        x, indices = x[0], indices[0]
+    told = output_size.tolist() if isinstance(output_size, torch.Tensor) else output_size
+    try:
+        expected = nn.functional.max_unpool2d(x, indices, 2, output_size=told)
+    except (TypeError, ValueError) as error:
+        if unbatched and output_size == (3, 5, 7):
+            expected = nn.functional.max_unpool2d(x, indices, 2, output_size=(5, 7))
+        else:
+            with pytest.raises(type(error), match=r"^max_unpool2d: expected"):
+                F.max_unpool2d(x, indices, 2, output_size=output_size)
+            return
+    assert same(F.max_unpool2d(x, indices, 2, output_size=output_size), expected)
 
 
-@pytest.mark.parametrize("output_size", [(5, 7), (3, 5, 7), (1, 3, 5, 7)])
-def test_forms_of_output_size_of_an_unbatched_input(output_size: tuple[int, ...]) -> None:
-    x = torch.rand(3, 2, 3)
-    indices = torch.arange(6).reshape(2, 3).expand(x.shape)
-    assert F.max_unpool2d(x, indices, 2, output_size=output_size).shape == (3, 5, 7)
+class Widening(nn.Module):
+    """A SegNet that unpools to the sizes from before its channels became more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2, return_indices=True)
+        self.unpool = nn.MaxUnpool2d(2)
+        self.widen = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled, indices = self.pool(x)
+        wide = self.widen(pooled)
+        return self.unpool(wide, indices.repeat(1, 3, 1, 1)[:, :8], output_size=x.size())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_sizes_from_before_the_channels_widen() -> None:
+    model, x = Widening(), torch.rand(2, 3, 7, 9)
+    expected = model(x)
+    maxunpool_cuda.replace_max_pooling(model, torch.int64)
+    assert same(model(x), expected)

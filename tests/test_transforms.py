@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from cases import DEVICES, laid_out, random_case, same, some
+from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -237,6 +238,105 @@ def test_compile_does_not_recompile_for_every_batch() -> None:
         x = torch.rand(batch, 3, 2, 2)
         compiled(x, torch.zeros(x.shape, dtype=torch.int64))
     assert count.frame_count <= 2  # the first size, then any
+
+
+class Net(torch.nn.Module):
+    """Pools and unpools, with indices and without."""
+
+    def __init__(self, index_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = maxunpool_cuda.MaxPool2d(2)
+        window = (3, 2, 1)
+        self.encoder = torch.nn.Sequential(
+            maxunpool_cuda.MaxPool2d(*window, return_indices=True, index_dtype=index_dtype)
+        )
+        self.unpool = maxunpool_cuda.MaxUnpool2d(*window)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        pooled, indices = self.encoder(x)
+        return self.unpool(pooled * 3, indices, output_size=x.shape)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_autograd(backend: str, dynamic: bool, index_dtype: torch.dtype) -> None:
+    """The graph of a backward pass that eager's forward pass left, compiled."""
+    count = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiler = torch.compile(backend=count, fullgraph=True, dynamic=dynamic)
+    net = Net(index_dtype)
+    for size in (12, 12, 16):
+        x = torch.rand(2, 3, size, 8, requires_grad=True)
+        weight = torch.randint(-9, 9, (2, 3, size // 2, 4)).float()
+        (expected,) = torch.autograd.grad(net(x), x, weight)
+        with compiled_autograd._enable(compiler, dynamic=dynamic):
+            (got,) = torch.autograd.grad(net(x), x, weight)
+        assert same(got, expected)
+    assert 0 < count.frame_count <= 2
+
+
+def test_compiled_autograd_of_a_step(index_dtype: torch.dtype) -> None:
+    net, x = Net(index_dtype), torch.rand(2, 3, 8, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(net(x).sum(), x)
+
+    def step(x: torch.Tensor) -> None:
+        net(x).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="aot_eager")(x)
+    assert same(x.grad, expected)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_sizes_that_only_data_tell(dims: int, ceil: bool, index_dtype: torch.dtype) -> None:
+    pool, unpool = (getattr(F, f"max_{kind}{dims}d") for kind in ("pool", "unpool"))
+
+    def function(weight: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shape = (2, 3, int(size.item()), *[6] * (dims - 1))
+        x = weight * weight.new_ones(shape).flatten(2).cumsum(2).sin().reshape(shape)
+        values, indices = pool(
+            x, 3, 2, 1, ceil_mode=ceil, return_indices=True, index_dtype=index_dtype
+        )
+        return pool(x, 2), values, indices, unpool(values, indices, 3, 2, 1, x.shape)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for size in (7, 8, 9):
+            weight = torch.tensor(2.0, requires_grad=True)
+            results = [f(weight, torch.tensor(size)) for f in (compiled, function)]
+            for got, expected in zip(*results, strict=True):
+                assert same(got, expected)
+                assert got.stride() == expected.stride()
+            got, expected = (
+                torch.autograd.grad(sum(t.sum() for t in each if t.requires_grad), weight)
+                for each in results
+            )
+            assert same(got[0], expected[0])
+
+
+def test_symbolic_tracing_keeps_modules_whole(index_dtype: torch.dtype) -> None:
+    """As torch.nn's, which tools look for."""
+    net, x = Net(index_dtype), torch.rand(2, 3, 8, 8)
+    traced = torch.fx.symbolic_trace(net)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert called == ["first", "encoder.0", "unpool"]
+    assert same(traced(x), net(x))
+    assert traced.get_submodule("encoder.0").index_dtype == index_dtype
+
+    class Through(torch.fx.Tracer):
+        def is_leaf_module(self, *_: object) -> bool:
+            return False
+
+    assert same(torch.fx.GraphModule(net, Through().trace(net))(x), net(x))
+
+
+def test_symbolic_values_without_a_tracer_of_modules() -> None:
+    graph = torch.fx.Graph()
+    x = torch.fx.Proxy(graph.placeholder("x"))
+    graph.output(maxunpool_cuda.MaxPool2d(2)(x).node)
+    x = torch.rand(1, 4, 4)
+    assert same(torch.fx.GraphModule({}, graph)(x), F.max_pool2d(x, 2))
 
 
 class RoundTrip(torch.nn.Module):
