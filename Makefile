@@ -93,7 +93,8 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOUR
 	@echo "Building maxunpool_cuda, in a minute or two; with CUDA kernels in some more. $(NOTE)"
 	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
-	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b())"
+	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b()); \
+	b()['cuda'] or '$(CUDA)' == '0' or print('CUDA=1 says what is missing for CUDA kernels.')"
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(REQUIREMENT)

@@ -1,6 +1,7 @@
 """Random calls, for every backend to agree with the reference on."""
 
 import math
+import os
 import random
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 CUDA_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_ONLY))
 
-ALL = False  # set by conftest.py, of the option --all
+ALL = os.environ.get("MAXUNPOOL_ALL") == "1"  # set by conftest.py, of the option --all
 
 
 def some(count: int) -> int:

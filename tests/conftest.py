@@ -1,14 +1,14 @@
-"""What all tests run under."""
+"""What all tests run under.
+
+PyTorch is imported by what needs it: the process that hands tests out to others starts sooner.
+"""
 
 import os
 import random
 import secrets
 from collections.abc import Iterator
 
-import cases
-import numpy as np
 import pytest
-import torch
 
 # Of all random inputs: the same from run to run, unless another is asked for, or a fresh one.
 DRAWN = os.environ.get("MAXUNPOOL_SEED", "0")
@@ -21,18 +21,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    cases.ALL = config.getoption("--all")
+    os.environ["MAXUNPOOL_ALL"] = str(int(config.getoption("--all")))  # read by cases.py
 
 
-def pytest_report_header() -> list[str]:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"random inputs of seed {SEED}: MAXUNPOOL_SEED={SEED} repeats them, fresh draws one"]
-    if not cases.ALL:
+    if not config.getoption("--all"):
         lines.append("left out: slow tests, and most of the random cases; make test-all has them")
     return lines
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if cases.ALL:
+    if config.getoption("--all"):
         return
     config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
     items[:] = [item for item in items if not item.get_closest_marker("slow")]
@@ -52,6 +52,9 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     """What the generators that everybody shares give is the test's own as well."""
+    import numpy as np
+    import torch
+
     seed = numbers_for(request.node, " shared").getrandbits(32)
     random.seed(seed)
     np.random.seed(seed)
@@ -61,6 +64,8 @@ def seeded(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill uninitialized memory: what a kernel leaves unwritten is NaN, or the largest integer."""
+    import torch
+
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True

@@ -1,0 +1,67 @@
+"""Which kernels make builds, and what it hands to the tests. Nothing is built."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
+LEFT_OUT = "no GPU is visible here: make test CUDA=1 builds them"
+
+
+def commands(folder: Path, *arguments: str, gpu: bool = False, **environment: str) -> str:
+    """What `make test` would do with a new virtual environment."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + ("echo GPU 0: of any name" if gpu else "exit 9"))
+    program.chmod(0o755)
+    # What the make that runs the tests was given.
+    ours = ("CUDA", "FORCE_CPU", "FORCE_CUDA", "SEED", "TORCH", "MAKEFLAGS", "MAKEOVERRIDES")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    kept["PATH"] = f"{folder}{os.pathsep}{kept['PATH']}"
+    command = ["make", "--dry-run", "test", f"VENV={folder / 'venv'}", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "gpu", "kernels"),
+    [
+        ((), {}, False, CPU),
+        ((), {}, True, EITHER),
+        (("CUDA=1",), {}, False, CUDA),
+        (("CUDA=0",), {}, True, CPU),
+        ((), {"FORCE_CUDA": "1"}, False, CUDA),
+        ((), {"FORCE_CPU": "1"}, True, CPU),
+        (("CUDA=1",), {"FORCE_CPU": "1"}, False, CUDA),
+    ],
+    ids=str,
+)
+def test_kernels(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    gpu: bool,
+    kernels: str,
+    tmp_path: Path,
+) -> None:
+    output = commands(tmp_path, *arguments, gpu=gpu, **environment)
+    (build,) = [line for line in output.splitlines() if "--no-build-isolation" in line]
+    assert build.startswith(f"{kernels}{tmp_path}")
+    # Said where nobody decided.
+    assert (LEFT_OUT in output) == (not arguments and not environment and not gpu)
+
+
+def test_other_kernels_are_built_anew(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    for name in (".torch-torch", ".cuda-0", ".test"):
+        (venv / name).touch()
+    assert "--no-build-isolation" not in commands(tmp_path)
+    for other in ("CUDA=1", "TORCH=torch==2.11.0"):
+        assert "--no-build-isolation" in commands(tmp_path, other)
