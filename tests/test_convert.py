@@ -63,7 +63,8 @@ def results(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def agree(got: list[Tensor], expected: list[Tensor], gradients_in_any_order: bool = False) -> None:
     """Bit for bit, or for gradients but for the order in which sums are added up."""
-    assert all(bool(tensor.any()) for tensor in expected)
+    # Of the output and the input's gradient: a bias before a batch norm gets nothing but rounding.
+    assert all(bool(tensor.any()) for tensor in expected[:2])
     exact = 1 if gradients_in_any_order else len(expected)
     assert all(map(same, got[:exact], expected[:exact]))
     torch.testing.assert_close(got[exact:], expected[exact:], check_stride=False)
