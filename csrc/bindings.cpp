@@ -1,10 +1,12 @@
 // The Python face of the library: facts about the build, and short ways to the operators,
 // which go through the dispatcher like any call of them.
+#include "cuda/limits.h"
 #include "errors.h"
 #include "plain_call.h"
 
 #include <torch/extension.h>
 
+#include <cstdint>
 #include <string>
 
 namespace maxunpool_cuda {
@@ -86,6 +88,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
   m.def("max_unpool_if_plain", torch::wrap_pybind_function(&unpool));
   m.def("max_pool_if_plain", torch::wrap_pybind_function(&pool));
+#ifdef WITH_CUDA
+  const Limits usual;
+  m.def(
+      "set_cuda_limits", // for tests; those that are not named become what they usually are
+      [](int64_t narrow,
+         int64_t slot_bytes,
+         int64_t shared_bytes,
+         int64_t small_bytes,
+         int64_t small_plane,
+         int64_t enough_threads) {
+        limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane, enough_threads};
+      },
+      pybind11::kw_only(),
+      pybind11::arg("narrow") = usual.narrow,
+      pybind11::arg("slot_bytes") = usual.slot_bytes,
+      pybind11::arg("shared_bytes") = usual.shared_bytes,
+      pybind11::arg("small_bytes") = usual.small_bytes,
+      pybind11::arg("small_plane") = usual.small_plane,
+      pybind11::arg("enough_threads") = usual.enough_threads);
+#endif
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
 

@@ -5,7 +5,6 @@ import os
 import random
 from dataclasses import dataclass
 
-import pytest
 import torch
 from reference import as_bytes, default_output_size, pooled_size
 from torch import Tensor
@@ -38,8 +37,28 @@ INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 
-CUDA_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-DEVICES = ("cpu", pytest.param("cuda", marks=CUDA_ONLY))
+# Where a call of the CUDA kernels goes another way because of its size (csrc/cuda/limits.h): the
+# usual limits, and ones so low that a test's small tensors go the ways of large ones.
+LIMITS = {
+    "narrow": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
+    "slot_bytes": (32 << 20, 4096),  # all stray planes at once, or some at a time
+    "shared_bytes": (48 << 10, 48 << 10, 0),  # a stray plane in shared memory, or in global memory
+    "small_bytes": (4 << 20, 0, 0),  # one kernel for all indices, or two
+    "small_plane": (4096,),
+    "enough_threads": (1 << 19, 3),  # a plane to a thread, or some
+}
+
+# Windows that kernels are compiled for, or nearly: kernel, stride and padding in every dimension.
+WINDOWS = {
+    "2x2/2": (2, 2, 0),
+    "3x3/3": (3, 3, 0),
+    "4x4/4": (4, 4, 0),
+    "3x3/4": (3, 4, 0),
+    "3x3/2 padded": (3, 2, 1),
+    "3x3/2": (3, 2, 0),
+    "3x3/1 padded": (3, 1, 1),
+    "2x2/1": (2, 1, 0),
+}
 
 ALL = os.environ.get("MAXUNPOOL_ALL") == "1"  # set by conftest.py, of the option --all
 
@@ -147,6 +166,69 @@ def random_indices(
     return torch.tensor(flat, dtype=torch.int64).reshape(*leading, *geometry.pooled)
 
 
+def row_geometry(rng: random.Random, window: str, even: bool) -> Geometry:
+    """Of one of WINDOWS, with rows that divide into vectors of any dtype, or do not."""
+    kernel, stride, padding = WINDOWS[window]
+    dims = rng.choice((1, 2, 3) if stride == 2 else (1, 2))
+    pooled = [*(rng.randint(1, 3) for _ in range(dims - 1)), rng.randint(1, 9)]
+    if even:
+        pooled[-1] = rng.choice((8, 16))
+    output = [stride * n for n in pooled]
+    if not even:
+        output[-1] = max(1, output[-1] + rng.choice((0, 1, -1, 3)))
+    parts = ((n,) * dims for n in (kernel, stride, padding))
+    return Geometry(tuple(pooled), *parts, tuple(output))
+
+
+def channels_geometry(rng: random.Random, window: str) -> Geometry:
+    """Of one of WINDOWS, for tensors in channels_last."""
+    kernel, stride, padding = WINDOWS[window]
+    dims = rng.choice((2, 2, 3))
+    pooled = tuple(rng.randint(1, 4) for _ in range(dims))
+    more = rng.choice((0, 1, -1, stride - 1))
+    output = tuple(max(1, stride * n + more) for n in pooled)
+    parts = ((n,) * dims for n in (kernel, stride, padding))
+    return Geometry(pooled, *parts, output)
+
+
+def case_of(
+    rng: random.Random,
+    geometry: Geometry,
+    leading: tuple[int, ...],
+    dtype: torch.dtype,
+    kind: str,
+    reduce: str = "last",
+) -> Case:
+    """A case of contiguous tensors; of kind "offset", as many as there are, indices are uint8."""
+    offsets = random_offsets(rng, geometry, leading) if kind == "offset" else None
+    if offsets is None:
+        flat = random_indices(rng, geometry, leading, "own window" if kind == "offset" else kind)
+        offsets = flat.to(rng.choice((torch.int64, torch.int32)))
+    return Case(
+        geometry,
+        reduce,
+        random_values(rng, (*leading, *geometry.pooled), dtype),
+        offsets,
+        random_values(rng, (*leading, *geometry.output), dtype),
+    )
+
+
+def aimed_case(rng: random.Random, window: str, kind: str, dtype: torch.dtype) -> Case:
+    """A call that kernels are made for: rows of contiguous tensors, or vectors of channels."""
+    reduce = rng.choice(("last", "last", "sum", "mean")) if dtype in ARITHMETIC else "last"
+    if rng.random() < 0.6:
+        geometry = row_geometry(rng, window, even=rng.random() < 0.4)
+        return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
+    geometry = channels_geometry(rng, window)
+    case = case_of(rng, geometry, (2, 16), dtype, kind, reduce)
+    tensors = (case.input, case.indices, case.grad_output)
+    return Case(geometry, reduce, *(laid_out(t, "channels_last", geometry.dims) for t in tensors))
+
+
+def random_limits(rng: random.Random) -> dict[str, int]:
+    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
+
+
 def _coordinates(at: int, sizes: tuple[int, ...]) -> list[int]:
     coordinates = []
     for size in reversed(sizes):
@@ -198,10 +280,12 @@ def random_offsets(
 
 
 def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Any bytes that are numbers: sums of them are exact or rounded, never NaN."""
+    """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     if dtype.is_floating_point or dtype.is_complex:
         real = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
+        small = torch.rand(*shape, 1, generator=generator) < 0.3
+        real = torch.where(small, real * torch.finfo(dtype).smallest_normal, real)
         if dtype.is_complex:
             return torch.view_as_complex(real).to(dtype)
         return real[..., 0].to(dtype)
@@ -272,12 +356,14 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def with_whole_numbers(case: Case, rng: random.Random) -> Case:
-    """With small whole numbers for values, whose sums are the same in any order."""
+    """With small multiples of 1 or of the smallest number: their sums are the same in any order."""
     dtype = case.input.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return case
+    info = torch.finfo(dtype)
+    unit = rng.choice((1.0, info.smallest_normal * info.eps))
     values, grads = (
-        random_values(rng, tuple(t.shape), torch.int8).to(dtype)
+        random_values(rng, tuple(t.shape), torch.int8).to(dtype) * unit
         for t in (case.input, case.grad_output)
     )
     return Case(case.geometry, case.reduce, values, case.indices, grads)

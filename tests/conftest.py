@@ -32,6 +32,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
     if config.getoption("--all"):
         return
     config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
@@ -47,6 +53,30 @@ def numbers_for(node: pytest.Item, what: str = "") -> random.Random:
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random numbers of the test's own."""
     return numbers_for(request.node)
+
+
+ANY_LIMITS = "cuda, in any way"
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.cuda),
+        pytest.param(ANY_LIMITS, marks=pytest.mark.cuda),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each device; and the GPU with small tensors sent the ways of large ones."""
+    if request.param != ANY_LIMITS:
+        yield request.param
+        return
+    from cases import random_limits
+
+    from maxunpool_cuda import _C
+
+    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | {"small_bytes": 0})
+    yield "cuda"
+    _C.set_cuda_limits()
 
 
 @pytest.fixture(autouse=True)

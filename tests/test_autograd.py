@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from cases import DEVICES, INDEX_DTYPES, Case, random_case, same, some
+from cases import INDEX_DTYPES, Case, random_case, same, some
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import maxunpool_cuda
@@ -22,7 +22,6 @@ def differentiable_case(rng: random.Random, reduce: str, dtype: torch.dtype, off
             return case
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Random) -> None:
@@ -41,7 +40,6 @@ def test_gradients(device: str, dtype: torch.dtype, reduce: str, rng: random.Ran
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("device", DEVICES)
 def test_overlapping_windows_give_the_gradient_to_the_winner(
     device: str, index_dtype: torch.dtype
 ) -> None:

@@ -1,19 +1,22 @@
 """What only a GPU can show: streams, graphs, errors that come late, nothing that waits."""
 
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from cases import CUDA_ONLY, random_case, same
-from reference import max_unpool, max_unpool_backward
+from cases import Window, random_case, same
+from reference import max_pool, max_unpool, max_unpool_backward
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-pytestmark = CUDA_ONLY
+pytestmark = pytest.mark.cuda
 POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+WINDOW = Window((12, 16), (2, 2), (2, 2), (0, 0), (1, 1), False)
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +35,7 @@ def tensors(index: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return x, indices
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
 @pytest.mark.parametrize("index", [8, -100, 2**32, -(2**40)])
 def test_a_bad_index_leaves_the_context_alive(index: int, reduce: str) -> None:
@@ -47,6 +51,7 @@ def test_a_bad_index_leaves_the_context_alive(index: int, reduce: str) -> None:
     assert F.max_unpool2d(x, indices, 2).sum() == 4
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
 @pytest.mark.parametrize(("window", "offset"), [((2, 2, 0), 4), ((3, 2, 1), 0), ((3, 2, 1), 255)])
 def test_a_bad_offset_leaves_the_context_alive(
@@ -86,19 +91,104 @@ def test_errors_at_once_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         F.max_unpool2d(*tensors(100), 2)
 
 
-def test_nothing_waits(rng: random.Random) -> None:
+def some_calls(rng: random.Random) -> Callable[[], None]:
+    """Calls of every operator, to be made again and again."""
     cases = [random_case(rng, dtypes=(torch.float32,)) for _ in range(20)]
     inputs = [(c, c.input.cuda(), c.indices.cuda(), c.grad_output.cuda()) for c in cases]
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+
+    def call() -> None:
         for case, x, indices, grad in inputs:
             arguments = case.geometry.arguments(case.reduce)
             _ops.max_unpool(x, indices, *arguments)
             _ops.max_unpool_backward(grad, indices, *arguments)
             POOLS[case.geometry.dims - 1](grad, 1, return_indices=True, index_dtype=torch.uint8)
+
+    call()  # loads the kernels, and allocates
+    torch.cuda.synchronize()
+    return call
+
+
+def test_pytorch_sees_nothing_wait(rng: random.Random) -> None:
+    call = some_calls(rng)
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.mark.parametrize("checks", [False, True], ids=["as ever", "errors at once"])
+def test_only_who_asks_for_errors_at_once_waits(
+    checks: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls return while the device is at work that was given to it before."""
+    call = some_calls(rng)
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", str(int(checks)))
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    awake = torch.cuda.Event()
+    awake.record()
+    call()
+    assert awake.query() == checks
+
+
+def test_one_bad_call_raises_once() -> None:
+    """Also where its kernel is still at work, and finds more, when it is raised."""
+    x = torch.ones(64, 64, 256, 256, device="cuda")
+    indices = torch.full(x.shape, 2**20, dtype=torch.int32, device="cuda")
+    good = tensors()
+    for _ in range(5):
+        F.max_unpool2d(x, indices, 2)
+        raised = 0
+        for _ in range(20_000):
+            try:
+                F.max_unpool2d(*good, 2)
+            except RuntimeError:
+                raised += 1
+        maxunpool_cuda.check_errors()
+        assert raised == 1
+
+
+def test_a_capture_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was reported before it; what its replays report is raised after each of them."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
+    bad, good = tensors(100), tensors()
+    F.max_unpool2d(*good, 2)
+    F.max_unpool2d(*bad, 2)
+    torch.cuda.synchronize()
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = F.max_unpool2d(*good, 2)
+        maxunpool_cuda.check_errors()
+        F.max_unpool2d(*bad, 2)
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 108"):
+        maxunpool_cuda.check_errors()
+    for _ in range(3):
+        graph.replay()
+        with pytest.raises(RuntimeError, match="Found an invalid max index: 108"):
+            maxunpool_cuda.check_errors()
+        maxunpool_cuda.check_errors()
+        assert output.sum() == 4
+
+
+FORK = """
+import os
+import maxunpool_cuda
+maxunpool_cuda.check_errors()
+child = os.fork()
+if child == 0:
+    import torch
+    assert torch.ones(2, device="cuda").sum() == 2
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_process_that_only_asked_for_errors_can_fork() -> None:
+    """One that has used CUDA cannot."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_graph_can_be_captured(rng: random.Random) -> None:
@@ -133,7 +223,7 @@ def test_a_graph_can_be_captured(rng: random.Random) -> None:
 
 def test_pooling_and_back_in_a_graph() -> None:
     """Each operator is one launch, with indices of one byte; nothing waits."""
-    x = torch.rand(2, 8, 12, 16, device="cuda")
+    x = torch.rand(2, 8, *WINDOW.sizes, device="cuda")
     leaf, weight = x.clone().requires_grad_(), torch.rand_like(x)
 
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,12 +243,12 @@ def test_pooling_and_back_in_a_graph() -> None:
         with torch.no_grad():
             leaf.copy_(torch.rand_like(leaf))
         graph.replay()
-        on_cpu = leaf.detach().cpu().requires_grad_()
-        pooled, indices = torch.nn.functional.max_pool2d(on_cpu, 2, return_indices=True)
-        output = torch.nn.functional.max_unpool2d(pooled, indices, 2)
-        output.backward(weight.cpu())
-        assert same(results[0].cpu(), output)
-        assert same(results[1].cpu(), on_cpu.grad)
+        pooled, indices = max_pool(leaf, *WINDOW.arguments, torch.int64)
+        output = max_unpool(pooled, indices, WINDOW.sizes, "last")
+        # What unpooling puts where the maximum was, pooling's gradient puts there as well.
+        kept = max_unpool_backward(weight, indices, WINDOW.sizes, "last")
+        assert same(results[0], output)
+        assert same(results[1], max_unpool(kept, indices, WINDOW.sizes, "last"))
 
 
 def test_memory_of_another_stream(rng: random.Random) -> None:
@@ -190,6 +280,7 @@ def test_side_streams_and_devices(rng: random.Random) -> None:
         assert same(output, expected)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("size", [20, 224, 640], ids=["one launch", "shared memory", "workspace"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_any_indices(size: int, layout: torch.memory_format) -> None:

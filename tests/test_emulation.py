@@ -5,13 +5,16 @@ stand-in for CUDA's language (emulation/), one build per sanitizer, and run one 
 thread. The results must equal the reference bit for bit, and the sanitizers must be silent.
 """
 
+import itertools
 import math
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,20 @@ import torch
 from cases import (
     INDEX_KINDS,
     POOLED,
+    WINDOWS,
     Case,
     Geometry,
     Window,
+    aimed_case,
+    case_of,
+    channels_geometry,
     position_of,
     random_case,
     random_indices,
     random_input,
+    random_limits,
     random_pool,
-    random_values,
+    row_geometry,
     same,
     some,
     with_whole_numbers,
@@ -88,7 +96,7 @@ def build(sanitizer: str, name: str = "emulator") -> Path:
             *(f"-isystem{path}" for path in cpp_extension.include_paths()),
             f"-isystem{sysconfig.get_path('include')}",
             HERE / "emulation" / f"{name}.cpp",
-            *("-o", unfinished),
+            *("-rdynamic", "-o", unfinished),  # kernels have names
             *(f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"),
         ],
         check=True,
@@ -128,6 +136,7 @@ class Call:
             zip(g.pooled, g.output, g.kernel, g.stride, g.padding, strict=True)
         )
         size = values.element_size()
+        limits = random_limits(rng)
         request = (
             forward,
             REDUCES.index(case.reduce),
@@ -135,12 +144,7 @@ class Call:
             TYPES[values.dtype],
             TYPES[case.indices.dtype],
             size,
-            chosen.get("narrow", rng.choice((2**31, 2**31, 1))),  # 32-bit offsets, or 64-bit
-            rng.choice((32 << 20, 4096)),  # all irregular planes at once, or some at a time
-            chosen.get("shared_bytes", rng.choice((48 << 10, 48 << 10, 0))),  # or in global memory
-            chosen.get("small_bytes", rng.choice((4 << 20, 0, 0))),  # one kernel, or two
-            4096,
-            chosen.get("enough_threads", rng.choice((1 << 19, 3))),  # a plane per thread, or more
+            *(chosen.get(name, limit) for name, limit in limits.items()),
             chosen.get("blocks", rng.randint(1, 4)),
             chosen.get("threads", rng.choice((1, 3, 8))),
             rng.getrandbits(31),
@@ -192,7 +196,7 @@ class Outcome:
 
     bad: tuple[int, int, int] | None  # index, position, plane
     items: int  # of the first kernel's grid
-    launches: int
+    kernels: list[str]  # mangled, in the order of their launches
     result: torch.Tensor
 
 
@@ -201,11 +205,11 @@ def outcomes(program: Path, calls: list[Call]) -> list[Outcome]:
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     data, found = done.stdout, []
     for call in calls:
-        ready, index, position, plane, items, launches = struct.unpack("6q", data[:48])
-        end = 48 + call.result_size
+        ready, index, position, plane, items, size = struct.unpack("6q", data[:48])
+        names, data = data[48 : 48 + size].decode().split(), data[48 + size :]
         bad = (index, position, plane) if ready else None
-        found.append(Outcome(bad, items, launches, call.result(data[48:end])))
-        data = data[end:]
+        found.append(Outcome(bad, items, names, call.result(data[: call.result_size])))
+        data = data[call.result_size :]
     assert not data
     return found
 
@@ -227,27 +231,16 @@ def test_kernels_agree_with_the_reference(
         assert same(outcome.result, call.expected()), (call.case, call.channels_last)
 
 
-def the_case(
-    rng: random.Random, g: Geometry, leading: tuple[int, ...], dtype: torch.dtype, kind: str
-) -> Case:
-    return Case(
-        g,
-        "last",
-        random_values(rng, (*leading, *g.pooled), dtype),
-        random_indices(rng, g, leading, kind).to(rng.choice((torch.int64, torch.int32))),
-        random_values(rng, (*leading, *g.output), dtype),
-    )
-
-
-WINDOWS = {  # kernel, stride, padding; with the cells of a thread of float32 and its outputs
-    "2x2/2": (2, 2, 0, 2, 4),
-    "3x3/3": (3, 3, 0, 4, 12),
-    "4x4/4": (4, 4, 0, 1, 4),
-    "3x3/4": (3, 4, 0, 1, 4),
-    "3x3/2 padded": (3, 2, 1, 2, 4),
-    "3x3/2": (3, 2, 0, 2, 4),
-    "3x3/1 padded": (3, 1, 1, 4, 4),
-    "2x2/1": (2, 1, 0, 4, 4),
+# Of float32: the cells of a thread in a row, and its outputs.
+IN_A_ROW = {
+    "2x2/2": (2, 4),
+    "3x3/3": (4, 12),
+    "4x4/4": (1, 4),
+    "3x3/4": (1, 4),
+    "3x3/2 padded": (2, 4),
+    "3x3/2": (2, 4),
+    "3x3/1 padded": (4, 4),
+    "2x2/1": (4, 4),
 }
 
 
@@ -255,15 +248,9 @@ WINDOWS = {  # kernel, stride, padding; with the cells of a thread of float32 an
 @pytest.mark.parametrize("window", WINDOWS)
 def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> None:
     """Contiguous tensors, in vectors: where rows divide into them and where not."""
-    kernel, stride, padding, cells, outputs = WINDOWS[window]
-    widths = ((True, 0), (True, 0), (False, 0), (False, 1), (False, -1), (False, 3))
-    for even, more in rng.sample(widths, some(6)):
-        dims = rng.choice((1, 2, 3) if stride == 2 else (1, 2))
-        width = rng.choice((8, 16)) if even else rng.randint(1, 9)
-        pooled = (*(rng.randint(1, 3) for _ in range(dims - 1)), width)
-        output = [stride * n for n in pooled]
-        output[-1] = max(1, output[-1] + more)
-        g = Geometry(pooled, (kernel,) * dims, (stride,) * dims, (padding,) * dims, tuple(output))
+    cells, outputs = IN_A_ROW[window]
+    for even in rng.sample((True, True, False, False, False, False), some(6)):
+        g = row_geometry(rng, window, even)
         planes = rng.choice((1, 4))  # that a thread does
         chosen = {
             "channels_last": 0,
@@ -274,31 +261,29 @@ def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> Non
         }
         calls = []
         for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64, torch.complex128):
-            case = the_case(rng, g, (2, 4), dtype, kind)
+            case = case_of(rng, g, (2, 4), dtype, kind)
             calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
         for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
             assert same(outcome.result, call.expected()), (call.case, call.forward)
             if even and call.dtype == torch.float32:
-                rows = 2 * 4 * math.prod(pooled[:-1])
-                assert width // cells == output[-1] // outputs
+                rows = 2 * 4 * math.prod(g.pooled[:-1])
+                assert g.pooled[-1] // cells == g.output[-1] // outputs
                 if call.forward:
-                    assert outcome.items == rows * width // cells // planes
+                    assert outcome.items == rows * g.pooled[-1] // cells // planes
                 else:
-                    assert outcome.items == rows * width // 4
+                    assert outcome.items == rows * g.pooled[-1] // 4
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) -> None:
     """A vector of channels per thread, 16 bytes long."""
-    kernel, stride, padding, *_ = WINDOWS[window]
-    for more in rng.sample((0, 1, -1, stride), some(4)):
-        pooled = (rng.randint(1, 3), rng.randint(1, 4))
-        output = tuple(max(1, stride * n + more) for n in pooled)
-        g = Geometry(pooled, (kernel,) * 2, (stride,) * 2, (padding,) * 2, output)
+    kernel, stride, _ = WINDOWS[window]
+    for _ in range(some(4)):
+        g = channels_geometry(rng, window)
         calls = []
         for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64, torch.complex128):
-            case = the_case(rng, g, (2, 16), dtype, kind)
+            case = case_of(rng, g, (2, 16), dtype, kind)
             chosen = {"channels_last": 1, "narrow": 2**31, "misaligned": 0, "small_bytes": 0}
             calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
         for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
@@ -306,8 +291,9 @@ def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) ->
             vector = min(16 // call.dtype.itemsize, 8)
             if not call.forward and kernel > stride:
                 vector = min(vector, 4)
-            if more == 0 or not call.forward:
-                assert outcome.items == 2 * 16 * math.prod(pooled) // vector
+            exact = all(n * stride == out for n, out in zip(g.pooled, g.output, strict=True))
+            if exact or not call.forward:
+                assert outcome.items == 2 * 16 * math.prod(g.pooled) // vector
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
@@ -324,7 +310,7 @@ def test_small_calls_are_one_launch(
     for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
         channels = min(call.inner, 16 // call.dtype.itemsize)
         fits = channels * math.prod(call.case.geometry.output) <= 4096
-        assert outcome.launches == (1 if fits else 2)
+        assert len(outcome.kernels) == (1 if fits else 2)
         assert same(outcome.result, call.expected()), call.case
 
 
@@ -378,7 +364,7 @@ def test_window_offsets_take_one_launch(
         wheres.append(bad)
         calls.append(Call(case if bad is None else replace(case, indices=changed), rng, forward))
     for call, bad, outcome in zip(calls, wheres, outcomes(emulator, calls), strict=True):
-        assert outcome.launches == 1
+        assert len(outcome.kernels) == 1
         assert outcome.bad == bad
         if bad is None:
             assert same(outcome.result, call.expected())
@@ -413,7 +399,7 @@ def test_a_bad_index_beside_an_irregular_one(
     calls, wheres = [], []
     g = Geometry((4, 8), (2, 2), (2, 2), (0, 0), (8, 16))
     for _ in range(some(40)):
-        case = the_case(rng, g, (2, 4), torch.float32, "own window")
+        case = case_of(rng, g, (2, 4), torch.float32, "own window")
         stray, bad = rng.sample([*np.ndindex(2, 4, 4, 8)], k=2)
         if rng.random() < 0.7:
             bad = (*stray[:-1], (stray[-1] + rng.randint(1, 7)) % 8)
@@ -429,10 +415,52 @@ def test_a_bad_index_beside_an_irregular_one(
         assert same(outcome.result, expected_without(call, where))
 
 
+def kinds(mangled: Iterable[str]) -> set[str]:
+    """Which kernels they are, but for the types of their arrays and the length of vectors."""
+    names = "\n".join(mangled)
+    done = subprocess.run(["c++filt"], input=names, check=True, capture_output=True, text=True)
+    found = set()
+    for line in done.stdout.replace("maxunpool_cuda::", "").splitlines():
+        if kernel := re.match(r"void (forward_\w+|backward|irregular_\w+)<(.*?)>\(\w+<", line):
+            name, arguments = kernel.groups()
+            values, indices, *rest = re.split(r", (?![^<]*>)", arguments)
+            parts = [name, values.partition("<")[0] if "<" in values else "", *rest]
+            parts.append("offsets" if indices == "unsigned char" else "flat")
+            shapes = (re.sub(r"RowShape<[^,]*,", "RowShape<", part) for part in parts)
+            found.add(" ".join(re.sub(r"^([2-9]|16)$", "V", part) for part in shapes if part))
+    return found
+
+
+@pytest.mark.slow
+def test_random_calls_reach_every_kernel(rng: random.Random) -> None:
+    """Those of test_operators.py, with limits that send them any way."""
+    program = build("threads")
+    symbols = subprocess.run(["nm", program], check=True, capture_output=True, text=True).stdout
+    there = kinds(symbol for symbol in symbols.split() if symbol.startswith("_Z"))
+    calls = []
+    for dtype, window, kind in itertools.product(
+        (torch.uint8, torch.float16, torch.float32, torch.float64),
+        WINDOWS,
+        (*INDEX_KINDS, "offset"),
+    ):
+        cases = [aimed_case(rng, window, kind, dtype) for _ in range(4)]
+        cases.append(random_case(rng, dtypes=(torch.float32, torch.int32), most_cells=24))
+        calls += [
+            Call(case, rng, forward, deterministic=1) for case in cases for forward in (True, False)
+        ]
+    done = outcomes(program, calls)
+    for call, outcome in zip(calls, done, strict=True):
+        assert same(outcome.result, call.expected()), (call.case, call.channels_last)
+    reached = kinds(name for outcome in done for name in outcome.kernels)
+    print(f"{len(calls)} calls reach {len(reached)} of {len(there)} kinds of kernels")
+    assert sorted(there - reached) == []
+    assert reached == there
+
+
 def irregular_calls(rng: random.Random, **seeded: int) -> list[Call]:
     """Calls that go through both kernels, with threads enough to get into each other's way."""
     g = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
-    case = the_case(rng, g, (4, 2), torch.float32, "few")
+    case = case_of(rng, g, (4, 2), torch.float32, "few")
     chosen = {"threads": 8, "blocks": 4, "small_bytes": 0, "narrow": 2**31, **seeded}
     return [Call(case, rng, True, **chosen) for _ in range(5)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from cases import DEVICES, same
+from cases import same
 from networks import NETWORKS
 from torch import Tensor, nn
 
@@ -77,7 +77,6 @@ def seeded(rng: random.Random, poisoned_memory: None) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("device", DEVICES)
 def test_networks_get_offsets(name: str, device: str) -> None:
     make, shape = NETWORKS[name]
     model, x = make().to(device), torch.randn(shape, device=device)
@@ -278,7 +277,6 @@ class Restless(Net):
 
 
 @pytest.mark.parametrize("fails", ["", "offsets", "always"])
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_model_is_left_as_it_was(fails: str, device: str) -> None:
     def on_outer(indices: Tensor) -> Tensor:
         if fails == "always" or (fails and indices.dtype == torch.uint8):

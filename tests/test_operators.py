@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from cases import (
     ARITHMETIC,
-    CUDA_ONLY,
-    DEVICES,
+    INDEX_KINDS,
     LAYOUTS,
     MOVABLE,
+    WINDOWS,
     Case,
     Geometry,
+    aimed_case,
     laid_out,
     position_of,
     random_case,
@@ -30,6 +31,8 @@ from cases import (
 from reference import default_output_size, max_unpool, max_unpool_backward
 
 from maxunpool_cuda import _ops
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def both(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +52,6 @@ def check(case: Case, device: str) -> None:
     assert same(grad_input, expected), case
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", MOVABLE, ids=str)
 def test_last_agrees_with_the_reference(
     device: str, dtype: torch.dtype, rng: random.Random
@@ -58,7 +60,6 @@ def test_last_agrees_with_the_reference(
         check(random_case(rng, reduce="last", dtypes=(dtype,)), device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ARITHMETIC, ids=str)
 def test_sums_agree_with_the_reference(
@@ -68,8 +69,20 @@ def test_sums_agree_with_the_reference(
         check(random_case(rng, reduce=reduce, dtypes=(dtype,)), device)
 
 
+@pytest.mark.sanitized
+@pytest.mark.parametrize("kind", [*INDEX_KINDS, "offset"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_that_kernels_are_made_for(
+    device: str, window: str, kind: str, rng: random.Random
+) -> None:
+    """Rows that divide into vectors and that do not, in planes and volumes; vectors of channels."""
+    for dtype in rng.sample((torch.uint8, *FLOATS), some(4)):
+        check(aimed_case(rng, window, kind, dtype), device)
+
+
+@pytest.mark.cuda
+@pytest.mark.sanitized
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-@CUDA_ONLY
 def test_sums_in_any_order(reduce: str, rng: random.Random) -> None:
     """By atomics, without deterministic algorithms: whole numbers add up all the same."""
     torch.use_deterministic_algorithms(False)
@@ -138,7 +151,6 @@ def test_few_planes_are_shared_among_threads(
         check(Case(geometry, reduce, pooled, indices, grad_output), "cpu")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_large_planes_agree_with_the_reference(device: str, rng: random.Random) -> None:
     """Larger than the runs that a kernel takes at once."""
     for _ in range(some(6)):
@@ -148,7 +160,6 @@ def test_large_planes_agree_with_the_reference(device: str, rng: random.Random) 
         )
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (3, 3, 0)], ids=str)
 @pytest.mark.parametrize("leading", [(3, 33), (2, 1), (1, 1100)], ids=str)
 def test_windows_shared_by_distant_elements(
@@ -233,7 +244,6 @@ def test_large_results_are_right() -> None:
     assert torch.equal(output.flatten(2)[0], expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dims", [2, 3])
 def test_channels_last_stays(device: str, dims: int) -> None:
     format = torch.channels_last if dims == 2 else torch.channels_last_3d
@@ -251,7 +261,6 @@ def test_channels_last_stays(device: str, dims: int) -> None:
     assert _ops.max_unpool(x.contiguous(), indices, *arguments).is_contiguous()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_results_are_fresh_memory(device: str) -> None:
     x = torch.rand(1, 1, 2, 2, device=device)
     indices = torch.arange(4, device=device).reshape(1, 1, 2, 2)
@@ -283,7 +292,6 @@ def test_offsets_that_lead_elsewhere_are_bad(rng: random.Random) -> None:
                 operator(values, indices, *arguments)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
 def test_empty_batch(device: str, reduce: str) -> None:
     x = torch.rand(0, 3, 2, 2, device=device)
@@ -295,7 +303,6 @@ def test_empty_batch(device: str, reduce: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels", [1, 16])
 def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
     """In one plane (more than an int32 can count), and in a channels-last slab."""

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from cases import (
-    DEVICES,
     positions_of,
     random_geometry,
     random_indices,
@@ -129,7 +128,6 @@ def agrees_on_samples(op: Any, ours: Callable, rng: random.Random) -> None:
                 ours(sample.input, *sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_max_unpool1d(device: str) -> None:
     pool = nn.MaxPool1d(2, stride=2, return_indices=True)
     unpool = maxunpool_cuda.MaxUnpool1d(2, stride=2)
@@ -142,7 +140,6 @@ def test_documentation_of_max_unpool1d(device: str) -> None:
     assert unpool(pooled, indices).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8]]]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_max_unpool2d_in_1_8(device: str) -> None:
     """Unpooled to another size, the indices of a 4x4 plane lie outside their windows."""
     pool = nn.MaxPool2d(2, stride=2, return_indices=True)
@@ -157,7 +154,6 @@ def test_documentation_of_max_unpool2d_in_1_8(device: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_max_unpool2d_in_2_1(device: str) -> None:
     pool = nn.MaxPool2d(2, stride=2, return_indices=True)
     unpool = maxunpool_cuda.MaxUnpool2d(2, stride=2)
@@ -171,7 +167,6 @@ def test_documentation_of_max_unpool2d_in_2_1(device: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_max_unpool3d(device: str) -> None:
     pool = nn.MaxPool3d(3, stride=2, return_indices=True)
     unpool = maxunpool_cuda.MaxUnpool3d(3, stride=2)
@@ -181,7 +176,6 @@ def test_documentation_of_max_unpool3d(device: str) -> None:
     assert same(output.flatten(2).gather(2, indices.flatten(2)), pooled.flatten(2))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_documentation_of_lucid(device: str) -> None:
     """int32 indices, all zero: Lucid scatters by adding, so what falls together adds up."""
     unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=2, stride=2, reduce="sum")

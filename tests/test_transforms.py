@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from cases import DEVICES, laid_out, random_case, same, some
+from cases import laid_out, random_case, same, some
 from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -32,11 +32,6 @@ def no_slow_fallback() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(params=[torch.int64, torch.uint8], ids=str)

@@ -1,4 +1,4 @@
-// The atomic operations that CUDA does not have under one name for every type.
+// The atomic operations that CUDA does not have under one name, or one meaning, for every type.
 #pragma once
 
 #include <c10/util/complex.h>
@@ -18,6 +18,15 @@ __device__ inline uint32_t load_relaxed(const uint32_t* from) {
 #endif
 }
 
+// The host, or another device, may read *to meanwhile. Orders nothing else.
+__device__ inline void store_for_host(uint32_t* to, uint32_t value) {
+#ifdef __CUDA_ARCH__
+  *static_cast<volatile uint32_t*>(to) = value; // relaxed, of system scope
+#else
+  __atomic_store_n(to, value, __ATOMIC_RELAXED);
+#endif
+}
+
 __device__ inline void atomic_max(uint32_t* to, uint32_t value) {
   atomicMax(to, value);
 }
@@ -25,8 +34,15 @@ __device__ inline void atomic_max(uint64_t* to, uint64_t value) {
   atomicMax(reinterpret_cast<Unsigned64*>(to), static_cast<Unsigned64>(value));
 }
 
+// atomicAdd(float*) takes subnormal numbers for zero in global memory, and makes no others.
 __device__ inline void atomic_add(float* to, float value) {
-  atomicAdd(to, value);
+  auto* const bits = reinterpret_cast<uint32_t*>(to);
+  uint32_t seen = load_relaxed(bits), before;
+  do {
+    before = seen;
+    const float sum = __builtin_bit_cast(float, before) + value;
+    seen = atomicCAS(bits, before, __builtin_bit_cast(uint32_t, sum));
+  } while (seen != before);
 }
 __device__ inline void atomic_add(double* to, double value) {
   atomicAdd(to, value);
@@ -40,8 +56,8 @@ __device__ inline void atomic_add(int64_t* to, int64_t value) {
 template <class T>
 __device__ inline void atomic_add(c10::complex<T>* to, c10::complex<T> value) {
   T* parts = reinterpret_cast<T*>(to);
-  atomicAdd(parts, value.real());
-  atomicAdd(parts + 1, value.imag());
+  atomic_add(parts, value.real());
+  atomic_add(parts + 1, value.imag());
 }
 
 } // namespace maxunpool_cuda

@@ -31,8 +31,8 @@ constexpr int kBlockTeam = 1024; // threads at most
 constexpr int kGridTeam = 512;   // threads in a block, of which a processor holds at least one
 
 // A slot: {} while empty, then add(position, value) for each pooled element that names its output,
-// with value() to read the element. The owner of the output reads output(); the owner of a pooled
-// element, in the backward, reads grad_input().
+// with value() to read the element; kAlone: one thread adds them all. The owner of the output reads
+// output(); the owner of a pooled element, in the backward, reads grad_input().
 template <class T, class Offset>
 struct LastSlot {
   using Element = T;
@@ -40,7 +40,7 @@ struct LastSlot {
 
   Offset end; // 1 + the position, in the plane, of the last pooled element
 
-  template <class Value>
+  template <bool kAlone, class Value>
   __device__ void add(Offset position, const Value&) {
     atomic_max(&end, position + 1);
   }
@@ -61,10 +61,14 @@ struct SumSlot {
 
   Sum<T> sum;
 
-  template <class Value>
+  template <bool kAlone, class Value>
   __device__ void add(Offset, const Value& value) {
-    atomic_add(&sum.sum, static_cast<Accumulator<T>>(value()));
-    atomic_add(&sum.count, uint64_t{1});
+    if constexpr (kAlone) {
+      sum.add(value());
+    } else {
+      atomic_add(&sum.sum, static_cast<Accumulator<T>>(value()));
+      atomic_add(&sum.count, uint64_t{1});
+    }
   }
   template <class Pooled>
   __device__ T output(Reduce reduce, const Pooled&) const {
@@ -79,7 +83,7 @@ struct CountSlot {
 
   uint64_t count;
 
-  template <class Value>
+  template <bool kAlone, class Value>
   __device__ void add(Offset, const Value&) {
     atomic_add(&count, uint64_t{1});
   }
@@ -193,7 +197,7 @@ __device__ inline void fill_and_read(
     reinterpret_cast<Clear*>(slots)[i] = Clear{};
   });
   team.sync();
-  const auto add = [&](Offset i) {
+  const auto add = [&]<bool kAlone>(Offset i, std::bool_constant<kAlone>) {
     const auto from = pieces.place(i, first, pieces.in_plane);
     if (!exists(from)) {
       return;
@@ -201,20 +205,22 @@ __device__ inline void fill_and_read(
     const Offset source = pieces.pooled(from, from.position);
     const Index index = indices[source];
     const Offset target = target_of<Offset>(index);
+    const auto value = [&] { return values[source]; };
     if (target < pieces.out_plane.divisor()) {
-      slots[pieces.slot(from, target)].add(from.position, [&] { return values[source]; });
+      slots[pieces.slot(from, target)].template add<kAlone>(from.position, value);
     } else if (pieces.error != nullptr) {
       report_bad(
           pieces.error, pieces.geometry, from.outer, from.position, from.channel, false, index);
     }
   };
+  const Offset cells = pieces.in_plane.divisor();
   if (Slot::kAnyOrder || !pieces.in_order) {
-    for_each_of(team, count * pieces.in_plane.divisor() * channels, add);
-  } else {
+    for_each_of(team, count * cells * channels, [&](Offset i) { add(i, std::false_type{}); });
+  } else if constexpr (!Slot::kAnyOrder) {
     for_each_of(team, count * channels, [&](Offset lane) {
       const Offset piece = split(lane, pieces.channels);
-      for (Offset position = 0; position < pieces.in_plane.divisor(); ++position) {
-        add((piece * pieces.in_plane.divisor() + position) * channels + lane);
+      for (Offset position = 0; position < cells; ++position) {
+        add((piece * cells + position) * channels + lane, std::true_type{});
       }
     });
   }

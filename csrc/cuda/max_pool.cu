@@ -1,6 +1,7 @@
 // Max pooling's face to PyTorch: one launch on the current stream.
 #include "../pool.h"
 #include "launch.cuh"
+#include "limits.h"
 #include "max_pool.cuh"
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,8 @@ void pool_on_device(const PoolCall& call) {
       call.indices.scalar_type(),
       call.input.const_data_ptr(),
       call.values.mutable_data_ptr(),
-      call.indices.mutable_data_ptr()};
+      call.indices.mutable_data_ptr(),
+      limits().narrow};
   const PoolLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
   PoolDispatch(launch, arguments).run();
 }

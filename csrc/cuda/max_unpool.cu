@@ -1,16 +1,18 @@
 // The CUDA kernels' face to PyTorch: allocation, launches on the current stream, and errors.
-// Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 asks for it.
+// Nothing here waits for the device, unless an error is raised or MAXUNPOOL_CUDA_SYNC_CHECK=1 asks
+// for it.
 #include "../errors.h"
 #include "../operator.h"
 #include "dispatch.cuh"
+#include "error_records.cuh"
 #include "launch.cuh"
+#include "limits.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -18,79 +20,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 namespace maxunpool_cuda {
 namespace {
-
-// The device's error record, made at its first call and never freed: a captured graph may write to
-// it at any later time.
-class ErrorRecords {
- public:
-  static ErrorRecords& get() {
-    static ErrorRecords records;
-    return records;
-  }
-
-  ErrorRecord* of(c10::DeviceIndex device) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ErrorRecord*& record = records_.at(device);
-    if (record == nullptr) {
-      // Allocation is no part of a graph that is being captured.
-      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-      void* memory = nullptr;
-      C10_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped));
-      record = new (memory) ErrorRecord{};
-    }
-    return record;
-  }
-
-  std::vector<c10::DeviceIndex> devices() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<c10::DeviceIndex> used;
-    for (size_t device = 0; device < records_.size(); ++device) {
-      if (records_[device] != nullptr) {
-        used.push_back(static_cast<c10::DeviceIndex>(device));
-      }
-    }
-    return used;
-  }
-
- private:
-  ErrorRecords() : records_(c10::cuda::device_count()) {}
-
-  std::mutex mutex_;
-  std::vector<ErrorRecord*> records_;
-};
-
-void raise_if_reported(ErrorRecord* record) {
-  static std::mutex reading; // one thread at a time takes a report and lets the device write again
-  std::atomic_ref<uint32_t> ready(record->ready), claimed(record->claimed);
-  if (ready.load(std::memory_order_acquire) == 0) {
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(reading);
-  if (ready.load(std::memory_order_acquire) == 0) {
-    return;
-  }
-  const std::string message = invalid_index(
-      record->rank,
-      record->out,
-      record->in_window != 0,
-      record->index,
-      record->position,
-      record->plane);
-  ready.store(0, std::memory_order_relaxed);
-  claimed.store(0, std::memory_order_release);
-  TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
-}
 
 // What a launch has to know of a device, asked for once.
 struct Processors {
@@ -181,11 +118,11 @@ void run_on_device(const Call& call) {
       "d: expected CUDA tensors but got tensors on ",
       call.values.device());
   const c10::cuda::CUDAGuard guard(call.values.device());
-  ErrorRecord* error = ErrorRecords::get().of(call.values.device().index());
-  raise_if_reported(error);
+  DeviceErrors& errors = ErrorRecords::get().of(call.values.device().index());
+  errors.raise_if_reported();
   const Processors& processors = Processors::of(call.values.device().index());
-  Limits limits;
-  limits.shared_bytes = processors.block_shared_bytes;
+  Limits usable = limits();
+  usable.shared_bytes = std::min<int64_t>(usable.shared_bytes, processors.block_shared_bytes);
   const Arguments arguments{
       call.geometry,
       call.reduce,
@@ -197,8 +134,8 @@ void run_on_device(const Call& call) {
       call.values.const_data_ptr(),
       call.indices.const_data_ptr(),
       call.result.mutable_data_ptr(),
-      error,
-      limits};
+      errors.record(),
+      usable};
   const Plan plan(arguments);
   at::Tensor workspace;
   if (plan.bytes > 0) {
@@ -207,19 +144,26 @@ void run_on_device(const Call& call) {
   }
   const StreamLaunch launch{c10::cuda::getCurrentCUDAStream().stream(), processors};
   Dispatch(launch, arguments, plan, plan.bytes > 0 ? workspace.mutable_data_ptr() : nullptr).run();
-  if (checks_in_step()) {
+  if (checks_in_step() && !is_capturing()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
-    raise_if_reported(error);
+    errors.raise_if_reported();
   }
 }
 
 } // namespace
 
+Limits& limits() {
+  static Limits usual;
+  return usual;
+}
+
 void check_errors() {
   for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {
     const c10::cuda::CUDAGuard guard(device);
-    C10_CUDA_CHECK(cudaDeviceSynchronize());
-    raise_if_reported(ErrorRecords::get().of(device));
+    if (!is_capturing()) {
+      C10_CUDA_CHECK(cudaDeviceSynchronize());
+      ErrorRecords::get().of(device).raise_if_reported();
+    }
   }
 }
 

@@ -10,10 +10,11 @@
 
 namespace maxunpool_cuda {
 
-// One per device, in host memory that the device can write: the host reads it without waiting.
+// One per device, in its memory, where a flood of bad indices is looked up at no cost to others.
+// The host looks at `ready` alone, without waiting; see error_records.cuh for its side.
 struct ErrorRecord {
-  uint32_t claimed; // by the one thread that may fill in the rest
-  uint32_t ready;   // set last by it; the host clears both
+  uint32_t* ready;  // in host memory: set by who has claimed the record
+  uint32_t claimed; // by the one thread that may fill in the rest, until the host has read it
   int64_t index;
   int64_t position; // in the pooled plane
   int64_t plane;    // in batch * channels
@@ -43,8 +44,7 @@ __device__ inline void report_bad(
   }
   error->rank = geometry.rank;
   error->in_window = in_window ? 1 : 0;
-  __threadfence_system();
-  atomicExch(&error->ready, 1u);
+  store_for_host(error->ready, 1u);
 }
 
 // Is one of V indices in the plane but not in the window of its own cell? They are those of the

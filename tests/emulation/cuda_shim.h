@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -32,6 +34,22 @@ template <class T, class Value>
 T atomicAdd(T* to, Value value) {
   return std::atomic_ref<T>(*to).fetch_add(static_cast<T>(value));
 }
+// In global memory a GPU takes subnormal numbers for zero here.
+inline float atomicAdd(float* to, float value) {
+  const auto flushed = [](float x) {
+    return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+  };
+  std::atomic_ref<float> target(*to);
+  float seen = target.load();
+  while (!target.compare_exchange_weak(seen, flushed(flushed(seen) + flushed(value)))) {
+  }
+  return seen;
+}
+template <class T>
+T atomicCAS(T* to, T expected, T desired) {
+  std::atomic_ref<T>(*to).compare_exchange_strong(expected, desired);
+  return expected;
+}
 template <class T>
 T atomicExch(T* to, T value) {
   return std::atomic_ref<T>(*to).exchange(value);
@@ -44,7 +62,6 @@ T atomicMax(T* to, T value) {
   }
   return seen;
 }
-inline void __threadfence_system() {} // the atomics above are sequentially consistent
 
 namespace shim {
 

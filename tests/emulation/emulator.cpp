@@ -1,15 +1,16 @@
 // Runs calls that come on standard input through the CUDA kernels, as the dispatch chooses them,
-// and writes the results to standard output. test_emulation.py speaks the other end of the
-// protocol.
+// and writes the results and the kernels' names to standard output. test_emulation.py speaks the
+// other end of the protocol.
 #include "arrays.h"
 #include "cuda_shim.h"
 
 #include "../../csrc/cuda/dispatch.cuh"
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
+#include <string>
 
 namespace {
 
@@ -28,8 +29,8 @@ struct Request {
 
 struct Launch {
   const Request& request;
-  uint64_t* items;    // of the first kernel
-  uint64_t* launches; // of all
+  uint64_t* items;      // of the first kernel
+  std::string* kernels; // the mangled name of each, on a line
 
   template <class... Parameters>
   void operator()(
@@ -58,7 +59,9 @@ struct Launch {
       void (*kernel)(Parameters...),
       size_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
-    ++*launches;
+    Dl_info info{}; // finds names if linked with -rdynamic
+    dladdr(reinterpret_cast<const void*>(kernel), &info);
+    *kernels += std::string(info.dli_sname) + "\n";
     shim::launch(
         kernel,
         static_cast<unsigned>(request.blocks),
@@ -83,6 +86,8 @@ void run(const Request& request) {
   read(indices.data(), pooled * index_size);
 
   ErrorRecord error{};
+  const Array ready(sizeof(uint32_t), 0);
+  error.ready = new (ready.data()) uint32_t{0};
   const Arguments arguments{
       g,
       static_cast<Reduce>(request.reduce),
@@ -105,18 +110,20 @@ void run(const Request& request) {
   const Plan plan(arguments);
   const Array workspace(plan.bytes, 0);
   shim::skip_barriers = request.skip_barriers != 0;
-  uint64_t items = 0, launches = 0;
-  const Launch launch{request, &items, &launches};
+  uint64_t items = 0;
+  std::string kernels;
+  const Launch launch{request, &items, &kernels};
   Dispatch(launch, arguments, plan, workspace.data()).run();
 
   const int64_t reported[] = {
-      error.ready,
+      *error.ready,
       error.index,
       error.position,
       error.plane,
       static_cast<int64_t>(items),
-      static_cast<int64_t>(launches)};
+      static_cast<int64_t>(kernels.size())};
   std::fwrite(reported, 1, sizeof(reported), stdout);
+  std::fwrite(kernels.data(), 1, kernels.size(), stdout);
   std::fwrite(result.data(), 1, result_size - request.missing_bytes, stdout);
 }
 
