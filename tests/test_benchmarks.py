@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ from benchmarks import (  # noqa: E402
     training,
 )
 from benchmarks.cases import CASES, Case  # noqa: E402
-from benchmarks.timing import Budget, CpuClock, interleave  # noqa: E402
+from benchmarks.timing import Budget, CpuClock, CudaClock, interleave  # noqa: E402
 
 ONCE = Budget(seconds=0, fewest_rounds=2, most_rounds=2, warm_up=1)
 COLUMNS = {
@@ -64,6 +66,15 @@ DISTINCT = tuple(
         for case in CASES
     )
 )
+
+
+def agreement_of_torch(case: Case) -> str:
+    """With the definition: losers get the gradient too, of the only windows that share maxima.
+
+    Dilated by two with a stride of three, windows have no element in common.
+    """
+    losers = case.overlapping and case.dilation == 1 and case.operation != "pool"
+    return "differs" if losers and case.with_gradient else "equal"
 
 
 def test_cases_are_valid() -> None:
@@ -154,12 +165,66 @@ def test_checks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (contenders.OURS, contenders.CLONE, contenders.TORCH):
         assert results[name].keys() >= COLUMNS, results[name]
     assert results[contenders.OURS]["agreement"] == "equal"
-    own_gradient = case.overlapping and case.with_gradient and case.dilation == 1
-    own_gradient = own_gradient and case.operation != "pool"
-    assert results[contenders.TORCH]["agreement"] == ("differs" if own_gradient else "equal")
+    assert results[contenders.TORCH]["agreement"] == agreement_of_torch(case)
     if case.direction == "forward" and importlib.util.find_spec("onnxruntime"):
         plain = (case.dtype, case.layout, case.operation) == ("float32", "contiguous", "unpool")
         assert ("median" in results[contenders.ONNX]) == plain, results[contenders.ONNX]
+
+
+def test_where_triton_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA it unpools from flat indices, forward; every other case has a reason."""
+    timed = {case for case in DISTINCT if not contenders.triton_reason(case, "cuda")}
+    forward = {case for case in DISTINCT if case.direction == "forward"}
+    flat = {case for case in DISTINCT if case.index_dtype in ("int64", "int32")}
+    unpooled = {case for case in DISTINCT if case.operation == "unpool"}
+    assert timed == forward & flat & unpooled
+    assert {(case.dtype, case.index_dtype, case.layout) for case in timed} == set(
+        itertools.product(cases.DTYPES, ("int64", "int32"), cases.LAYOUTS)
+    )
+    assert {case.dilation for case in timed} == {1, 2}
+    assert {case.rank for case in timed} == {1, 2, 3}
+    assert all(contenders.triton_reason(case, "cpu") == "needs CUDA" for case in DISTINCT)
+
+    # The contender does as it says, of tensors that only claim to be on the device.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "benchmarks.triton_scatter", SimpleNamespace())
+    for case in DISTINCT:
+        claimed = SimpleNamespace(device=torch.device("cuda"))
+        copies = [data.Data(claimed, claimed, None)]  # type: ignore[arg-type]
+        if case in timed:
+            assert len(contenders.triton_scatter(case, copies).calls) == 1
+        else:
+            reason = contenders.triton_reason(case, "cuda")
+            with pytest.raises(contenders.Unable, match=f"^{reason}$"):
+                contenders.triton_scatter(case, copies)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(contenders.Unable, match=r"^not installed: triton$"):
+        contenders.triton_scatter(next(iter(timed)), copies)
+
+
+@pytest.mark.parametrize("with_host", [False, True])
+def test_order_of_the_cuda_clock(with_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device sleeps, or has nothing left to do, before what is timed."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            order.append("event")
+
+        def elapsed_time(self, _: "Event") -> float:
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
+    clock = CudaClock(with_host)
+    clock.time(lambda: order.append("call"))
+    assert order == ["synchronize" if with_host else "sleep", "event", "call", "event"]
+    assert clock.collect() == [0.003]
+    assert order[-1] == "synchronize"
 
 
 def test_own_wrong_result_fails() -> None:
@@ -285,9 +350,37 @@ def test_cuda(case: Case) -> None:
     peers = [contenders.TORCH, contenders.TRITON]
     results = runner.run(case, "cuda", peers, ONCE)["results"]
     assert results[contenders.OURS]["agreement"] == "equal"
-    assert results[contenders.TORCH].keys() >= COLUMNS, results[contenders.TORCH]
-    if case.direction == "forward" and importlib.util.find_spec("triton"):
+    for name in (contenders.OURS, contenders.CLONE, contenders.TORCH):
+        assert results[name].keys() >= COLUMNS, results[name]
+    assert results[contenders.TORCH]["agreement"] == agreement_of_torch(case)
+    reason = contenders.triton_reason(case, "cuda")
+    if not importlib.util.find_spec("triton"):
+        reason = reason or "not installed: triton"
+    if reason:
+        assert results[contenders.TRITON] == {"reason": reason}
+    else:
         assert results[contenders.TRITON].keys() >= COLUMNS, results[contenders.TRITON]
+        assert results[contenders.TRITON]["agreement"] == "equal"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("with_host", [False, True])
+def test_cuda_clock(with_host: bool) -> None:
+    """Events in milliseconds, made seconds; the host's time is in them where it is asked for."""
+    numbers = torch.zeros(10, device="cuda")
+
+    def call() -> Tensor:
+        if with_host:
+            time.sleep(0.02)
+        return numbers + 1
+
+    clock = CudaClock(with_host)
+    for _ in range(3):
+        clock.time(call)
+    seconds = clock.collect()
+    assert len(seconds) == 3
+    assert clock.collect() == []
+    assert min(seconds) > (0.015 if with_host else 0)
 
 
 TRITON = """
