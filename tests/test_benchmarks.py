@@ -112,8 +112,60 @@ def test_every_combination_is_there() -> None:
                 if case.family == f"{operation}, {index_dtype}"
             }
             assert found == set(itertools.product(cases.DTYPES, cases.LAYOUTS, directions))
+    shapes = ((64, 512, 14, 14), (32, 256, 15, 20))
+    every = (shapes, cases.DTYPES, cases.INDEX_DTYPES, cases.LAYOUTS, ("forward", "backward"))
+    quick = (shapes, cases.DTYPES, ("int64", "uint8"), ("contiguous",), ("forward",))
+    there_and_back = (shapes, cases.DTYPES, cases.INDEX_DTYPES, ("contiguous",), ("both",))
+    bottom = [case for case in CASES if case.family == "bottom"]
+    for options, chosen in (
+        (every, bottom),
+        (quick, [case for case in bottom if case.quick]),
+        (there_and_back, [case for case in CASES if case.family == "round-trip, bottom"]),
+    ):
+        found = {
+            (case.shape, case.dtype, case.index_dtype, case.layout, case.direction)
+            for case in chosen
+        }
+        assert found == set(itertools.product(*options))
     sizes = [case.outputs for case in CASES if case.family == "sweep"]
     assert sizes == [2**exponent for exponent in range(10, 29)]
+
+
+def test_what_says_most_comes_first() -> None:
+    families = [family for family, _ in itertools.groupby(case.family for case in CASES)]
+    assert families[:2] == ["networks", "2x2/2"]
+    assert families[2] == "bottom"
+    assert families[-1] == "sweep"
+    before = CASES[: next(i for i, case in enumerate(CASES) if case.family == "bottom")]
+    plain = {(case.dtype, case.index_dtype, case.layout) for case in before}
+    assert plain == {("float32", "int64", layout) for layout in cases.LAYOUTS}
+
+
+BOTTOM = (
+    ((2, 3, 14, 14), (7, 7), 1.0),
+    ((2, 3, 15, 20), (7, 10), 14 / 15),
+)
+
+
+@pytest.mark.parametrize(("shape", "pooled", "held"), BOTTOM)
+def test_bottom(
+    shape: tuple[int, ...],
+    pooled: tuple[int, ...],
+    held: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row that no window holds is in the output, of the size that is given, and counts."""
+    monkeypatch.setattr("benchmarks.timing.cache_bytes", lambda device: 0)
+    cells = [case for case in CASES if "bottom" in case.family and case.shape[2:] == shape[2:]]
+    assert len(cells) == 30
+    for case in cells:
+        assert case.pooled == (*case.shape[:2], *pooled)
+        even = dataclasses.replace(case, shape=(*shape[:2], *(2 * n for n in pooled)))
+        small = dataclasses.replace(case, shape=shape)
+        assert model.touched(small, "cuda") == pytest.approx(held * model.touched(even, "cuda"))
+        results = runner.run(small, "cpu", [contenders.TORCH], ONCE)["results"]
+        for name in (contenders.OURS, contenders.TORCH):
+            assert results[name]["agreement"] == "equal", (case.name, results)
 
 
 @pytest.mark.parametrize("operation", ["unpool", "pool", "round-trip"])
