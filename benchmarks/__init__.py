@@ -15,6 +15,8 @@
     model.py           predicted bytes, times and fractions, and the table of MODEL.md
     report.py          facts, JSON, tables
     plot.py            plots
+    console.py         progress and tables, with rich or without it
+    stopping.py        signals, and the time there is
 """
 
 import sys

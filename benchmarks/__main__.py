@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import contenders, memory, model, plot, report, runner, training
+from . import console, contenders, memory, model, report, runner, training
 from .cases import CASES, Case
+from .stopping import SIGNALS, stopping
 from .timing import Budget
 
 PEERS = dict(zip(("torch", "compile", "onnx", "triton"), contenders.PEERS, strict=True))
@@ -38,10 +38,16 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="to time each contender of each case")
     add("--rounds", type=int, default=ROUNDS, help="at most this many")
     add(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="begin no case once they are over; SIGINT and SIGTERM do the same at once",
+    )
+    add(
         "--output",
         type=Path,
-        help="folder of the results; default: benchmarks/results, which MODEL.md has its table "
-        "from, or out/benchmarks if not everything is timed in the usual way",
+        help="folder of the results; default: out/benchmarks and, once everything was timed in the "
+        "usual way, benchmarks/results, which MODEL.md has its table from",
     )
     add(
         "--pages",
@@ -63,31 +69,67 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def budget(asked: argparse.Namespace) -> Budget:
+    """For each case."""
+    seconds = asked.seconds
+    if seconds is None:
+        seconds = QUICK_SECONDS if asked.quick else FULL_SECONDS
+    return Budget(seconds, fewest_rounds=min(10, asked.rounds), most_rounds=asked.rounds)
+
+
+def begun(chosen: Sequence[Case], asked: argparse.Namespace) -> report.Report:
+    """The report before the first case."""
+    asked_for = {"quick": asked.quick, "filter": asked.filter, "pages": asked.pages}
+    settings = vars(budget(asked)) | asked_for
+    facts = report.facts(asked.device)
+    return {"facts": facts, "settings": settings, "left_out": len(chosen), "rows": []}
+
+
 def measure(
-    chosen: Sequence[Case], asked: argparse.Namespace, output: Path, console: Console
-) -> report.Report:
-    """Time the cases; results so far are on disk after each."""
-    seconds = asked.seconds or (QUICK_SECONDS if asked.quick else FULL_SECONDS)
-    budget = Budget(seconds, fewest_rounds=min(10, asked.rounds), most_rounds=asked.rounds)
-    results: report.Report = {"facts": report.facts(asked.device), "rows": []}
-    results["settings"] = vars(budget) | {
-        "quick": asked.quick,
-        "filter": asked.filter,
-        "pages": asked.pages,
-    }
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(chosen))
+    results: report.Report, chosen: Sequence[Case], asked: argparse.Namespace, output: Path
+) -> str:
+    """Time the cases, and add their rows to the report, which is on disk after each.
+
+    Returns:
+        Why it stopped before the last case, or nothing.
+    """
+    with stopping(asked.limit) as reason, console.progress(len(chosen)) as start:
         for case in chosen:
-            progress.update(task, description=case.name)
+            if why := reason():
+                return why
+            start(case.name)
             if asked.peers is None:
                 peers = contenders.by_default(case, asked.quick)
             else:
                 peers = [PEERS[peer] for peer in asked.peers]
-            results["rows"].append(runner.run(case, asked.device, peers, budget))
+            results["rows"].append(runner.run(case, asked.device, peers, budget(asked)))
+            results["left_out"] -= 1
             report.save(results, output / f"{report.slug(results)}.json")
-            progress.advance(task)
-    return results
+    return ""
+
+
+def finish(results: report.Report, folder: Path) -> None:
+    """Write the results and what is drawn of them, and show them."""
+    stem = folder / report.slug(results)
+    written = [stem.with_name(f"{stem.name}.json")]
+    report.save(results, written[0])
+    console.show(lambda: report.rich_table(results), lambda: report.markdown(results))
+    if console.has("matplotlib"):
+        from . import plot
+
+        written += plot.save(results, stem)
+    if folder == report.RESULTS:
+        model.write(model.table(report.load_all()))
+        written.append(model.DOCUMENT)
+    say_written(written)
+
+
+def say_written(paths: Sequence[Path]) -> None:
+    """A line for each file; one more if there would be pictures."""
+    for path in paths:
+        print(f"Written: {path}")
+    if not console.has("matplotlib"):
+        print("No pictures: they need matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,29 +153,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if asked.threads:
         torch.set_num_threads(asked.threads)
+    console.say_missing()
     if asked.training:
-        for path in training.run(asked.device, asked.output or report.RESULTS):
-            print(f"Written: {path}")
+        say_written(training.run(asked.device, asked.output or report.RESULTS))
         return
-    console = Console()
-    console = Console(width=max(console.width, 200))
-    if asked.pages == "kept" and not memory.keep_pages():
-        raise SystemExit("benchmarks: expected glibc's malloc for --pages kept; ask for fresh ones")
     usual = asked.peers is None and asked.pages == "kept"
     usual = usual and asked.seconds is None and asked.rounds == ROUNDS
     everything = len(chosen) == len(CASES) and usual
-    output = asked.output or (report.RESULTS if everything else PARTIAL_RESULTS)
-    results = measure(chosen, asked, output, console)
-    console.print(report.rich_table(results))
-    stem = output / report.slug(results)
-    written = [stem.with_name(f"{stem.name}.json"), *plot.save(results, stem)]
-    if output == report.RESULTS:
-        model.write(model.table(report.load_all()))
-        written.append(model.DOCUMENT)
-    for path in written:
-        print(f"Written: {path}")
+    output, public = asked.output or PARTIAL_RESULTS, asked.output is None
+    if output.resolve() == report.RESULTS.resolve():
+        if not everything:
+            raise SystemExit(f"benchmarks: {output} is for everything, timed in the usual way")
+        output, public = PARTIAL_RESULTS, True
+    if asked.pages == "kept" and not memory.keep_pages():
+        raise SystemExit("benchmarks: expected glibc's malloc for --pages kept; ask for fresh ones")
+    results = begun(chosen, asked)
+    why = ""
+    try:
+        why = measure(results, chosen, asked, output)
+    except BaseException as error:
+        why = type(error).__name__
+        raise
+    finally:
+        left_out = results["left_out"]
+        # What was published gives way to no less than everything.
+        public = public and everything and not left_out
+        if results["rows"]:
+            finish(results, report.RESULTS if public else output)
+        if left_out:
+            timed = len(results["rows"])
+            print(f"Stopped by {why}: {timed} cases timed, {left_out} left out", flush=True)
     if wrong := report.wrong(results):
         raise SystemExit(f"benchmarks: not the definition's result: {', '.join(wrong)}")
+    if why in [number.name for number in SIGNALS]:
+        raise SystemExit(128 + signal.Signals[why])
 
 
 if __name__ == "__main__":

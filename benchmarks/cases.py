@@ -114,6 +114,12 @@ LAYERS = (
     ("volume-128x16-b1", (1, 16, 128, 128, 128), 2, False),
     ("signal-1048576x16-b1", (1, 16, 2**20), 2, False),
 )
+# What networks have at their bottom: many channels of planes of a few cells, 7x7 and 7x10 pooled.
+# Of fifteen rows no window holds the last.
+BOTTOMS = (
+    ("bottom-14x512-b64", (64, 512, 14, 14)),
+    ("bottom-15x20x256-b32", (32, 256, 15, 20)),
+)
 WINDOWS = (
     ("2x2/2", "image-112x64-b16", (16, 64, 112, 112), 2, 2, 0),
     ("3x3/2 padding 1", "image-112x64-b16", (16, 64, 112, 112), 3, 2, 1),
@@ -149,6 +155,32 @@ def _grid() -> Iterator[Case]:
             layout=layout,
             direction=direction,
             quick=plain,
+        )
+
+
+def _bottom() -> Iterator[Case]:
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    for (layer, shape), dtype, index_dtype in itertools.product(BOTTOMS, DTYPES, INDEX_DTYPES):
+        for layout, direction in itertools.product(LAYOUTS, directions):
+            quick = (layout, direction) == (LAYOUTS[0], "forward") and index_dtype != "int32"
+            yield Case(
+                "bottom",
+                layer,
+                shape,
+                dtype=dtype,
+                index_dtype=index_dtype,
+                layout=layout,
+                direction=direction,
+                quick=quick,
+            )
+        yield Case(
+            "round-trip, bottom",
+            layer,
+            shape,
+            dtype=dtype,
+            index_dtype=index_dtype,
+            direction="both",
+            operation="round-trip",
         )
 
 
@@ -213,4 +245,17 @@ def _sweep() -> Iterator[Case]:
         yield Case("sweep", f"sweep-{2**exponent}", shape, quick=quick)
 
 
-CASES: tuple[Case, ...] = (*_networks(), *_grid(), *_poolings(), *_extremes(), *_sweep())
+def _in_order() -> Iterator[Case]:
+    """What says most comes first, for a run may be stopped before its end."""
+    grid = tuple(_grid())
+    plain = len(LAYOUTS) * len(DIRECTIONS)  # 2x2/2, float32, int64
+    yield from _networks()
+    yield from grid[:plain]
+    yield from _bottom()
+    yield from grid[plain:]
+    yield from _poolings()
+    yield from _extremes()
+    yield from _sweep()
+
+
+CASES: tuple[Case, ...] = tuple(_in_order())

@@ -171,16 +171,23 @@ def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
     return Prepared([call for call, _ in prepared], prepared[0][1], note)
 
 
+def triton_reason(case: Case, device: str) -> str:
+    """Why Triton's scatter, where it is installed, is not timed in the case; empty where it is."""
+    if device != "cuda":
+        return "needs CUDA"
+    if case.operation != "unpool" or case.index_dtype == "uint8":
+        return "unpools from flat indices only"
+    if case.direction != "forward":
+        return "has no gradient"
+    return ""
+
+
 def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
     """A memset and a scatter in Triton."""
-    if copies[0].input.device.type != "cuda":
-        raise Unable("needs CUDA")
+    if reason := triton_reason(case, copies[0].input.device.type):
+        raise Unable(reason)
     if not importlib.util.find_spec("triton"):
         raise Unable("not installed: triton")
-    if case.operation != "unpool" or case.index_dtype == "uint8":
-        raise Unable("unpools from flat indices only")
-    if case.direction != "forward":
-        raise Unable("has no gradient")
     peer = importlib.import_module(".triton_scatter", __package__)
     size = case.shape[2:]
 

@@ -53,16 +53,19 @@ def touched(case: Case, device: str) -> float:
     """The expected fraction of grad_output's sectors (of a CPU: cache lines) that hold an index.
 
     A window's index may be anywhere in it; a sector is a piece of a row, in channels_last of one
-    position's channels. Of windows that overlap, all of them.
+    position's channels. Of windows that overlap, all of them. What no window holds is not touched:
+    the last row of an odd number of them.
     """
     elements = SECTOR[device] // ITEM_SIZE[case.dtype]
     window = case.kernel_size**case.rank
     if case.overlapping:
         return 1.0
+    sizes = zip(case.pooled[2:], case.shape[2:], strict=True)
+    held = math.prod(min(1, cells * case.stride / size) for cells, size in sizes)
     if case.layout == "channels_last":
-        return 1 - math.pow(1 - 1 / window, min(elements, case.shape[1]))
+        return held * (1 - math.pow(1 - 1 / window, min(elements, case.shape[1])))
     windows = elements / case.kernel_size
-    return 1 - math.pow(1 - case.kernel_size / window, windows)
+    return held * (1 - math.pow(1 - case.kernel_size / window, windows))
 
 
 def _floor(case: Case, operator: str, device: str) -> float:

@@ -1,4 +1,4 @@
-"""Plots: how close to a clone each case comes, and how time grows with size."""
+"""Plots: how close to a clone each case comes, and how time grows with size. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from .cases import DIRECTIONS
 from .contenders import CLONE, OURS, PEERS
-from .report import Report, Row, result
+from .report import Report, Row, replacing, result
 
 STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "tab:blue", "marker": "o"},
@@ -109,6 +109,7 @@ def save(report: Report, stem: Path) -> list[Path]:
     for name, figure, dpi in (("fractions", fractions(report), 80), ("sweep", sweep(report), 120)):
         if figure is not None:
             path = stem.with_name(f"{stem.name}-{name}.png")
-            figure.savefig(path, dpi=dpi)
+            with replacing(path) as fresh:
+                figure.savefig(fresh, dpi=dpi, format="png")
             written.append(path)
     return written

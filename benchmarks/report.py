@@ -10,17 +10,20 @@ import platform
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 
 import maxunpool_cuda
 
 from .contenders import CLONE, OURS, PEERS
 from .timing import cache_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Row = dict[str, Any]
 Report = dict[str, Any]
@@ -78,13 +81,28 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def save(report: Report, path: Path) -> None:
-    """Write the report as JSON, a row a line."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the place of ``path`` once all is written.
+
+    Who is killed meanwhile leaves the old file. The new one's name ends in no suffix of its own.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def save(report: Report, path: Path) -> None:
+    """Write the report as JSON, a row a line: all of it, or what was there stays."""
     rows = ",\n".join(json.dumps(_rounded(row)) for row in report["rows"])
     rest = {key: value for key, value in report.items() if key != "rows"}
     head = json.dumps(rest, indent=1).removesuffix("\n}")
-    path.write_text(f'{head},\n "rows": [\n{rows}\n]}}\n')
+    with replacing(path) as fresh:
+        fresh.write_text(f'{head},\n "rows": [\n{rows}\n]}}\n')
 
 
 def load(path: Path) -> Report:
@@ -126,7 +144,9 @@ def _ratio(row: Row, peer: str) -> str:
 
 
 def rich_table(report: Report) -> Table:
-    """Every case: this package's time, and everyone else's as a multiple of it."""
+    """Every case: this package's time, and everyone else's as a multiple of it. Needs rich."""
+    from rich.table import Table
+
     facts = report["facts"]
     table = Table(
         title=f"maxunpool_cuda on {facts['device']}, PyTorch {facts['torch']}",
@@ -166,6 +186,7 @@ def _mean(values: Sequence[float]) -> str:
 def markdown(report: Report) -> str:
     """A line for each family and direction: geometric means over its cases."""
     last = "unpooling, all but the sweep"
+    left_out = report.get("left_out", 0)
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report["rows"]:
         if result(row, OURS):
@@ -176,7 +197,8 @@ def markdown(report: Report) -> str:
     facts = report["facts"]
     lines = [
         f"Geometric means on {facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}: "
-        "the fraction of a clone's speed, and how many times longer the others take.",
+        "the fraction of a clone's speed, and how many times longer the others take."
+        + (f" {left_out} cases are left out." if left_out else ""),
         "",
         f"| family | direction | cases | of clone | {' | '.join(peers)} |",
         "|---|---|--:|--:|" + "--:|" * len(peers),
@@ -205,6 +227,7 @@ __all__ = [
     "load",
     "load_all",
     "markdown",
+    "replacing",
     "result",
     "rich_table",
     "save",

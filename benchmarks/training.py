@@ -6,19 +6,20 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 
 import maxunpool_cuda
 
-from . import report
+from . import console, report
 from .memory import peak_bytes
 from .segnet import SegNet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
 
 TORCH = "torch.nn"
 INDEX_DTYPES = {TORCH: None, "int32": torch.int32, "uint8": torch.uint8}
@@ -98,20 +99,47 @@ def _sum(row: dict[str, Any], what: str) -> int:
     return sum(layer[what] for layer in row["layers"])
 
 
-def table(results: report.Report) -> Table:
-    """To look at."""
+HEADS = ("dtype", "indices", "pooled values", "their indices", "peak of the step")
+
+
+def _title(results: report.Report) -> str:
     facts = results["facts"]
-    shown = Table(title=f"SegNet's training step on {facts['device']}, PyTorch {facts['torch']}")
-    for head in ("dtype", "indices", "pooled values", "their indices", "peak of the step"):
-        shown.add_column(head, justify="right")
+    return f"SegNet's training step on {facts['device']}, PyTorch {facts['torch']}"
+
+
+def _cells(results: report.Report) -> list[tuple[str, ...]]:
+    """Of each network, what stands below :data:`HEADS`."""
+    found = []
     for row in results["rows"]:
         sizes = (_sum(row, "values"), _sum(row, "indices"), row["peak_bytes"])
-        shown.add_row(row["dtype"], row["contender"], *(f"{n / 2**20:.1f} MiB" for n in sizes))
+        named = (row["dtype"], row["contender"])
+        found.append((*named, *(f"{n / 2**20:.1f} MiB" for n in sizes)))
+    return found
+
+
+def table(results: report.Report) -> Table:
+    """To look at. Needs rich."""
+    from rich.table import Table
+
+    shown = Table(title=_title(results))
+    for head in HEADS:
+        shown.add_column(head, justify="right")
+    for cells in _cells(results):
+        shown.add_row(*cells)
     return shown
 
 
+def markdown(results: report.Report) -> str:
+    """The same in Markdown."""
+    rows = (HEADS, ("--:",) * len(HEADS), *_cells(results))
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join((_title(results), "", *lines)) + "\n"
+
+
 def figure(results: report.Report) -> Figure:
-    """Bytes of each pool's values and indices, and the peak of a step."""
+    """Bytes of each pool's values and indices, and the peak of a step. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
     drawn = Figure(figsize=(11, 6), layout="constrained")
     panels = drawn.subplots(2, 2, width_ratios=(3, 1))
     for (layers, peaks), dtype in zip(panels, DTYPES, strict=True):
@@ -140,13 +168,14 @@ def figure(results: report.Report) -> Figure:
 
 def run(device: str, output: Path, setup: Setup = Setup()) -> list[Path]:
     """Measure, show, and write the results; return where they are."""
-    with Progress(transient=True) as progress:
-        task = progress.add_task("", total=len(DTYPES) * len(INDEX_DTYPES) + 1)
-        results = measure(
-            device, setup, lambda what: progress.update(task, description=what, advance=1)
-        )
-        progress.console.print(table(results))
+    with console.progress(len(DTYPES) * len(INDEX_DTYPES)) as begin:
+        results = measure(device, setup, begin)
+    console.show(lambda: table(results), lambda: markdown(results))
     stem = output / f"{report.slug(results)}-training"
-    report.save(results, stem.with_suffix(".json"))
-    figure(results).savefig(stem.with_suffix(".png"), dpi=120)
-    return [stem.with_suffix(".json"), stem.with_suffix(".png")]
+    written = [stem.with_suffix(".json")]
+    report.save(results, written[0])
+    if console.has("matplotlib"):
+        written.append(stem.with_suffix(".png"))
+        with report.replacing(written[1]) as fresh:
+            figure(results).savefig(fresh, dpi=120, format="png")
+    return written
