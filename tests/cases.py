@@ -68,6 +68,11 @@ def some(count: int) -> int:
     return count if ALL else max(1, count // 4)
 
 
+# How they cut up a call: rows of contiguous tensors that divide into vectors, rows that do not, or
+# vectors of channels.
+WAYS = ("even rows", "uneven rows", "channels")
+
+
 @dataclass(frozen=True)
 class Geometry:
     pooled: tuple[int, ...]  # spatial
@@ -199,7 +204,7 @@ def case_of(
     kind: str,
     reduce: str = "last",
 ) -> Case:
-    """A case of contiguous tensors; of kind "offset", as many as there are, indices are uint8."""
+    """A case of contiguous tensors; of kind "offset", indices are uint8 if all windows have any."""
     offsets = random_offsets(rng, geometry, leading) if kind == "offset" else None
     if offsets is None:
         flat = random_indices(rng, geometry, leading, "own window" if kind == "offset" else kind)
@@ -213,11 +218,17 @@ def case_of(
     )
 
 
-def aimed_case(rng: random.Random, window: str, kind: str, dtype: torch.dtype) -> Case:
-    """A call that kernels are made for: rows of contiguous tensors, or vectors of channels."""
-    reduce = rng.choice(("last", "last", "sum", "mean")) if dtype in ARITHMETIC else "last"
-    if rng.random() < 0.6:
-        geometry = row_geometry(rng, window, even=rng.random() < 0.4)
+def aimed_case(
+    rng: random.Random, way: str, window: str, offsets: bool, dtype: torch.dtype
+) -> Case:
+    """A call that kernels are made for: one of WAYS, with one of WINDOWS.
+
+    Offsets are flat indices all the same where the plane cuts some window off.
+    """
+    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
+    reduce = rng.choice(("last", "last", "last", "sum", "mean"))
+    if way != "channels":
+        geometry = row_geometry(rng, window, even=way == "even rows")
         return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
     geometry = channels_geometry(rng, window)
     case = case_of(rng, geometry, (2, 16), dtype, kind, reduce)
@@ -226,6 +237,7 @@ def aimed_case(rng: random.Random, window: str, kind: str, dtype: torch.dtype) -
 
 
 def random_limits(rng: random.Random) -> dict[str, int]:
+    """For one call of the CUDA kernels."""
     return {name: rng.choice(choices) for name, choices in LIMITS.items()}
 
 

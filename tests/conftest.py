@@ -55,26 +55,23 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return numbers_for(request.node)
 
 
-ANY_LIMITS = "cuda, in any way"
+LOW, WIDE = "cuda, low limits", "cuda, 64-bit offsets"
 
 
 @pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.cuda),
-        pytest.param(ANY_LIMITS, marks=pytest.mark.cuda),
-    ]
+    params=["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in ("cuda", LOW, WIDE))]
 )
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each device; and the GPU with small tensors sent the ways of large ones."""
-    if request.param != ANY_LIMITS:
+    """Each device; and a GPU where small tensors go the ways of large ones, and of huge ones."""
+    if request.param not in (LOW, WIDE):
         yield request.param
         return
     from cases import random_limits
 
     from maxunpool_cuda import _C
 
-    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | {"small_bytes": 0})
+    narrow = {"narrow": 1} if request.param == WIDE else {"narrow": 2**31, "small_bytes": 0}
+    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | narrow)
     yield "cuda"
     _C.set_cuda_limits()
 

@@ -676,7 +676,7 @@ def test_torch_compile() -> None:
     assert results[contenders.COMPILED].get("agreement") == "equal", results
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
 def test_cuda(case: Case) -> None:
@@ -696,7 +696,7 @@ def test_cuda(case: Case) -> None:
         assert results[contenders.TRITON]["agreement"] == "equal"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("with_host", [False, True])
 def test_cuda_clock(with_host: bool) -> None:
     """Events in milliseconds, made seconds; the host's time is in them where it is asked for."""

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from cases import (
     ARITHMETIC,
-    INDEX_KINDS,
     LAYOUTS,
     MOVABLE,
+    WAYS,
     WINDOWS,
     Case,
     Geometry,
@@ -31,8 +31,6 @@ from cases import (
 from reference import default_output_size, max_unpool, max_unpool_backward
 
 from maxunpool_cuda import _ops
-
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def both(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,14 +68,15 @@ def test_sums_agree_with_the_reference(
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("kind", [*INDEX_KINDS, "offset"])
+@pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_windows_that_kernels_are_made_for(
-    device: str, window: str, kind: str, rng: random.Random
+@pytest.mark.parametrize("way", WAYS)
+def test_what_kernels_are_made_for(
+    device: str, way: str, window: str, offsets: bool, rng: random.Random
 ) -> None:
-    """Rows that divide into vectors and that do not, in planes and volumes; vectors of channels."""
-    for dtype in rng.sample((torch.uint8, *FLOATS), some(4)):
-        check(aimed_case(rng, window, kind, dtype), device)
+    for _ in range(some(16)):
+        dtype = rng.choice((torch.uint8, torch.float32, torch.float16, torch.float64))
+        check(aimed_case(rng, way, window, offsets, dtype), device)
 
 
 @pytest.mark.cuda

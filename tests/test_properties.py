@@ -3,7 +3,6 @@
 import math
 import random
 
-import hypothesis
 import pytest
 import torch
 from cases import (
@@ -18,11 +17,13 @@ from cases import (
     same,
     some,
 )
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 from reference import default_output_size, max_unpool, max_unpool_backward
 
 from maxunpool_cuda import _ops
+
+hypothesis = pytest.importorskip("hypothesis", reason="hypothesis searches for counterexamples")
+from hypothesis import HealthCheck, assume, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 SETTINGS = settings(max_examples=some(150), deadline=None, suppress_health_check=list(HealthCheck))
 POOLS = {

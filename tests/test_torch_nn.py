@@ -91,6 +91,7 @@ def first(results: object) -> object:
 @pytest.mark.parametrize("name", [f.__name__ for f in (*OURS.values(), *POOLS)])
 def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
     # Seconds, which runs of other tests should not wait for.
+    pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
     named = [op for op in op_db if op.name == f"nn.functional.{name}"]

@@ -224,21 +224,22 @@ class Dispatch {
 
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const bool disjoint = windows_are_disjoint(geometry());
       const bool moves = arguments_.reduce == Reduce::last;
-      if (disjoint || moves) {
+      bool done = plan_.alone;
+      if (moves || (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type))) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          if (!plan_.alone && !forward_rows<T, Index>()) {
-            forward_channels<T, Index>();
-          }
+          done = done || forward_rows<T, Index>() || forward_channels<T, Index>();
           if (moves) {
+            if (!done) {
+              move_windows<T, Index>();
+            }
             second<LastSlot, T, Index>();
           }
         });
       }
       if (!moves) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          if (!disjoint) {
+          if (!done) {
             sum_windows<T, Index>();
           }
           cooperative<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
@@ -383,6 +384,7 @@ class Dispatch {
         maxunpool_cuda::forward_rows<T, Index, Shape>,
         make_tiling<uint32_t>(geometry(), tile, counts, 1, planes),
         static_cast<uint32_t>(planes),
+        negative_zero<T>(),
         values<T>(),
         indices<Index>(),
         result<T>());
@@ -393,12 +395,27 @@ class Dispatch {
     return std::min<int64_t>(axis.stride, kMostTile);
   }
 
+  // See added_to_zero.
+  template <class T>
+  T negative_zero() const {
+    const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
+    return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
+  }
+
+  // As many as fit the registers: indices are up to eight times as large as values.
+  template <class T>
+  static constexpr int kForwardChannels = std::min<int>(8, kVectorBytes / sizeof(T));
+
+  bool divides_into(int64_t channels) const {
+    return !plan_.wide && aligned_ && geometry().inner % channels == 0;
+  }
+
+  // The way for vectors of channels. False: it has no kernel for these windows.
   template <class T, class Index>
-  void forward_channels() const {
-    // Indices are up to eight times as large as values: more would not fit the registers.
-    constexpr int kChannels = std::min<int>(8, kVectorBytes / sizeof(T));
+  bool forward_channels() const {
+    constexpr int kChannels = kForwardChannels<T>;
     if constexpr (kChannels > 1) {
-      if (!plan_.wide && aligned_ && geometry().inner % kChannels == 0) {
+      if (divides_into(kChannels)) {
         const auto& [depth, height, width] = geometry().axis;
         const auto run = [&]<class Shape>(std::type_identity<Shape>) {
           const int64_t tile[] = {
@@ -411,24 +428,38 @@ class Dispatch {
               1,
               maxunpool_cuda::forward_channels<T, Index, kChannels, Shape>,
               make_tiling<uint32_t>(geometry(), tile, counts, geometry().inner / kChannels),
+              negative_zero<T>(),
               values<T>(),
               indices<Index>(),
               result<T>());
+          return true;
         };
         const bool flat = depth.in == 1 && depth.out == 1;
         if (flat && windows_fit<2, 2, 0>()) {
-          run(std::type_identity<ChannelShape<2, 2, 0>>{});
-        } else if (flat && windows_fit<3, 2, 1>()) {
-          run(std::type_identity<ChannelShape<3, 2, 1>>{});
-        } else if (flat && windows_fit<3, 2, 0>()) {
-          run(std::type_identity<ChannelShape<3, 2, 0>>{});
-        } else if (
-            windows_are_disjoint(geometry()) &&
-            std::max({depth.stride, height.stride, width.stride}) <= kMostTile) {
-          run(std::type_identity<ChannelShape<0, 1, 0>>{});
-        } else {
-          run_windows<TakeLast<T>, Index, uint32_t, kChannels>();
+          return run(std::type_identity<ChannelShape<2, 2, 0>>{});
         }
+        if (flat && windows_fit<3, 2, 1>()) {
+          return run(std::type_identity<ChannelShape<3, 2, 1>>{});
+        }
+        if (flat && windows_fit<3, 2, 0>()) {
+          return run(std::type_identity<ChannelShape<3, 2, 0>>{});
+        }
+        if (windows_are_disjoint(geometry()) &&
+            std::max({depth.stride, height.stride, width.stride}) <= kMostTile) {
+          return run(std::type_identity<ChannelShape<0, 1, 0>>{});
+        }
+      }
+    }
+    return false;
+  }
+
+  // The way for any windows.
+  template <class T, class Index>
+  void move_windows() const {
+    constexpr int kChannels = kForwardChannels<T>;
+    if constexpr (kChannels > 1) {
+      if (divides_into(kChannels)) {
+        run_windows<TakeLast<T>, Index, uint32_t, kChannels>();
         return;
       }
     }
@@ -460,7 +491,7 @@ class Dispatch {
   void sum_windows() const {
     if constexpr (std::is_floating_point_v<Accumulator<T>>) {
       constexpr int kChannels = std::min<int>(4, kVectorBytes / sizeof(T));
-      if (!plan_.wide && aligned_ && geometry().inner % kChannels == 0) {
+      if (divides_into(kChannels)) {
         run_windows<TakeSum<T>, Index, uint32_t, kChannels>();
         return;
       }

@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, Shape::blocks(kIsWindowOffset<Index>
     Tiling<uint32_t> tiling,
     Report report,
     uint32_t planes,
+    Element negative_zero,
     const Element* __restrict__ input,
     const Index* __restrict__ indices,
     Element* __restrict__ output) {
@@ -248,6 +249,13 @@ __global__ void __launch_bounds__(kThreads, Shape::blocks(kIsWindowOffset<Index>
           if (height + r >= g.axis[1].out) {
             break;
           }
+          if (negative_zero != Element{}) {
+#pragma unroll
+            for (int e = 0; e < N; ++e) {
+              Element& sum = stored[r][e / kGrain].at[e % kGrain];
+              sum = added_to_zero(sum, negative_zero);
+            }
+          }
           const uint32_t start = plane * tiling.out_plane + first_row + r * out_width;
           if (Shape::kEven ? begin[r] < out_width
                            : begin[r] < out_width && N <= out_width - begin[r]) {
@@ -288,6 +296,7 @@ template <class Element, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 4) forward_channels(
     Tiling<uint32_t> tiling,
     Report report,
+    Element negative_zero,
     const Element* __restrict__ input,
     const Index* __restrict__ indices,
     Element* __restrict__ output) {
@@ -306,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_channels(
       const uint32_t source = own + (y * g.axis[2].in + x) * g.inner;
       const CellRow<Index, uint32_t> named(tiling, p.at[0], p.at[1] + y);
       const auto index = load<V>(indices + source);
-      value = Pooled::load(input + source);
+      value = Pooled::load(input + source, negative_zero);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         target[v] = named.target(index.at[v], p.at[2] + x);

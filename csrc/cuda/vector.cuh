@@ -25,6 +25,13 @@ __device__ inline void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
+// A sum begins with zero, which -0 added to it leaves as it is. `negative_zero` is that number's
+// bits where results are sums of floating-point numbers, else 0: bits that are not looked at stay.
+template <class T>
+__device__ inline T added_to_zero(T bits, T negative_zero) {
+  return bits == negative_zero ? T{} : bits;
+}
+
 // N elements in 32-bit words, as they lie in memory: small ones stay packed, which takes fewer
 // registers and needs no packing at the end.
 template <class T, int N>
@@ -34,8 +41,15 @@ struct Lanes {
 
   Vector<Word, kWords> words{};
 
-  __device__ static Lanes load(const T* from) {
-    return {maxunpool_cuda::load<kWords>(reinterpret_cast<const Word*>(from))};
+  __device__ static Lanes load(const T* from, T negative_zero) {
+    auto values = maxunpool_cuda::load<N>(from);
+    if (negative_zero != T{}) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        values.at[i] = added_to_zero(values.at[i], negative_zero);
+      }
+    }
+    return {__builtin_bit_cast(Vector<Word, kWords>, values)};
   }
   __device__ void store(T* to) const { maxunpool_cuda::store(reinterpret_cast<Word*>(to), words); }
   // Takes over element i, if `match`.
