@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TAIL = 15  # lines of a log that the report has
+TAIL, WIDTH = 15, 150  # lines of a log that the report has, and their length
 SPARE = 10  # seconds in which a command ends that was told when to
 # What needs it, where it is not installed.
 PACKAGES = {
@@ -97,8 +97,8 @@ class Asked:
 
     def benchmarks(self, limit: float, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "benchmarks", "--device", self.device]
-        if self.rehearse:
-            command += ["--seconds", "0", "--rounds", "2"]
+        if self.rehearse:  # what is full size on a GPU takes a CPU minutes
+            command += ["--seconds", "0", "--rounds", "2", "--filter", "^tiny"]
         return [*command, "--limit", f"{limit:.0f}", *arguments]
 
 
@@ -203,7 +203,7 @@ def run(name: str, command: list[str], limit: float, asked: Asked, environment: 
                     process.wait()
     code = process.returncode
     verdict = stopped or ("passed" if code == 0 else f"FAILED ({code})")
-    tail = log.read_text(errors="replace").splitlines()[-TAIL:]
+    tail = [line[:WIDTH] for line in log.read_text(errors="replace").splitlines()[-TAIL:]]
     seconds = time.monotonic() - start
     print(*tail, f"== {name}: {verdict} in {seconds:.0f} s", sep="\n", flush=True)
     return Outcome(verdict, shlex.join(command), seconds, tail)
@@ -293,7 +293,7 @@ def main() -> None:
         if why or limit < 2 * SPARE:
             outcomes[name] = Outcome(why or "not run: no time left", "", 0, [])
         else:
-            environment = {**os.environ, **force, **step.environment}
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", **force, **step.environment}
             environment["PYTHONPATH"] = os.pathsep.join(paths)
             command = step.command(asked, limit - SPARE)
             outcomes[name] = run(name, command, limit, asked, environment)

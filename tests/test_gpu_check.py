@@ -22,7 +22,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     (target,) = folder.glob("lib/python*/site-packages")
-    lacking = re.compile(rf"({'|'.join((*LACKING, 'maxunpool_cuda', '__editable__'))})\\b", re.I)
+    lacking = re.compile(rf"({'|'.join((*LACKING, 'maxunpool_cuda', '__editable__'))})\b", re.I)
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for item in Path(place).iterdir():
             if not lacking.match(item.name) and not (target / item.name).exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import LIMITS
 
 import maxunpool_cuda
 from maxunpool_cuda import _C
@@ -55,6 +56,19 @@ def kernels() -> dict[tuple[str, str], str]:
             name, _, text = part.partition("\n")
             found[arch, name.strip()] = text
     return found
+
+
+def test_limits_can_be_set() -> None:
+    """Those that tests on a GPU ask for, before there is one."""
+    if not maxunpool_cuda.build_info()["cuda"]:
+        pytest.skip("this build has no CUDA kernels")
+    try:
+        for choice in map(min, LIMITS.values()), map(max, LIMITS.values()):
+            _C.set_cuda_limits(**dict(zip(LIMITS, choice, strict=True)))
+        with pytest.raises(TypeError):
+            _C.set_cuda_limits(nonsense=1)
+    finally:
+        _C.set_cuda_limits()
 
 
 def test_every_architecture_asked_for_is_there() -> None:
