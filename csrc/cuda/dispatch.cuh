@@ -2,7 +2,6 @@
 // does, so that the choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
 //   launch.shared(kernel, shape, arguments...)   a grid and blocks of any size; see SharedShape
-//   launch.cooperative(kernel, arguments...)   a grid that is resident at once
 #pragma once
 
 #include "../dtypes.h"
@@ -36,12 +35,13 @@ struct Arguments {
   void* result; // output, or grad_input
   ErrorRecord* error;
   Limits limits{};
-  int64_t threads = kThreads;
+  int64_t threads = kThreads; // of a block
+  int64_t blocks = 256;       // that run at once, of 1024 threads
 };
 
-// What a kernel with slots in shared memory has to do.
+// What a kernel with slots has to do.
 struct SharedShape {
-  int64_t pieces; // at most so many blocks have work
+  int64_t pieces; // at most so many blocks have work, or slots
   int64_t slots;  // of a piece
   int64_t bytes;  // of shared memory, for each block
   bool likely;    // that the pieces need anything done
@@ -49,12 +49,13 @@ struct SharedShape {
 
 // How a call is cut up, and its workspace, which may start out as anything.
 struct Plan {
-  bool wide;                                  // 64-bit offsets
-  bool shared;                                // the second kernel's slots are in shared memory
-  bool alone;                                 // and there is no first kernel
-  int64_t channels, groups, pieces, capacity; // of the second kernel; see Pieces
-  int64_t slots;                              // of a piece
-  size_t astray_slab, global_slots, bytes;    // offsets of the parts, then the whole
+  bool wide;                              // 64-bit offsets
+  bool shared;                            // the second kernel's slots are in shared memory
+  bool alone;                             // and there is no first kernel
+  int64_t channels, groups, pieces;       // of the second kernel; see Pieces
+  int64_t slots;                          // of a piece
+  int64_t blocks;                         // of the second kernel, at most
+  size_t global_slots, slot_bytes, bytes; // offset of the slots, each block's, and the whole
 
   explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
@@ -84,15 +85,18 @@ struct Plan {
     groups = (g.inner - 1) / channels + 1;
     pieces = g.outer * groups;
     slots = g.out_plane() * channels;
-    if (alone || slot == 0) {
-      capacity = 0;
-      astray_slab = global_slots = bytes = 0;
-      return;
+    blocks = pieces;
+    slot_bytes = align(slots * slot);
+    global_slots = bytes = 0;
+    if (!alone && slot != 0) {
+      global_slots = bytes =
+          align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
+      if (!shared) {
+        const auto room = limits.slot_bytes / static_cast<int64_t>(slot_bytes);
+        blocks = std::clamp<int64_t>(room, 1, std::min(pieces, arguments.blocks));
+        bytes += blocks * slot_bytes;
+      }
     }
-    capacity = shared ? 1 : std::clamp<int64_t>(limits.slot_bytes / (slot * slots), 1, pieces);
-    astray_slab = align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
-    global_slots = shared ? astray_slab : align(astray_slab + g.outer * sizeof(uint32_t));
-    bytes = shared ? astray_slab : align(global_slots + capacity * slot * slots);
   }
 
   static size_t align(size_t size) {
@@ -233,7 +237,7 @@ class Dispatch {
             if (!done) {
               move_windows<T, Index>();
             }
-            second<LastSlot, T, Index>();
+            second<T, Index>();
           }
         });
       }
@@ -242,7 +246,7 @@ class Dispatch {
           if (!done) {
             sum_windows<T, Index>();
           }
-          cooperative<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
+          redo<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
         });
       }
     });
@@ -253,7 +257,7 @@ class Dispatch {
       if (arguments_.reduce == Reduce::mean) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
           run_backward<GiveMean<T>, Index, uint64_t, 1, Group::channels>();
-          cooperative<CountSlot<T, uint64_t>, Index, uint64_t>();
+          redo<CountSlot<T, uint64_t>, Index, uint64_t>();
         });
         return;
       }
@@ -270,7 +274,7 @@ class Dispatch {
             backward_groups<GiveLast<T>, Index>();
           }
         }
-        second<LastSlot, T, Index>();
+        second<T, Index>();
       });
     });
   }
@@ -561,17 +565,15 @@ class Dispatch {
     launch_(kernel, tiling.items, tiling, report(), rest...);
   }
 
-  template <template <class, class> class Slot, class T, class Index>
+  template <class T, class Index>
   void second() const {
-    if constexpr (!kIsWindowOffset<Index>) {
-      if (plan_.shared) {
-        shared<Slot<T, uint32_t>, Index>();
-        return;
-      }
-      with_offset([&]<class Offset>(std::type_identity<Offset>) {
-        cooperative<Slot<T, Offset>, Index, Offset>();
-      });
+    if (plan_.shared) {
+      redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
+      return;
     }
+    with_offset([&]<class Offset>(std::type_identity<Offset>) {
+      redo<LastSlot<T, Offset>, Index, Offset>();
+    });
   }
 
   template <class Offset>
@@ -587,58 +589,37 @@ class Dispatch {
         plan_.alone ? arguments_.error : nullptr,
         arguments_.deterministic,
         static_cast<Offset>(plan_.pieces),
-        static_cast<Offset>(plan_.capacity),
         divider(plan_.channels),
         divider(plan_.groups),
-        divider(g.in_plane()),
-        divider(g.out_plane()),
+        static_cast<Offset>(g.in_plane()),
+        static_cast<Offset>(g.out_plane()),
         workspace_ + plan_.global_slots,
-        reinterpret_cast<uint32_t*>(workspace_ + plan_.astray_slab)};
+        plan_.slot_bytes};
   }
 
-  template <class Slot, class Index>
-  void shared() const {
+  // What the first kernel has found astray; or everything, if there is none.
+  template <class Slot, class Index, class Offset, bool kShared = false>
+  void redo() const {
+    using T = typename Slot::Element;
     const auto run = [&](auto kernel, const auto&... reduce) {
-      using T = typename Slot::Element;
+      const int64_t bytes = kShared ? plan_.slot_bytes : 0;
       launch_.shared(
           kernel,
-          SharedShape{
-              plan_.pieces,
-              plan_.slots,
-              static_cast<int64_t>(plan_.align(plan_.slots * sizeof(Slot))),
-              plan_.alone},
-          pieces<uint32_t>(),
+          SharedShape{plan_.blocks, plan_.slots, bytes, plan_.alone},
+          pieces<Offset>(),
           reduce...,
           values<T>(),
           indices<Index>(),
           result<T>());
     };
-    arguments_.forward ? run(irregular_forward<Slot, Index, uint32_t, BlockTeam>, arguments_.reduce)
-                       : run(irregular_backward<Slot, Index, uint32_t, BlockTeam>);
-  }
-
-  template <class Slot, class Index, class Offset>
-  void cooperative() const {
-    using T = typename Slot::Element;
     if constexpr (!kIsWindowOffset<Index> && requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        launch_.cooperative(
-            irregular_backward<Slot, Index, Offset, GridTeam>,
-            pieces<Offset>(),
-            values<T>(),
-            indices<Index>(),
-            result<T>());
+        run(irregular_backward<Slot, Index, Offset, kShared>);
       }
     }
     if constexpr (!kIsWindowOffset<Index> && !std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        launch_.cooperative(
-            irregular_forward<Slot, Index, Offset, GridTeam>,
-            pieces<Offset>(),
-            arguments_.reduce,
-            values<T>(),
-            indices<Index>(),
-            result<T>());
+        run(irregular_forward<Slot, Index, Offset, kShared>, arguments_.reduce);
       }
     }
   }

@@ -31,7 +31,7 @@ namespace {
 
 // What a launch has to know of a device, asked for once.
 struct Processors {
-  int count, shared_bytes, block_shared_bytes;
+  int count, shared_bytes;
 
   static const Processors& of(int device) {
     static const std::vector<Processors> all = [] {
@@ -42,7 +42,6 @@ struct Processors {
         };
         ask(found[i].count, cudaDevAttrMultiProcessorCount);
         ask(found[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-        ask(found[i].block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
       }
       return found;
     }();
@@ -67,7 +66,7 @@ struct StreamLaunch {
       void (*kernel)(Parameters...),
       const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kUsual = 48 << 10, kReserved = 1 << 10;
+    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kReserved = 1 << 10;
     const int64_t threads = std::clamp<int64_t>(
         (shape.slots / kSlotsPerThread + kWarp - 1) / kWarp * kWarp, kWarp, kBlockTeam);
     int64_t blocks = shape.pieces;
@@ -76,30 +75,8 @@ struct StreamLaunch {
           processors.shared_bytes / (shape.bytes + kReserved), 1, kBlockTeam / threads);
       blocks = std::min(blocks, processors.count * resident);
     }
-    if (shape.bytes > kUsual) { // always the same, for another thread may launch this kernel too
-      C10_CUDA_CHECK(cudaFuncSetAttribute(
-          reinterpret_cast<const void*>(kernel),
-          cudaFuncAttributeMaxDynamicSharedMemorySize,
-          processors.block_shared_bytes));
-    }
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.bytes, stream>>>(
         arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-
-  template <class... Parameters>
-  void cooperative(
-      void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
-    const void* pointers[] = {&arguments...};
-    int resident = 0; // blocks on a processor
-    C10_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kGridTeam, 0));
-    C10_CUDA_CHECK(cudaLaunchCooperativeKernel(
-        reinterpret_cast<const void*>(kernel),
-        dim3(processors.count * resident),
-        dim3(kGridTeam),
-        const_cast<void**>(pointers),
-        0,
-        stream));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
@@ -121,8 +98,6 @@ void run_on_device(const Call& call) {
   DeviceErrors& errors = ErrorRecords::get().of(call.values.device().index());
   errors.raise_if_reported();
   const Processors& processors = Processors::of(call.values.device().index());
-  Limits usable = limits();
-  usable.shared_bytes = std::min<int64_t>(usable.shared_bytes, processors.block_shared_bytes);
   const Arguments arguments{
       call.geometry,
       call.reduce,
@@ -135,7 +110,9 @@ void run_on_device(const Call& call) {
       call.indices.const_data_ptr(),
       call.result.mutable_data_ptr(),
       errors.record(),
-      usable};
+      limits(),
+      kThreads,
+      processors.count};
   const Plan plan(arguments);
   at::Tensor workspace;
   if (plan.bytes > 0) {

@@ -12,7 +12,6 @@
 #include <deque>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <thread>
 #include <type_traits>
@@ -79,7 +78,6 @@ struct Block {
   char* shared;
 };
 inline thread_local Block* block;
-inline std::optional<std::barrier<>> grid_barrier;
 inline bool skip_barriers = false; // a race on purpose
 
 inline void* shared_memory() {
@@ -118,7 +116,6 @@ void launch(
     const std::type_identity_t<Parameters>&... arguments) {
   gridDim.x = blocks;
   blockDim.x = threads;
-  grid_barrier.emplace(blocks * threads);
   std::deque<Block> shared;
   for (unsigned i = 0; i < blocks; ++i) {
     shared.emplace_back(threads, shared_bytes);

@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -38,25 +39,21 @@ struct Launch {
       uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = count;
-    run(kernel, 0, arguments...);
+    run(kernel, request.blocks, 0, arguments...);
   }
   template <class... Parameters>
   void shared(
       void (*kernel)(Parameters...),
       const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
-    run(kernel, shape.bytes, arguments...);
-  }
-  template <class... Parameters>
-  void cooperative(
-      void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) const {
-    run(kernel, 0, arguments...);
+    run(kernel, std::min(request.blocks, shape.pieces), shape.bytes, arguments...);
   }
 
  private:
   template <class... Parameters>
   void run(
       void (*kernel)(Parameters...),
+      int64_t blocks,
       size_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
     Dl_info info{}; // finds names if linked with -rdynamic
@@ -64,7 +61,7 @@ struct Launch {
     *kernels += std::string(info.dli_sname) + "\n";
     shim::launch(
         kernel,
-        static_cast<unsigned>(request.blocks),
+        static_cast<unsigned>(blocks),
         static_cast<unsigned>(request.threads),
         shared_bytes,
         static_cast<unsigned>(request.seed),
@@ -106,7 +103,8 @@ void run(const Request& request) {
        request.small_bytes,
        request.small_plane,
        request.enough_threads},
-      request.threads};
+      request.threads,
+      request.blocks};
   const Plan plan(arguments);
   const Array workspace(plan.bytes, 0);
   shim::skip_barriers = request.skip_barriers != 0;
