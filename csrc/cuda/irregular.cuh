@@ -24,7 +24,7 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kBlockTeam = 1024; // threads at most
+constexpr int kBlockTeam = 512; // threads at most
 
 // A slot: {} while empty, then add(position, value) for each pooled element that names its output,
 // with value() to read the element; kAlone: one thread adds them all. The owner of the output reads
@@ -225,7 +225,7 @@ __device__ inline void for_each_astray(const Pieces<Offset>& pieces, const Do& r
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, 1) irregular_forward(
+__global__ void __launch_bounds__(kBlockTeam, 2) irregular_forward(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
@@ -234,18 +234,37 @@ __global__ void __launch_bounds__(kBlockTeam, 1) irregular_forward(
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_astray(pieces, [&](const Piece<Offset>& piece) {
     fill(piece, slots, indices, input);
-    for_each_in_block(pieces.out_plane * pieces.channels.divisor(), [&](Offset i) {
-      const auto to = piece.place(i);
+    using Element = typename Slot::Element;
+    const auto output_of = [&](Offset i, const auto& to) {
+      return slots[i].output(
+          reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
+    };
+    constexpr int V = kVectorBytes / sizeof(Element);
+    Element* const plane = output + piece.outer * pieces.out_plane;
+    Offset done = 0;
+    if (V > 1 && pieces.geometry.inner == 1 &&
+        reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
+      for_each_in_block(pieces.out_plane / V, [&](Offset i) {
+        Vector<Element, V> stored;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          stored.at[v] = output_of(i * V + v, piece.place(0));
+        }
+        store(plane + i * V, stored);
+      });
+      done = pieces.out_plane / V * V;
+    }
+    for_each_in_block(pieces.out_plane * pieces.channels.divisor() - done, [&](Offset i) {
+      const auto to = piece.place(done + i);
       if (piece.exists(to)) {
-        output[piece.unpooled(to, to.position)] = slots[i].output(
-            reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
+        output[piece.unpooled(to, to.position)] = output_of(done + i, to);
       }
     });
   });
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, 1) irregular_backward(
+__global__ void __launch_bounds__(kBlockTeam, 2) irregular_backward(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     const Index* __restrict__ indices,

@@ -66,13 +66,13 @@ struct StreamLaunch {
       void (*kernel)(Parameters...),
       const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kReserved = 1 << 10;
+    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kReserved = 1 << 10, kMost = 2048;
     const int64_t threads = std::clamp<int64_t>(
         (shape.slots / kSlotsPerThread + kWarp - 1) / kWarp * kWarp, kWarp, kBlockTeam);
     int64_t blocks = shape.pieces;
     if (!shape.likely) { // as many as run at once
       const int64_t resident = std::clamp<int64_t>(
-          processors.shared_bytes / (shape.bytes + kReserved), 1, kBlockTeam / threads);
+          processors.shared_bytes / (shape.bytes + kReserved), 1, kMost / threads);
       blocks = std::min(blocks, processors.count * resident);
     }
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.bytes, stream>>>(
@@ -112,7 +112,7 @@ void run_on_device(const Call& call) {
       errors.record(),
       limits(),
       kThreads,
-      processors.count};
+      2 * processors.count};
   const Plan plan(arguments);
   at::Tensor workspace;
   if (plan.bytes > 0) {
