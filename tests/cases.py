@@ -41,8 +41,8 @@ INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 # usual limits, and ones so low that a test's small tensors go the ways of large ones.
 LIMITS = {
     "narrow": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
-    "slot_bytes": (32 << 20, 4096),  # all stray planes at once, or some at a time
-    "shared_bytes": (48 << 10, 48 << 10, 0),  # a stray plane in shared memory, or in global memory
+    "slot_bytes": (32 << 20, 4096),  # global memory for some stray planes at once, or for one
+    "shared_bytes": (32 << 10, 1 << 10, 0),  # a stray plane in one part, in some, in global memory
     "small_bytes": (4 << 20, 0, 0),  # one kernel for all indices, or two
     "small_plane": (4096,),
     "enough_threads": (1 << 19, 3),  # a plane to a thread, or some

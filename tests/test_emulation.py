@@ -474,7 +474,7 @@ def irregular_calls(rng: random.Random, **seeded: int) -> list[Call]:
     return [Call(case, rng, True, **chosen) for _ in range(5)]
 
 
-@pytest.mark.parametrize("shared_bytes", [0, 48 << 10], ids=["grid", "block"])
+@pytest.mark.parametrize("shared_bytes", [0, 128, 48 << 10], ids=["global", "parts", "whole"])
 def test_a_missing_barrier_is_caught(shared_bytes: int, rng: random.Random) -> None:
     program = build("threads")
     calls = irregular_calls(rng, shared_bytes=shared_bytes)

@@ -47,15 +47,19 @@ struct SharedShape {
   bool likely;    // that the pieces need anything done
 };
 
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 // How a call is cut up, and its workspace, which may start out as anything.
 struct Plan {
-  bool wide;                              // 64-bit offsets
-  bool shared;                            // the second kernel's slots are in shared memory
-  bool alone;                             // and there is no first kernel
-  int64_t channels, groups, pieces;       // of the second kernel; see Pieces
-  int64_t slots;                          // of a piece
-  int64_t blocks;                         // of the second kernel, at most
-  size_t global_slots, slot_bytes, bytes; // offset of the slots, each block's, and the whole
+  bool wide;                                     // 64-bit offsets
+  bool shared = false;                           // the second kernel's slots are in shared memory
+  bool alone;                                    // and there is no first kernel
+  int64_t channels, groups, part, parts, pieces; // of the second kernel; see Pieces
+  int64_t slots;                                 // of a piece
+  int64_t blocks;                                // of the second kernel, at most
+  size_t global_slots, slot_bytes, bytes;        // offset of the slots, each block's, and the whole
 
   explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
@@ -66,25 +70,29 @@ struct Plan {
     // Window offsets have no second kernel, and so no slots.
     const bool offsets = arguments.index_type == c10::ScalarType::Byte;
     const int64_t slot = offsets ? 0 : slot_size(arguments);
-    const auto in_shared = [&](int64_t slots) {
-      return std::clamp<int64_t>(slots / g.out_plane(), 0, std::min(g.inner, kMostChannels));
-    };
     // Narrower pieces would read and write less than a sector's worth of channels at a time.
     const int64_t enough = std::min<int64_t>(g.inner, kLeastBytes / arguments.element_size);
-    channels = in_shared(limits.small_plane);
+    const int64_t small = std::min(limits.small_plane / g.out_plane(), channels);
     alone =
-        last && !offsets && !wide && channels >= enough &&
+        last && !offsets && !wide && small >= enough &&
         g.outer * g.out_slab() * static_cast<int64_t>(arguments.element_size) <= limits.small_bytes;
-    if (!alone) {
-      channels = slot == 0 ? 0 : in_shared(limits.shared_bytes / slot);
+    part = g.out_plane();
+    if (alone) {
+      channels = small;
+    } else if (last && !offsets && !wide) {
+      const int64_t room = limits.shared_bytes / (slot * channels) / kGrain * kGrain;
+      part = divide_up(part, kGrain) * kGrain;
+      if (room > 0 && part <= kMostParts * room) {
+        shared = true;
+        part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
+      }
     }
-    shared = alone || (last && !wide && channels >= enough);
-    if (!shared) {
-      channels = std::min(g.inner, kMostChannels);
-    }
-    groups = (g.inner - 1) / channels + 1;
-    pieces = g.outer * groups;
-    slots = g.out_plane() * channels;
+    shared = shared || alone;
+    part = std::min(part, g.out_plane());
+    parts = divide_up(g.out_plane(), part);
+    groups = divide_up(g.inner, channels);
+    pieces = g.outer * groups * parts;
+    slots = part * channels;
     blocks = pieces;
     slot_bytes = align(slots * slot);
     global_slots = bytes = 0;
@@ -104,7 +112,8 @@ struct Plan {
   }
 
  private:
-  static constexpr int64_t kMostChannels = 32, kLeastBytes = 16;
+  static constexpr int64_t kMostChannels = 32, kLeastBytes = 16, kMostParts = 64,
+                           kGrain = 16; // outputs, so that parts begin where vectors do
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {
@@ -162,9 +171,6 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   return to;
 }
 
-inline int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 inline int64_t floor_divide(int64_t a, int64_t b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
@@ -342,12 +348,13 @@ class Dispatch {
 
   template <class T, class Index, int kKernel, int kStride, int kPadding>
   bool rows_if_they_fit() const {
-    if (!windows_fit<kKernel, kStride, kPadding>()) {
+    using Even = RowShape<T, kKernel, kStride, kPadding, true, false>;
+    const bool sums = arguments_.reduce != Reduce::last;
+    if (!windows_fit<kKernel, kStride, kPadding>() || (sums && !Even::kDisjoint)) {
       return false;
     }
     const auto& [depth, height, width] = geometry().axis;
     const bool deep = depth.in != 1 || depth.out != 1;
-    using Even = RowShape<T, kKernel, kStride, kPadding, true, false>;
     if (aligned_ && width.in % Even::V == 0 && width.out % Even::N == 0) {
       if (!deep) {
         run_rows<T, Index, Even>(0);
@@ -591,8 +598,10 @@ class Dispatch {
         static_cast<Offset>(plan_.pieces),
         divider(plan_.channels),
         divider(plan_.groups),
+        divider(plan_.parts),
         static_cast<Offset>(g.in_plane()),
         static_cast<Offset>(g.out_plane()),
+        static_cast<Offset>(plan_.part),
         workspace_ + plan_.global_slots,
         plan_.slot_bytes};
   }

@@ -52,6 +52,7 @@ template <
 struct RowShape {
   static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
   static constexpr bool kEven = kIsEven, kDeep = kIsDeep;
+  static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0; // then it sums as well
   // Elements stored at a time: 16 bytes, or less where more would not fit the registers.
   static constexpr int kGrain = std::min<int>(kVectorBytes / sizeof(Element), kStride == 3 ? 4 : 8);
   static constexpr int V = kStride == 3 ? kGrain : std::max(1, kGrain / kStride);
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, Shape::blocks(kIsWindowOffset<Index>
           if (height + r >= g.axis[1].out) {
             break;
           }
-          if (negative_zero != Element{}) {
+          if (Shape::kDisjoint && negative_zero != Element{}) {
 #pragma unroll
             for (int e = 0; e < N; ++e) {
               Element& sum = stored[r][e / kGrain].at[e % kGrain];
@@ -284,6 +285,7 @@ template <int kKernelSize, int kStrideSize, int kPaddingSize>
 struct ChannelShape {
   static constexpr int kStride = kStrideSize;
   static constexpr bool kAlone = kKernelSize == 0;
+  static constexpr bool kDisjoint = kKernelSize <= kStride && kPaddingSize == 0;
   static constexpr int first(int e) {
     return kAlone ? 0 : first_cell(kKernelSize, kStride, kPaddingSize, e);
   }
@@ -315,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_channels(
       const uint32_t source = own + (y * g.axis[2].in + x) * g.inner;
       const CellRow<Index, uint32_t> named(tiling, p.at[0], p.at[1] + y);
       const auto index = load<V>(indices + source);
-      value = Pooled::load(input + source, negative_zero);
+      value = Pooled::load(input + source, Shape::kDisjoint ? negative_zero : Element{});
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         target[v] = named.target(index.at[v], p.at[2] + x);

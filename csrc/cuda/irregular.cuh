@@ -6,10 +6,11 @@
 // They are the second kernel of a call, and do only what the first has found astray (see Report);
 // or the only one, where planes are small.
 //
-// The work is cut into pieces, some channels of a slab each: a plane of a contiguous tensor. A
-// block does a piece after the other, each in three steps: clear the slots, fill them, read them.
-// Slots are in its shared memory, or where they do not fit there, in a part of the workspace that
-// is its own: no block waits for another.
+// The work is cut into pieces: some channels of a slab (a plane, of a contiguous tensor) and a part
+// of its outputs. A block does a piece after the other, each in three steps: clear the slots, fill
+// them from all pooled elements of the slab, read them. Slots are in its shared memory; of planes
+// so large that they would be read too often, in a part of the workspace that is the block's own,
+// and the plane is one part. No block waits for another.
 #pragma once
 
 #include "../reduction.h"
@@ -96,28 +97,34 @@ struct Pieces {
   bool in_order;
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
-  Divider<Offset> groups;   // pieces of a slab
+  Divider<Offset> groups;   // of channels, in a slab
+  Divider<Offset> parts;    // of a plane
   Offset in_plane, out_plane;
+  Offset part; // outputs of one; the last may have fewer
   char* slots; // unless they are in shared memory: [blocks][slot_bytes]
   uint64_t slot_bytes;
 };
 
-// One of them.
+// One of them: channels from `channel` on, outputs [first, first + count).
 template <class Offset>
 struct Piece {
   const Pieces<Offset>& all;
-  Offset outer, channel; // the first
+  Offset outer, channel, first, count;
 
-  __device__ Piece(const Pieces<Offset>& pieces, Offset number) : all(pieces), channel(number) {
+  __device__ Piece(const Pieces<Offset>& pieces, Offset number) : all(pieces), first(number) {
+    channel = split(first, all.parts);
     outer = split(channel, all.groups);
     channel *= all.channels.divisor();
+    first *= all.part;
+    const Offset rest = all.out_plane - first;
+    count = rest < all.part ? rest : all.part;
   }
 
   struct Place {
-    Offset position; // in the plane
-    Offset lane;     // channel in the piece
+    Offset position;
+    Offset lane; // channel in the piece
   };
-  // Element i of the piece, in the order of its slots.
+  // Element i of a row-major array [positions][channels].
   __device__ Place place(Offset i) const {
     Place place{0, i};
     place.position = split(place.lane, all.channels);
@@ -126,8 +133,9 @@ struct Piece {
   __device__ bool exists(const Place& place) const {
     return channel + place.lane < all.geometry.inner;
   }
+  __device__ bool holds(Offset target) const { return target - first < count; }
   __device__ Offset slot(const Place& place, Offset target) const {
-    return target * all.channels.divisor() + place.lane;
+    return (target - first) * all.channels.divisor() + place.lane;
   }
   __device__ Offset pooled(const Place& place, Offset position) const {
     return (outer * all.in_plane + position) * all.geometry.inner + channel + place.lane;
@@ -171,7 +179,7 @@ __device__ inline void fill(
   const Offset channels = all.channels.divisor(), cells = all.in_plane;
   // There is room up to a whole vector.
   using Clear = Vector<uint32_t, 4>;
-  const uint64_t bytes = uint64_t{all.out_plane} * channels * sizeof(Slot);
+  const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
   for_each_in_block((bytes - 1) / sizeof(Clear) + 1, [&](uint64_t i) {
     reinterpret_cast<Clear*>(slots)[i] = Clear{};
   });
@@ -185,9 +193,9 @@ __device__ inline void fill(
     const Index index = indices[source];
     const Offset target = target_of<Offset>(index);
     const auto value = [&] { return values[source]; };
-    if (target < all.out_plane) {
+    if (piece.holds(target)) {
       slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
-    } else if (all.error != nullptr) {
+    } else if (target >= all.out_plane && all.error != nullptr) {
       const Offset channel = piece.channel + from.lane;
       report_bad(all.error, all.geometry, piece.outer, from.position, channel, false, index);
     }
@@ -210,9 +218,12 @@ template <class Offset, class Do>
 __device__ inline void for_each_astray(const Pieces<Offset>& pieces, const Do& run) {
   const auto begin = static_cast<Offset>(uint64_t{pieces.count} * blockIdx.x / gridDim.x);
   const auto end = static_cast<Offset>(uint64_t{pieces.count} * (blockIdx.x + 1) / gridDim.x);
+  const auto slab = [&](Offset number) {
+    return pieces.groups.divide(pieces.parts.divide(number));
+  };
   const auto astray = [&](Offset from, Offset to) {
-    return __syncthreads_or(pieces.astray.any(
-        pieces.groups.divide(from), pieces.groups.divide(to - 1) + 1, threadIdx.x, blockDim.x));
+    return __syncthreads_or(
+        pieces.astray.any(slab(from), slab(to - 1) + 1, threadIdx.x, blockDim.x));
   };
   if (begin == end || !astray(begin, end)) {
     return;
@@ -225,7 +236,7 @@ __device__ inline void for_each_astray(const Pieces<Offset>& pieces, const Do& r
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, 2) irregular_forward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_forward(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
@@ -240,31 +251,31 @@ __global__ void __launch_bounds__(kBlockTeam, 2) irregular_forward(
           reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
     };
     constexpr int V = kVectorBytes / sizeof(Element);
-    Element* const plane = output + piece.outer * pieces.out_plane;
+    Element* const part = output + piece.outer * pieces.out_plane + piece.first;
     Offset done = 0;
-    if (V > 1 && pieces.geometry.inner == 1 &&
-        reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
-      for_each_in_block(pieces.out_plane / V, [&](Offset i) {
+    if (kShared && V > 1 && pieces.geometry.inner == 1 &&
+        reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
+      for_each_in_block(piece.count / V, [&](Offset i) {
         Vector<Element, V> stored;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           stored.at[v] = output_of(i * V + v, piece.place(0));
         }
-        store(plane + i * V, stored);
+        store(part + i * V, stored);
       });
-      done = pieces.out_plane / V * V;
+      done = piece.count / V * V;
     }
-    for_each_in_block(pieces.out_plane * pieces.channels.divisor() - done, [&](Offset i) {
+    for_each_in_block(piece.count * pieces.channels.divisor() - done, [&](Offset i) {
       const auto to = piece.place(done + i);
       if (piece.exists(to)) {
-        output[piece.unpooled(to, to.position)] = output_of(done + i, to);
+        output[piece.unpooled(to, piece.first + to.position)] = output_of(done + i, to);
       }
     });
   });
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, 2) irregular_backward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_backward(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     const Index* __restrict__ indices,
@@ -279,12 +290,12 @@ __global__ void __launch_bounds__(kBlockTeam, 2) irregular_backward(
       }
       const Offset source = piece.pooled(to, to.position);
       const Offset target = target_of<Offset>(indices[source]);
-      typename Slot::Element grad{};
-      if (target < pieces.out_plane) {
-        grad = slots[piece.slot(to, target)].grad_input(
+      if (piece.holds(target)) {
+        grad_input[source] = slots[piece.slot(to, target)].grad_input(
             to.position, grad_output[piece.unpooled(to, target)]);
+      } else if (target >= pieces.out_plane && piece.first == 0) {
+        grad_input[source] = {};
       }
-      grad_input[source] = grad;
     });
   });
 }
