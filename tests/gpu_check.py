@@ -191,7 +191,7 @@ def run(name: str, command: list[str], limit: float, asked: Asked, environment: 
         except subprocess.TimeoutExpired:
             stopped = f"STOPPED after {limit:.0f} s"
         except BaseException:
-            stopped = "STOPPED by hand"
+            stopped = "STOPPED from outside"
             raise
         finally:
             if stopped:
@@ -286,6 +286,8 @@ def main() -> None:
     paths = [str(asked.build), os.environ.get("PYTHONPATH", "")]
     force = {"FORCE_CPU": "1"} if asked.rehearse else {"FORCE_CUDA": "1"}
     deadline = time.monotonic() + 60 * given.minutes
+    # What a step began would outlive us.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for name in given.steps:
         step = STEPS[name]
         limit = min(step.seconds, deadline - time.monotonic())
@@ -296,6 +298,8 @@ def main() -> None:
             environment = {**os.environ, "PYTHONUNBUFFERED": "1", **force, **step.environment}
             environment["PYTHONPATH"] = os.pathsep.join(paths)
             command = step.command(asked, limit - SPARE)
+            outcomes[name] = Outcome("RUNNING, or killed", shlex.join(command), 0, [])
+            write_report(asked, outcomes)
             outcomes[name] = run(name, command, limit, asked, environment)
         write_report(asked, outcomes)
         if name == "build" and not outcomes[name].passed:

@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from pathlib import Path
 
@@ -65,6 +67,43 @@ def test_rehearsal(bare_python: Path, tmp_path: Path) -> None:
     for step in ("memcheck", "racecheck", "tests"):
         assert re.search(r"\b\d+ passed", ran[step])
     assert "PyTorch's own samples need expecttest" in ran["tests"]
+
+
+# A step that prints its process and its child's, and goes on for a minute.
+SLOW_STEP = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+ONE_STEP = """
+import sys
+sys.path.append("tests")
+import gpu_check
+gpu_check.SPARE = 1
+command = [sys.executable, "-c", sys.argv.pop(1)]
+gpu_check.STEPS = {"speed": gpu_check.Step(float(sys.argv.pop(1)), lambda *_: command)}
+gpu_check.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("killed", [False, True], ids=["by the limit", "from outside"])
+def test_a_step_is_stopped_with_all_that_it_began(killed: bool, tmp_path: Path) -> None:
+    log = tmp_path / "speed.log"
+    arguments = (SLOW_STEP, "600" if killed else "3", "--rehearse", "--out", str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", ONE_STEP, *arguments], cwd=ROOT)
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    if killed:
+        process.terminate()
+    assert process.wait() == (128 + signal.SIGTERM if killed else 1)
+    child = Path("/proc", log.read_text().strip())
+    while child.exists() and "State:\tZ" not in (child / "status").read_text():
+        time.sleep(0.1)  # its parent was killed as well
+    verdict = "RUNNING, or killed" if killed else "STOPPED after 3 s"
+    assert f"\n## speed: {verdict} in " in (tmp_path / "report.md").read_text()
 
 
 def test_nothing_runs_without_a_gpu(tmp_path: Path) -> None:
