@@ -466,22 +466,26 @@ def test_random_calls_reach_every_kernel(rng: random.Random) -> None:
     assert not there - reached, "\n".join(sorted(there - reached))
 
 
-def irregular_calls(rng: random.Random, **seeded: int) -> list[Call]:
+def irregular_calls(rng: random.Random, reduce: str = "last", **seeded: int) -> list[Call]:
     """Calls that go through both kernels, with threads enough to get into each other's way."""
     g = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
-    case = case_of(rng, g, (4, 2), torch.float32, "few")
+    case = case_of(rng, g, (4, 2), torch.float32, "few", reduce)
     chosen = {"threads": 8, "blocks": 4, "small_bytes": 0, "narrow": 2**31, **seeded}
     return [Call(case, rng, True, **chosen) for _ in range(5)]
 
 
-@pytest.mark.parametrize("shared_bytes", [0, 128, 48 << 10], ids=["global", "parts", "whole"])
-def test_a_missing_barrier_is_caught(shared_bytes: int, rng: random.Random) -> None:
+@pytest.mark.parametrize(
+    ("reduce", "shared_bytes"),
+    [("last", 48 << 10), ("last", 128), ("sum", 0)],
+    ids=["whole planes", "parts", "global memory"],
+)
+def test_a_missing_barrier_is_caught(reduce: str, shared_bytes: int, rng: random.Random) -> None:
     program = build("threads")
-    calls = irregular_calls(rng, shared_bytes=shared_bytes)
+    calls = irregular_calls(rng, reduce, shared_bytes=shared_bytes)
     assert emulate(program, calls).returncode == 0
     # Now and then the race itself ends the program, before it is reported.
-    for _ in range(5):
-        calls = irregular_calls(rng, shared_bytes=shared_bytes, skip_barriers=1)
+    for _ in range(40):
+        calls = irregular_calls(rng, reduce, shared_bytes=shared_bytes, skip_barriers=1)
         done = emulate(program, calls)
         assert done.returncode != 0
         if b"ThreadSanitizer: data race" in done.stderr:
