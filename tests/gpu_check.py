@@ -108,6 +108,7 @@ class Step:
 
     seconds: float
     command: Callable[[Asked, float], list[str]]
+    needs: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -149,16 +150,17 @@ def every_test(asked: Asked, limit: float) -> list[str]:
 
 
 # Every step in less than nine minutes, all in less than 25.
+TO_TIME, TO_TEST = ("torch",), ("torch", "numpy", "pytest")
 NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 STEPS = {
-    "build": Step(480, build),
-    "cuda": Step(420, cuda),
-    "speed": Step(240, speed),
-    "memcheck": Step(240, lambda asked, _: asked.sanitizer("memcheck"), NO_CACHE),
-    "racecheck": Step(240, lambda asked, _: asked.sanitizer("racecheck"), NO_CACHE),
-    "benchmarks": Step(520, benchmarks),
-    "training": Step(120, training),
-    "tests": Step(520, every_test),
+    "build": Step(480, build, ("torch", "setuptools")),
+    "cuda": Step(420, cuda, TO_TEST),
+    "speed": Step(240, speed, TO_TIME),
+    "memcheck": Step(240, lambda asked, _: asked.sanitizer("memcheck"), TO_TEST, NO_CACHE),
+    "racecheck": Step(240, lambda asked, _: asked.sanitizer("racecheck"), TO_TEST, NO_CACHE),
+    "benchmarks": Step(520, benchmarks, TO_TIME),
+    "training": Step(120, training, TO_TIME),
+    "tests": Step(520, every_test, TO_TEST),
 }
 
 
@@ -218,9 +220,7 @@ def missing() -> list[str]:
 
 def reason_against(name: str, asked: Asked) -> str:
     """Why a step cannot be run, if so."""
-    needed = {"build": ["torch", "setuptools"], "speed": ["torch"], "benchmarks": ["torch"]}
-    packages = needed.get(name, ["torch"] if name == "training" else ["torch", "numpy", "pytest"])
-    absent = [package for package in packages if not importlib.util.find_spec(package)]
+    absent = [package for package in STEPS[name].needs if not importlib.util.find_spec(package)]
     if name in ("memcheck", "racecheck") and not asked.rehearse:
         absent += ["compute-sanitizer"] * (shutil.which("compute-sanitizer") is None)
     return f"not run: no {', '.join(absent)}" if absent else ""

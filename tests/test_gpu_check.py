@@ -82,7 +82,7 @@ sys.path.append("tests")
 import gpu_check
 gpu_check.SPARE = 1
 command = [sys.executable, "-c", sys.argv.pop(1)]
-gpu_check.STEPS = {"speed": gpu_check.Step(float(sys.argv.pop(1)), lambda *_: command)}
+gpu_check.STEPS = {"speed": gpu_check.Step(float(sys.argv.pop(1)), lambda *_: command, ())}
 gpu_check.main()
 """
 

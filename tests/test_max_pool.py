@@ -43,6 +43,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_agrees_with_the_reference(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for _ in range(some(25)):

@@ -1,7 +1,7 @@
 // Which kernels a call runs, with which arguments. Everything but the launch itself, which `Launch`
 // does, so that the choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
-//   launch.shared(kernel, shape, arguments...)   a grid and blocks of any size; see SharedShape
+//   launch.shared(kernel, shape, arguments...)   at most shape.pieces blocks, of any size
 #pragma once
 
 #include "../dtypes.h"
@@ -36,7 +36,7 @@ struct Arguments {
   ErrorRecord* error;
   Limits limits{};
   int64_t threads = kThreads; // of a block
-  int64_t blocks = 256;       // that run at once, of 1024 threads
+  int64_t blocks = 256;       // of a kernel with slots in global memory, at most
 };
 
 // What a kernel with slots has to do.
