@@ -9,6 +9,7 @@
 #include "../reduction.h"
 #include "backward.cuh"
 #include "forward.cuh"
+#include "forward_rows.cuh"
 #include "irregular.cuh"
 #include "limits.h"
 #include "report.cuh"
@@ -238,7 +239,7 @@ class Dispatch {
       bool done = plan_.alone;
       if (moves || (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type))) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          done = done || forward_rows<T, Index>() || forward_channels<T, Index>();
+          done = done || forward_rows<TakeLast<T>, Index>() || forward_channels<T, Index>();
           if (moves) {
             if (!done) {
               move_windows<T, Index>();
@@ -312,93 +313,65 @@ class Dispatch {
     return std::max(axis.in, divide_up(axis.out, tile));
   }
 
-  // The way for rows of contiguous tensors. False: it has no kernel for these windows.
-  template <class T, class Index>
+  // The way for rows of contiguous tensors that divide into vectors. False: it has no kernel for
+  // these windows.
+  template <class Take, class Index>
   bool forward_rows() const {
+    using T = typename Take::Element;
     if constexpr (sizeof(T) > 8) {
       return false;
-    } else if (
-        plan_.wide || geometry().inner != 1 || !result_aligned_ ||
-        geometry().axis[0].stride > kMostTile) {
-      return false;
     } else {
-      return rows_if_they_fit<T, Index, 2, 2, 0>() || rows_if_they_fit<T, Index, 3, 2, 1>() ||
-             rows_if_they_fit<T, Index, 3, 2, 0>() || rows_if_they_fit<T, Index, 3, 1, 1>() ||
-             rows_if_they_fit<T, Index, 3, 3, 0>() || rows_if_they_fit<T, Index, 4, 4, 0>();
+      return rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>() ||
+             rows_if_they_fit<Take, Index, RowShape<T, 3, 2, 1>>();
     }
   }
 
-  // Is every cell that can reach an output, in height and width, one of those that could in a
-  // kernel compiled for these windows?
-  template <int kKernel, int kStride, int kPadding>
-  bool windows_fit() const {
-    const auto fits = [](const Axis<int64_t>& axis) {
-      bool within = axis.stride == kStride;
-      for (int e = 0; e < kStride; ++e) {
-        within = within &&
-                 floor_divide(e + axis.padding - axis.kernel, kStride) + 1 >=
-                     first_cell(kKernel, kStride, kPadding, e) &&
-                 floor_divide(e + axis.padding, kStride) <= last_cell(kStride, kPadding, e);
-      }
-      return within;
+  // Are these the windows, in width and in height? One row of a plane may have windows one high.
+  bool has_windows(int64_t kernel, int64_t stride, int64_t padding) const {
+    const auto same = [&](const Axis<int64_t>& axis) {
+      return axis.kernel == kernel && axis.stride == stride && axis.padding == padding;
     };
     const auto& [depth, height, width] = geometry().axis;
-    return fits(width) && (fits(height) || (height.in == 1 && height.out == 1));
+    return same(width) && (same(height) || (is_trivial(height) && height.kernel == 1));
+  }
+  static bool is_trivial(const Axis<int64_t>& axis) {
+    return axis.in == 1 && axis.out == 1 && axis.padding == 0;
   }
 
-  template <class T, class Index, int kKernel, int kStride, int kPadding>
+  template <class Take, class Index, class Shape>
   bool rows_if_they_fit() const {
-    using Even = RowShape<T, kKernel, kStride, kPadding, true, false>;
-    const bool sums = arguments_.reduce != Reduce::last;
-    if (!windows_fit<kKernel, kStride, kPadding>() || (sums && !Even::kDisjoint)) {
+    using T = typename Take::Element;
+    const auto& [depth, height, width] = geometry().axis;
+    if (plan_.wide || geometry().inner != 1 || !aligned_ || !is_trivial(depth) || height.kernel != Shape::kKernel ||
+        !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding) ||
+        width.in % Shape::V != 0 || width.out != width.in * Shape::kStride ||
+        height.in != divide_up(height.out, Shape::kStride)) {
       return false;
     }
-    const auto& [depth, height, width] = geometry().axis;
-    const bool deep = depth.in != 1 || depth.out != 1;
-    if (aligned_ && width.in % Even::V == 0 && width.out % Even::N == 0) {
-      if (!deep) {
-        run_rows<T, Index, Even>(0);
-        return true;
-      }
-      if constexpr (kStride == 2) { // else there are too many outputs to a thread
-        run_rows<T, Index, RowShape<T, kKernel, kStride, kPadding, true, true>>(0);
-        return true;
-      }
-      return false;
-    }
-    if constexpr (kStride == 2 || kStride == 3) { // rows of others divide, or come seldom
-      constexpr bool kDeep = kStride == 2;
-      if (kDeep || !deep) {
-        run_rows<T, Index, RowShape<T, kKernel, kStride, kPadding, false, kDeep>>(Even::kGrain - 1);
-        return true;
-      }
-    }
-    return false;
-  }
-
-  // `slack`: how many outputs to the left of a row its first thread may begin.
-  template <class T, class Index, class Shape>
-  void run_rows(int64_t slack) const {
-    const auto& [depth, height, width] = geometry().axis;
-    const int64_t tile[] = {depth.stride, Shape::kStride, Shape::N};
-    const int64_t counts[] = {
-        tiles(depth, tile[0]),
-        tiles(height, tile[1]),
-        std::max(divide_up(width.in, Shape::V), divide_up(width.out + slack, Shape::N))};
-    // Planes share a thread as long as there are threads enough to fill any device.
-    constexpr int64_t kMostPlanes = 4;
-    const int64_t threads = geometry().outer * counts[0] * counts[1] * counts[2];
-    const int64_t planes =
-        std::clamp<int64_t>(threads / arguments_.limits.enough_threads, 1, kMostPlanes);
-    run_first(
-        planes,
-        maxunpool_cuda::forward_rows<T, Index, Shape>,
-        make_tiling<uint32_t>(geometry(), tile, counts, 1, planes),
-        static_cast<uint32_t>(planes),
+    const auto groups = static_cast<uint32_t>(width.in / Shape::V);
+    const RowPlan plan{
+        narrow<uint32_t>(geometry()),
+        static_cast<uint32_t>(geometry().outer * height.in * groups),
+        static_cast<uint32_t>(geometry().out_plane()),
+        Divider<uint32_t>(groups),
+        Divider<uint32_t>(static_cast<uint32_t>(height.in))};
+    planes_ = 1;
+    slab_items_ = plan.items / geometry().outer;
+    launch_(
+        maxunpool_cuda::forward_rows<Take, Index, Shape>,
+        plan.items,
+        plan,
+        report(),
         negative_zero<T>(),
         values<T>(),
         indices<Index>(),
         result<T>());
+    return true;
+  }
+
+  template <int kKernel, int kStride, int kPadding>
+  bool windows_fit() const {
+    return has_windows(kKernel, kStride, kPadding);
   }
 
   // At most as large as the stride, which lets a tile's outputs share windows.

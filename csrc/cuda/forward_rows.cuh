@@ -1,0 +1,191 @@
+// Unpooling of planes whose rows divide into vectors, of contiguous tensors (inner == 1): one pass
+// over the output, every element of which is written once, by its owner, zero or not.
+//
+//   cells      | c  c | (c)       A thread owns V cells of a row and the S rows of outputs at them:
+//   below      |(c)(c)| (c)       S x (V * S) outputs, written in vectors. Cells in brackets are
+//                                 others', but their windows reach these outputs too, unless windows
+//   outputs    | oo oo|           share nothing.
+//   (S = 2)    | oo oo|
+//
+// An owner compares its outputs with the indices of all cells whose windows reach them, in row-major
+// order: the last match is kept, or all matches are added. It vouches for the indices of its own
+// cells: one that lies in the plane but outside its own window is noted (see Report), which has the
+// second kernel write the plane again; the thread then writes nothing.
+#pragma once
+
+#include "cells.cuh"
+#include "divider.cuh"
+#include "report.cuh"
+#include "take.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// Windows of kKernel every kStride, in width and height, with kPadding. Those that reach an output
+// are that of the cell at its place and later ones.
+template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize>
+struct RowShape {
+  static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
+  static_assert(kKernel - kPadding <= kStride && kPadding <= kStride);
+  static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
+  // Elements stored at a time: 16 bytes, or less where more would not fit the registers.
+  static constexpr int kGrain = std::min<int>(kVectorBytes / sizeof(Element), 8);
+  static constexpr int V = std::max(1, kGrain / kStride);
+  static constexpr int N = V * kStride; // outputs of a thread in a row
+  static_assert(N % kGrain == 0);
+  static constexpr int kRight = (N - 1 + kPadding) / kStride + 1 - V; // cells beyond its own
+  static constexpr int kBelow = (kStride - 1 + kPadding) / kStride;   // rows of them
+  static constexpr int kBlocks = V >= 4 ? 5 : 6; // resident
+};
+
+// Looks closer at the index of the cell (height, column) of a plane without depth. Reports it if it
+// names no output; answers whether it names one that its window does not cover.
+template <int kKernel, int kStride, int kPadding, class Index>
+__device__ inline bool is_stray(
+    const Geometry<uint32_t>& geometry,
+    ErrorRecord* error,
+    uint32_t plane,
+    uint32_t height,
+    uint32_t column,
+    Index index) {
+  const auto& [depths, heights, widths] = geometry.axis;
+  const uint32_t top = height * kStride - kPadding, left = column * kStride - kPadding;
+  uint32_t y, x; // of the output, or what wraps around
+  if constexpr (kIsWindowOffset<Index>) {
+    y = index / kKernel < kKernel ? top + index / kKernel : kNowhere;
+    x = left + index % kKernel;
+  } else {
+    const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
+    y = target / widths.out;
+    x = target % widths.out;
+  }
+  if (y >= heights.out || x >= widths.out) {
+    report_bad(
+        error,
+        geometry,
+        plane,
+        height * widths.in + column,
+        uint32_t{0},
+        kIsWindowOffset<Index>,
+        static_cast<int64_t>(index));
+    return false;
+  }
+  return y - top >= kKernel || x - left >= kKernel;
+}
+
+// Planes of one depth. Of outputs there are S to a cell in width, and in height one to S to the last
+// cell; no window is clipped on the right.
+struct RowPlan {
+  Geometry<uint32_t> geometry;
+  uint32_t items; // groups of V cells, of the whole tensor
+  uint32_t out_plane;
+  Divider<uint32_t> groups; // in a row
+  Divider<uint32_t> rows;   // of cells, in a plane
+};
+
+// Offsets are 32-bit, pointers aligned.
+template <class Take, class Index, class Shape>
+__global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
+    RowPlan plan,
+    Report report,
+    typename Take::Element negative_zero, // see added_to_zero
+    const typename Take::Element* __restrict__ input,
+    const Index* __restrict__ indices,
+    typename Take::Element* __restrict__ output) {
+  using Element = typename Take::Element;
+  using Held = typename Take::Held;
+  constexpr int V = Shape::V, N = Shape::N, kGrain = Shape::kGrain, kRight = Shape::kRight;
+  constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
+  const auto& [depths, heights, widths] = plan.geometry.axis;
+  for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
+    const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
+    const uint32_t plane = plan.rows.divide(row), height = row - plane * plan.rows.divisor();
+    const uint32_t top = height * kStride; // of the outputs
+    const uint32_t first_output = top * widths.out + group * N;
+    const bool right_exist = kRight > 0 && group + 1 < plan.groups.divisor();
+
+    // All cells are read before any is looked at.
+    RowIndices<Index, V, kRight, kKernel, kStride> named[1 + Shape::kBelow];
+    Held value[1 + Shape::kBelow][V + kRight];
+    const Element* values = input + i * V;
+    const Index* at = indices + i * V;
+#pragma unroll
+    for (int below = 0; below <= Shape::kBelow; ++below) {
+      const bool exist = below == 0 || height + below < heights.in;
+      named[below].read(at, exist, exist && right_exist);
+      if (exist) {
+        const auto own = load<V>(values);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          value[below][v] = static_cast<Held>(own.at[v]);
+        }
+      }
+      if (exist && right_exist) {
+#pragma unroll
+        for (int v = V; v < V + kRight; ++v) {
+          value[below][v] = static_cast<Held>(values[v]);
+        }
+      }
+      at += widths.in;
+      values += widths.in;
+    }
+
+    const uint32_t first = first_output - kPadding * (widths.out + 1);
+    const bool is_clipped = (kPadding > 0 && height == 0) || top + kKernel - kPadding > heights.out;
+    if (is_clipped || !named[0].template all_inside<kPadding>(group == 0, first, widths.out)) {
+      bool stray = false;
+#pragma unroll 1
+      for (int v = 0; v < V; ++v) {
+        stray |= is_stray<kKernel, kStride, kPadding>(
+            plan.geometry, report.error, plane, height, group * V + v, indices[i * V + v]);
+      }
+      if (stray) {
+        return true;
+      }
+    }
+
+    Take kept[kStride][N];
+#pragma unroll
+    for (int below = 0; below <= Shape::kBelow; ++below) {
+#pragma unroll
+      for (int r = 0; r < kStride; ++r) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+#pragma unroll
+          for (int v = 0; v < V + kRight; ++v) {
+            const int y = r - below * kStride + kPadding, x = e - v * kStride + kPadding;
+            if (y >= 0 && y < kKernel && x >= 0 && x < kKernel &&
+                named[below].is(
+                    v, y, x, first + below * kStride * widths.out, widths.out)) {
+              kept[r][e].add(
+                  Shape::kDisjoint ? added_to_zero<Held>(value[below][v], negative_zero)
+                                   : value[below][v]);
+            }
+          }
+        }
+      }
+    }
+    Element* to = output + (plane * plan.out_plane + first_output);
+#pragma unroll
+    for (int r = 0; r < kStride; ++r, to += widths.out) {
+      if (r == 0 || top + r < heights.out) {
+#pragma unroll
+        for (int e = 0; e < N; e += kGrain) {
+          Vector<Element, kGrain> stored;
+#pragma unroll
+          for (int n = 0; n < kGrain; ++n) {
+            stored.at[n] = kept[r][e + n].result();
+          }
+          store(to + e, stored);
+        }
+      }
+    }
+    return false;
+  });
+}
+
+} // namespace maxunpool_cuda
