@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../geometry.h"
+#include "report.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -35,6 +36,50 @@ __device__ inline Vector<uint32_t, N> narrow_indices(const Vector<Index, N>& fro
     }
   }
   return to;
+}
+
+// Looks closer at the index of a cell (height, column), of a plane without depth. Reports it if it
+// names no output; answers whether it names one that its window does not cover.
+template <int kKernel, int kStride, int kPadding, class Index>
+__device__ inline bool is_stray(
+    const Geometry<uint32_t>& geometry,
+    ErrorRecord* error,
+    uint32_t outer,
+    uint32_t height,
+    uint32_t column,
+    uint32_t channel,
+    Index index) {
+  const auto& [depths, heights, widths] = geometry.axis;
+  const uint32_t top = height * kStride - kPadding, left = column * kStride - kPadding;
+  uint32_t y, x; // of the output, or what wraps around
+  if constexpr (kIsWindowOffset<Index>) {
+    y = index / kKernel < kKernel ? top + index / kKernel : kNowhere;
+    x = left + index % kKernel;
+  } else {
+    const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
+    y = target / widths.out;
+    x = target % widths.out;
+  }
+  if (y >= heights.out || x >= widths.out) {
+    report_bad(
+        error,
+        geometry,
+        outer,
+        height * widths.in + column,
+        channel,
+        kIsWindowOffset<Index>,
+        static_cast<int64_t>(index));
+    return false;
+  }
+  return y - top >= kKernel || x - left >= kKernel;
+}
+
+// Are all four bytes below kEnd?
+template <int kEnd>
+__device__ inline bool all_below(uint32_t bytes) {
+  static_assert(kEnd <= 128);
+  constexpr uint32_t kOnes = 0x01010101u, kHighest = 0x80u * kOnes;
+  return (((bytes + (0x80u - kEnd) * kOnes) | bytes) & kHighest) == 0; // the sum lifts what is not
 }
 
 // What an owner asks of the indices of V cells in a row, an aligned vector, and of kRight after
@@ -116,9 +161,7 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
   }
   template <int kPadding>
   __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t) const {
-    constexpr uint32_t kOnes = 0x01010101u, kHighest = 0x80u * kOnes;
-    // Adding lifts offsets beyond the window to 128 and more.
-    bool all = ((own_ + (0x80u - kKernel * kKernel) * kOnes | own_) & kHighest) == 0;
+    bool all = all_below<kKernel * kKernel>(own_);
     if constexpr (kPadding > 0) {
       bool in_padding = false;
 #pragma unroll
@@ -133,6 +176,66 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
  private:
   static constexpr uint32_t kNone = ~0u; // no offset in a window
   uint32_t own_ = kNone, right_[kRight > 0 ? kRight : 1]{kNone};
+};
+
+// What an owner asks of the indices of V channels of a cell, an aligned vector.
+template <class Index, int V, int kKernel>
+class LaneIndices {
+ public:
+  __device__ void read(const Index* indices) { index_ = narrow_indices(load<V>(indices)); }
+  // Does the index of channel v name cell (y, x) of its window, which is the output `position`?
+  __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
+  // Does every index name a cell of the window, which begins at `first` and is not clipped?
+  __device__ bool all_inside(uint32_t first, uint32_t width) const {
+    bool all = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      bool inside = false;
+#pragma unroll
+      for (int y = 0; y < kKernel; ++y) {
+        inside |= index_.at[v] - (first + y * width) < kKernel;
+      }
+      all &= inside;
+    }
+    return all;
+  }
+
+ private:
+  Vector<uint32_t, V> index_;
+};
+
+template <int V, int kKernel>
+class LaneIndices<uint8_t, V, kKernel> {
+  static constexpr int kWords = (V + 3) / 4;
+
+ public:
+  __device__ void read(const uint8_t* indices) {
+    if constexpr (V % 4 == 0) {
+      words_ = load<kWords>(reinterpret_cast<const uint32_t*>(indices));
+    } else {
+      words_.at[0] = 0;
+      const auto bytes = load<V>(indices);
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        words_.at[0] |= static_cast<uint32_t>(bytes.at[v]) << v * 8;
+      }
+    }
+  }
+  __device__ bool is(int v, int y, int x, uint32_t) const {
+    return (words_.at[v / 4] & 0xffu << v % 4 * 8) ==
+           static_cast<uint32_t>(y * kKernel + x) << v % 4 * 8;
+  }
+  __device__ bool all_inside(uint32_t, uint32_t) const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      all &= all_below<kKernel * kKernel>(words_.at[i]);
+    }
+    return all;
+  }
+
+ private:
+  Vector<uint32_t, kWords> words_;
 };
 
 } // namespace maxunpool_cuda

@@ -8,8 +8,9 @@
 #include "../geometry.h"
 #include "../reduction.h"
 #include "backward.cuh"
-#include "forward.cuh"
+#include "forward_channels.cuh"
 #include "forward_rows.cuh"
+#include "forward_windows.cuh"
 #include "irregular.cuh"
 #include "limits.h"
 #include "report.cuh"
@@ -235,28 +236,58 @@ class Dispatch {
 
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const bool moves = arguments_.reduce == Reduce::last;
-      bool done = plan_.alone;
-      if (moves || (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type))) {
+      if (arguments_.reduce == Reduce::last) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          done = done || forward_rows<TakeLast<T>, Index>() || forward_channels<T, Index>();
-          if (moves) {
-            if (!done) {
-              move_windows<T, Index>();
-            }
-            second<T, Index>();
+          if (!plan_.alone && !forward_compiled<TakeLast<T>, Index>()) {
+            with_offset([&]<class Offset>(std::type_identity<Offset>) {
+              forward_windows<TakeLast<T>, Offset>();
+            });
           }
+          second<T, Index>();
         });
+        return;
       }
-      if (!moves) {
-        with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          if (!done) {
-            sum_windows<T, Index>();
+      sum<Index>();
+      with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
+        redo<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
+      });
+    });
+  }
+
+  // "sum" and "mean".
+  template <class Index>
+  void sum() const {
+    bool done = false;
+    if (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type)) {
+      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+        done = forward_compiled<TakeLast<T>, Index>(); // nothing is added to anything
+      });
+    }
+    with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
+      if constexpr (kIsFastSum<T>) { // what pooling's backward runs
+        if (!done && arguments_.reduce == Reduce::sum && !plan_.wide) {
+          if (!forward_compiled<TakeSum<T>, Index>()) {
+            forward_windows<TakeSum<T>, uint32_t>();
           }
-          redo<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
-        });
+          done = true;
+        }
+      }
+      if (!done) {
+        arguments_.reduce == Reduce::sum ? forward_windows<TakeSum<T>, uint64_t>()
+                                         : forward_windows<TakeMean<T>, uint64_t>();
       }
     });
+  }
+
+  // The types that networks are trained in.
+  template <class T>
+  static constexpr bool kIsFastSum =
+      std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float);
+
+  // By a kernel compiled for these windows. False: there is none.
+  template <class Take, class Index>
+  bool forward_compiled() const {
+    return forward_rows<Take, Index>() || forward_channels<Take, Index>();
   }
 
   void backward() const {
@@ -321,18 +352,18 @@ class Dispatch {
     if constexpr (sizeof(T) > 8) {
       return false;
     } else {
-      return rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>() ||
+      return (Take::kMoves && rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>()) ||
              rows_if_they_fit<Take, Index, RowShape<T, 3, 2, 1>>();
     }
   }
 
-  // Are these the windows, in width and in height? One row of a plane may have windows one high.
+  // Are these the windows, in width and in height?
   bool has_windows(int64_t kernel, int64_t stride, int64_t padding) const {
     const auto same = [&](const Axis<int64_t>& axis) {
       return axis.kernel == kernel && axis.stride == stride && axis.padding == padding;
     };
     const auto& [depth, height, width] = geometry().axis;
-    return same(width) && (same(height) || (is_trivial(height) && height.kernel == 1));
+    return same(width) && same(height);
   }
   static bool is_trivial(const Axis<int64_t>& axis) {
     return axis.in == 1 && axis.out == 1 && axis.padding == 0;
@@ -342,8 +373,8 @@ class Dispatch {
   bool rows_if_they_fit() const {
     using T = typename Take::Element;
     const auto& [depth, height, width] = geometry().axis;
-    if (plan_.wide || geometry().inner != 1 || !aligned_ || !is_trivial(depth) || height.kernel != Shape::kKernel ||
-        !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding) ||
+    if (plan_.wide || geometry().inner != 1 || !aligned_ || !is_trivial(depth) ||
+        depth.kernel != 1 || !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding) ||
         width.in % Shape::V != 0 || width.out != width.in * Shape::kStride ||
         height.in != divide_up(height.out, Shape::kStride)) {
       return false;
@@ -369,92 +400,77 @@ class Dispatch {
     return true;
   }
 
-  template <int kKernel, int kStride, int kPadding>
-  bool windows_fit() const {
-    return has_windows(kKernel, kStride, kPadding);
-  }
-
-  // At most as large as the stride, which lets a tile's outputs share windows.
-  static int64_t tile_of(const Axis<int64_t>& axis) {
-    return std::min<int64_t>(axis.stride, kMostTile);
-  }
-
   // See added_to_zero.
   template <class T>
   T negative_zero() const {
-    const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
-    return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
+    if constexpr (std::is_unsigned_v<T>) {
+      const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
+      return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
+    } else {
+      return T{};
+    }
   }
-
-  // As many as fit the registers: indices are up to eight times as large as values.
-  template <class T>
-  static constexpr int kForwardChannels = std::min<int>(8, kVectorBytes / sizeof(T));
 
   bool divides_into(int64_t channels) const {
     return !plan_.wide && aligned_ && geometry().inner % channels == 0;
   }
 
   // The way for vectors of channels. False: it has no kernel for these windows.
-  template <class T, class Index>
+  template <class Take, class Index>
   bool forward_channels() const {
-    constexpr int kChannels = kForwardChannels<T>;
-    if constexpr (kChannels > 1) {
-      if (divides_into(kChannels)) {
-        const auto& [depth, height, width] = geometry().axis;
-        const auto run = [&]<class Shape>(std::type_identity<Shape>) {
-          const int64_t tile[] = {
-              Shape::kAlone ? depth.stride : 1,
-              Shape::kAlone ? height.stride : Shape::kStride,
-              Shape::kAlone ? width.stride : Shape::kStride};
-          const int64_t counts[] = {
-              tiles(depth, tile[0]), tiles(height, tile[1]), tiles(width, tile[2])};
-          run_first(
-              1,
-              maxunpool_cuda::forward_channels<T, Index, kChannels, Shape>,
-              make_tiling<uint32_t>(geometry(), tile, counts, geometry().inner / kChannels),
-              negative_zero<T>(),
-              values<T>(),
-              indices<Index>(),
-              result<T>());
-          return true;
-        };
-        const bool flat = depth.in == 1 && depth.out == 1;
-        if (flat && windows_fit<2, 2, 0>()) {
-          return run(std::type_identity<ChannelShape<2, 2, 0>>{});
-        }
-        if (flat && windows_fit<3, 2, 1>()) {
-          return run(std::type_identity<ChannelShape<3, 2, 1>>{});
-        }
-        if (flat && windows_fit<3, 2, 0>()) {
-          return run(std::type_identity<ChannelShape<3, 2, 0>>{});
-        }
-        if (windows_are_disjoint(geometry()) &&
-            std::max({depth.stride, height.stride, width.stride}) <= kMostTile) {
-          return run(std::type_identity<ChannelShape<0, 1, 0>>{});
-        }
-      }
+    using T = typename Take::Element;
+    if constexpr (sizeof(T) > 8) {
+      return false;
+    } else {
+      return (Take::kMoves && channels_if_they_fit<Take, Index, ChannelShape<2, 2, 0>>()) ||
+             channels_if_they_fit<Take, Index, ChannelShape<3, 2, 1>>() ||
+             channels_if_they_fit<Take, Index, ChannelShape<3, 2, 0>>();
     }
-    return false;
+  }
+
+  template <class Take, class Index, class Shape>
+  bool channels_if_they_fit() const {
+    using T = typename Take::Element;
+    // As many as fit the registers: indices are up to eight times as large as values.
+    constexpr int V = std::min<int>(8, kVectorBytes / sizeof(T));
+    const auto& [depth, height, width] = geometry().axis;
+    if (!divides_into(V) || geometry().inner == 1 || !is_trivial(depth) || depth.kernel != 1 ||
+        !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding)) {
+      return false;
+    }
+    const int64_t groups = geometry().inner / V, rows = tiles(height, Shape::kStride),
+                  columns = tiles(width, Shape::kStride);
+    const auto divider = [](int64_t n) { return Divider<uint32_t>(static_cast<uint32_t>(n)); };
+    const ChannelPlan plan{
+        narrow<uint32_t>(geometry()),
+        static_cast<uint32_t>(geometry().outer * rows * columns * groups),
+        static_cast<uint32_t>(geometry().in_plane()),
+        static_cast<uint32_t>(geometry().out_plane()),
+        divider(groups),
+        divider(columns),
+        divider(rows)};
+    planes_ = 1;
+    slab_items_ = plan.items / geometry().outer;
+    launch_(
+        maxunpool_cuda::forward_channels<Take, Index, V, Shape>,
+        plan.items,
+        plan,
+        report(),
+        negative_zero<T>(),
+        values<T>(),
+        indices<Index>(),
+        result<T>());
+    return true;
+  }
+
+  // At most as large as the stride.
+  static int64_t tile_of(const Axis<int64_t>& axis) {
+    return std::min<int64_t>(axis.stride, kMostTile);
   }
 
   // The way for any windows.
-  template <class T, class Index>
-  void move_windows() const {
-    constexpr int kChannels = kForwardChannels<T>;
-    if constexpr (kChannels > 1) {
-      if (divides_into(kChannels)) {
-        run_windows<TakeLast<T>, Index, uint32_t, kChannels>();
-        return;
-      }
-    }
-    with_offset([&]<class Offset>(std::type_identity<Offset>) {
-      run_windows<TakeLast<T>, Index, Offset, 1>();
-    });
-  }
-
-  // Tiles are one wide where neighbouring threads then write neighbouring outputs.
-  template <class Take, class Index, class Offset, int V>
-  void run_windows() const {
+  template <class Take, class Offset>
+  void forward_windows() const {
     const auto& [depth, height, width] = geometry().axis;
     const int64_t tile[] = {
         tile_of(depth), tile_of(height), geometry().inner == 1 ? 1 : tile_of(width)};
@@ -462,27 +478,11 @@ class Dispatch {
     using T = typename Take::Element;
     run_first(
         1,
-        forward_windows<Take, Index, Offset, V>,
-        make_tiling<Offset>(geometry(), tile, counts, geometry().inner / V),
-        arguments_.reduce,
+        maxunpool_cuda::forward_windows<Take, Offset>,
+        make_tiling<Offset>(geometry(), tile, counts, geometry().inner),
+        AnyIndices{arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))},
         values<T>(),
-        indices<Index>(),
         result<T>());
-  }
-
-  // What pooling's backward runs, of floating-point numbers: other sums are rare.
-  template <class T, class Index>
-  void sum_windows() const {
-    if constexpr (std::is_floating_point_v<Accumulator<T>>) {
-      constexpr int kChannels = std::min<int>(4, kVectorBytes / sizeof(T));
-      if (divides_into(kChannels)) {
-        run_windows<TakeSum<T>, Index, uint32_t, kChannels>();
-        return;
-      }
-    }
-    with_offset([&]<class Offset>(std::type_identity<Offset>) {
-      run_windows<TakeSum<T>, Index, Offset, 1>();
-    });
   }
 
   template <class Give, class Index>

@@ -39,43 +39,8 @@ struct RowShape {
   static_assert(N % kGrain == 0);
   static constexpr int kRight = (N - 1 + kPadding) / kStride + 1 - V; // cells beyond its own
   static constexpr int kBelow = (kStride - 1 + kPadding) / kStride;   // rows of them
-  static constexpr int kBlocks = V >= 4 ? 5 : 6; // resident
+  static constexpr int kBlocks = V >= 4 ? 10 : 12; // resident
 };
-
-// Looks closer at the index of the cell (height, column) of a plane without depth. Reports it if it
-// names no output; answers whether it names one that its window does not cover.
-template <int kKernel, int kStride, int kPadding, class Index>
-__device__ inline bool is_stray(
-    const Geometry<uint32_t>& geometry,
-    ErrorRecord* error,
-    uint32_t plane,
-    uint32_t height,
-    uint32_t column,
-    Index index) {
-  const auto& [depths, heights, widths] = geometry.axis;
-  const uint32_t top = height * kStride - kPadding, left = column * kStride - kPadding;
-  uint32_t y, x; // of the output, or what wraps around
-  if constexpr (kIsWindowOffset<Index>) {
-    y = index / kKernel < kKernel ? top + index / kKernel : kNowhere;
-    x = left + index % kKernel;
-  } else {
-    const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
-    y = target / widths.out;
-    x = target % widths.out;
-  }
-  if (y >= heights.out || x >= widths.out) {
-    report_bad(
-        error,
-        geometry,
-        plane,
-        height * widths.in + column,
-        uint32_t{0},
-        kIsWindowOffset<Index>,
-        static_cast<int64_t>(index));
-    return false;
-  }
-  return y - top >= kKernel || x - left >= kKernel;
-}
 
 // Planes of one depth. Of outputs there are S to a cell in width, and in height one to S to the last
 // cell; no window is clipped on the right.
@@ -118,11 +83,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       const bool exist = below == 0 || height + below < heights.in;
       named[below].read(at, exist, exist && right_exist);
       if (exist) {
-        const auto own = load<V>(values);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          value[below][v] = static_cast<Held>(own.at[v]);
-        }
+        Take::template load<V>(values, value[below]);
       }
       if (exist && right_exist) {
 #pragma unroll
@@ -141,13 +102,19 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
         stray |= is_stray<kKernel, kStride, kPadding>(
-            plan.geometry, report.error, plane, height, group * V + v, indices[i * V + v]);
+            plan.geometry, report.error, plane, height, group * V + v, uint32_t{0}, indices[i * V + v]);
       }
       if (stray) {
         return true;
       }
     }
 
+    if (Shape::kDisjoint && negative_zero != Element{}) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        value[0][v] = static_cast<Element>(value[0][v]) == negative_zero ? Held{} : value[0][v];
+      }
+    }
     Take kept[kStride][N];
 #pragma unroll
     for (int below = 0; below <= Shape::kBelow; ++below) {
@@ -161,9 +128,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
             if (y >= 0 && y < kKernel && x >= 0 && x < kKernel &&
                 named[below].is(
                     v, y, x, first + below * kStride * widths.out, widths.out)) {
-              kept[r][e].add(
-                  Shape::kDisjoint ? added_to_zero<Held>(value[below][v], negative_zero)
-                                   : value[below][v]);
+              kept[r][e].add(value[below][v]);
             }
           }
         }
@@ -175,12 +140,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       if (r == 0 || top + r < heights.out) {
 #pragma unroll
         for (int e = 0; e < N; e += kGrain) {
-          Vector<Element, kGrain> stored;
-#pragma unroll
-          for (int n = 0; n < kGrain; ++n) {
-            stored.at[n] = kept[r][e + n].result();
-          }
-          store(to + e, stored);
+          Take::template store<kGrain>(to + e, kept[r] + e);
         }
       }
     }

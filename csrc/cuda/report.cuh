@@ -120,7 +120,7 @@ __device__ inline void for_each_chunk(Offset items, const Report& report, const 
     for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
       const Offset i = chunk * blockDim.x + threadIdx.x;
       const int astray = __syncthreads_or(i < items && visit(i));
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && report.astray != nullptr) {
         report.astray[chunk] = static_cast<uint32_t>(astray);
       }
     }

@@ -8,7 +8,7 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kThreads = 256; // in a block of a first kernel
+constexpr int kThreads = 128; // in a block of a first kernel
 constexpr int kMostTile = 4;  // outputs of a tile in a dimension
 
 template <class Offset>

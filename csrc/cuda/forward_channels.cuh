@@ -1,0 +1,133 @@
+// Unpooling of channels_last planes: one pass over the output, every element of which is written
+// once, by its owner, zero or not.
+//
+//   cells      | c | (c)      A thread owns V channels of a cell and of the S x S outputs at it. Each
+//   below      |(c)| (c)      letter is a vector of V channels. Cells in brackets are others', but
+//                             their windows reach these outputs too, unless windows share nothing.
+//   outputs    | oo |
+//   (S = 2)    | oo |
+//
+// As in forward_rows.cuh, an owner compares its outputs with indices in row-major order, vouches for
+// the indices of its own cell, and writes nothing if one is stray.
+#pragma once
+
+#include "cells.cuh"
+#include "divider.cuh"
+#include "report.cuh"
+#include "take.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// Windows of kKernel every kStride, in width and height, with kPadding.
+template <int kKernelSize, int kStrideSize, int kPaddingSize>
+struct ChannelShape {
+  static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
+  static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
+  // The cells, counted from a thread's own, whose windows reach its outputs.
+  static constexpr int kFirst = -((kKernel - kPadding - 1) / kStride);
+  static constexpr int kLast = (kStride - 1 + kPadding) / kStride;
+};
+
+// Planes of one depth. An item is V channels of a cell; tiles cover all outputs, and all cells.
+struct ChannelPlan {
+  Geometry<uint32_t> geometry;
+  uint32_t items, in_plane, out_plane;
+  Divider<uint32_t> groups; // of V channels
+  Divider<uint32_t> columns, rows;
+};
+
+// Offsets are 32-bit, pointers aligned, channels a multiple of V.
+template <class Take, class Index, int V, class Shape>
+__global__ void __launch_bounds__(kThreads, 4 * 256 / kThreads) forward_channels(
+    ChannelPlan plan,
+    Report report,
+    typename Take::Element negative_zero, // see added_to_zero
+    const typename Take::Element* __restrict__ input,
+    const Index* __restrict__ indices,
+    typename Take::Element* __restrict__ output) {
+  using Element = typename Take::Element;
+  using Held = typename Take::Held;
+  constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
+  const auto& [depths, heights, widths] = plan.geometry.axis;
+  for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
+    const uint32_t tile = plan.groups.divide(i);
+    const uint32_t channel = (i - tile * plan.groups.divisor()) * V;
+    const uint32_t row = plan.columns.divide(tile), column = tile - row * plan.columns.divisor();
+    const uint32_t outer = plan.rows.divide(row), height = row - outer * plan.rows.divisor();
+    const uint32_t top = height * kStride, left = column * kStride; // of the outputs
+    const uint32_t corner = top * widths.out + left, inner = plan.geometry.inner;
+    const uint32_t cell = height * widths.in + column;
+    const uint32_t source = (outer * plan.in_plane + cell) * inner + channel;
+    Take kept[kStride][kStride][V];
+#pragma unroll
+    for (int y = Shape::kFirst; y <= Shape::kLast; ++y) {
+#pragma unroll
+      for (int x = Shape::kFirst; x <= Shape::kLast; ++x) {
+        if (height + y >= heights.in || column + x >= widths.in) {
+          continue; // also where it wraps around
+        }
+        const uint32_t from = source + (y * widths.in + x) * inner;
+        LaneIndices<Index, V, kKernel> named;
+        named.read(indices + from);
+        Held value[V];
+        Take::template load<V>(input + from, value);
+        if (x == 0 && y == 0) {
+          const uint32_t first = corner - kPadding * (widths.out + 1);
+          const bool is_clipped = top < kPadding || left < kPadding ||
+                                  top - kPadding + kKernel > heights.out ||
+                                  left - kPadding + kKernel > widths.out;
+          if (is_clipped || !named.all_inside(first, widths.out)) {
+            bool stray = false;
+#pragma unroll 1
+            for (int v = 0; v < V; ++v) {
+              stray |= is_stray<kKernel, kStride, kPadding>(
+                  plan.geometry, report.error, outer, height, column, channel + v,
+                  indices[source + v]);
+            }
+            if (stray) {
+              return true;
+            }
+          }
+          if (Shape::kDisjoint && negative_zero != Element{}) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
+            }
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kStride; ++r) {
+#pragma unroll
+          for (int e = 0; e < kStride; ++e) {
+            const int in_y = r - y * kStride + kPadding, in_x = e - x * kStride + kPadding;
+            if (in_y >= 0 && in_y < kKernel && in_x >= 0 && in_x < kKernel) {
+#pragma unroll
+              for (int v = 0; v < V; ++v) {
+                if (named.is(v, in_y, in_x, corner + r * widths.out + e)) {
+                  kept[r][e][v].add(value[v]);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+    Element* to = output + (outer * plan.out_plane + corner) * inner + channel;
+#pragma unroll
+    for (int r = 0; r < kStride; ++r, to += widths.out * inner) {
+#pragma unroll
+      for (int e = 0; e < kStride; ++e) {
+        if (top + r < heights.out && left + e < widths.out) {
+          Take::template store<V>(to + e * inner, kept[r][e]);
+        }
+      }
+    }
+    return false;
+  });
+}
+
+} // namespace maxunpool_cuda
