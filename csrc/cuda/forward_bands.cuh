@@ -1,0 +1,195 @@
+// Unpooling of contiguous planes (inner == 1) whose rows divide into no vectors, or whose windows no
+// other kernel is compiled for: one pass over the output, which is put together in shared memory.
+//
+//   strip 0   ======        A strip is the rows of outputs at one row of cells: S of them from where
+//   strip 1   ====== |      those windows begin. Strips are counted through all planes, and through
+//   strip 2   ====== | band the depths of a plane. A block owns the outputs of a band: consecutive
+//   strip 3   ======        strips, which are consecutive in memory, or a part of one strip that is
+//                           too long.
+//
+// A block clears its slots, has every cell whose window reaches the band write to the slot of its
+// output, and copies the slots to the output in vectors, wherever rows begin. Where windows overlap
+// slots hold the last of the cells, found by atomics, else values.
+//
+// It vouches for the indices of its cells: stray ones are noted (see Report), and have the second
+// kernel write the plane again.
+#pragma once
+
+#include "cells.cuh"
+#include "divider.cuh"
+#include "report.cuh"
+#include "shared.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+// Windows that do not overlap in depth.
+struct BandPlan {
+  Geometry<uint32_t> geometry;
+  uint32_t bands, strips;
+  uint32_t band_strips;  // of a band; one if it is a part
+  uint32_t above, before; // cells whose windows reach a strip, or a tile, beside the one there
+  uint32_t part_columns; // tiles of a part of a strip
+  uint32_t pitch;        // slots of a row
+  uint32_t slots;        // and one vector's worth to spare
+  Divider<uint32_t> parts;       // of a strip
+  Divider<uint32_t> heights;     // strips in a depth
+  Divider<uint32_t> depths;      // of a plane
+  Divider<uint32_t> row_cells;   // that reach a band in a row
+  Divider<uint32_t> out_width, out_height, kernel_width, kernel_height, depth_stride;
+};
+
+template <class Element, class Index, bool kOverlap>
+__global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
+    BandPlan plan,
+    Report report,
+    Element negative_zero, // see added_to_zero
+    const Element* __restrict__ input,
+    const Index* __restrict__ indices,
+    Element* __restrict__ output) {
+  using Slot = std::conditional_t<kOverlap, uint32_t, Element>;
+  constexpr uint32_t kGrain = kVectorBytes / sizeof(Element);
+  Slot* const slots = shared_memory<Slot>();
+  const auto& [depths, heights, widths] = plan.geometry.axis;
+  for (uint32_t band = blockIdx.x; band < plan.bands; band += gridDim.x) {
+    const uint32_t first_part = plan.parts.divide(band);
+    const uint32_t first_strip = first_part * plan.band_strips;
+    const uint32_t first_tile = (band - first_part * plan.parts.divisor()) * plan.part_columns;
+    // Rows of outputs are counted through all depths and planes.
+    const auto row_of = [&](uint32_t strip) {
+      const uint32_t volume = plan.heights.divide(strip);
+      const uint32_t y = (strip - volume * plan.heights.divisor()) * heights.stride;
+      const uint32_t row = y < heights.padding ? 0 : y - heights.padding;
+      return volume * heights.out + (row < heights.out ? row : heights.out);
+    };
+    const uint32_t last_strip = first_strip + plan.band_strips;
+    const uint32_t first_row = row_of(first_strip);
+    const uint32_t rows =
+        (last_strip < plan.strips ? row_of(last_strip)
+                                  : row_of(plan.strips)) - first_row;
+    const auto column_of = [&](uint32_t tile) {
+      const uint32_t x = tile * widths.stride;
+      const uint32_t column = x < widths.padding ? 0 : x - widths.padding;
+      return column < widths.out ? column : widths.out;
+    };
+    const bool whole = plan.parts.divisor() == 1;
+    const uint32_t first_column = whole ? 0 : column_of(first_tile);
+    const uint32_t columns =
+        (whole ? widths.out : column_of(first_tile + plan.part_columns)) - first_column;
+    // Slots lie in their vectors as outputs do.
+    Element* const to = output + (first_row * widths.out + first_column);
+    const uint32_t shift = reinterpret_cast<uintptr_t>(to) / sizeof(Element) % kGrain;
+
+    for (uint32_t i = threadIdx.x; i * kVectorBytes < plan.slots * sizeof(Slot); i += blockDim.x) {
+      reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
+    }
+    __syncthreads();
+
+    // The first cell of the plane's that a slot counts from.
+    const uint32_t first_volume = plan.heights.divide(first_strip);
+    const uint32_t base = plan.depths.divide(first_volume) * plan.geometry.in_plane();
+    bool stray = false;
+    const uint32_t row_cells = plan.row_cells.divisor();
+    for (uint32_t i = threadIdx.x; i < (plan.band_strips + plan.above) * row_cells;
+         i += blockDim.x) {
+      const uint32_t k = plan.row_cells.divide(i);
+      const uint32_t strip = first_strip + k - plan.above;
+      const uint32_t column = first_tile + (i - k * row_cells) - (whole ? 0 : plan.before);
+      const uint32_t volume = plan.heights.divide(strip);
+      const uint32_t height = strip - volume * plan.heights.divisor();
+      const uint32_t outer = plan.depths.divide(volume);
+      const uint32_t depth = volume - outer * plan.depths.divisor(); // of the outputs
+      const uint32_t cell_depth = plan.depth_stride.divide(depth + depths.padding);
+      if (strip >= plan.strips || column >= widths.in || height >= heights.in ||
+          cell_depth >= depths.in || (k < plan.above && volume != first_volume)) {
+        continue; // also where it wraps around
+      }
+      const uint32_t cell = (cell_depth * heights.in + height) * widths.in + column;
+      const uint32_t source = outer * plan.geometry.in_plane() + cell;
+      const Index index = indices[source];
+      const Element value = kOverlap ? Element{} : input[source];
+      const uint32_t in_depth = depth + depths.padding - cell_depth * depths.stride;
+      uint32_t y, x; // in the window
+      bool inside;
+      const uint32_t top = height * heights.stride - heights.padding,
+                     left = column * widths.stride - widths.padding;
+      if constexpr (kIsWindowOffset<Index>) {
+        const uint32_t row = plan.kernel_width.divide(index);
+        x = index - row * widths.kernel;
+        y = row - in_depth * heights.kernel;
+        inside = in_depth < depths.kernel;
+      } else {
+        const uint32_t target = narrow_index(index);
+        const uint32_t row = plan.out_width.divide(target);
+        x = target - row * widths.out - left;
+        y = row - depth * heights.out - top;
+        inside = target < kNowhere;
+      }
+      inside = inside && x < widths.kernel && y < heights.kernel && left + x < widths.out &&
+               top + y < heights.out;
+      if (!inside) {
+        stray |= is_stray_in_depth(
+            plan, report.error, outer, cell_depth, height, column, index);
+        continue;
+      }
+      const uint32_t slot_row = volume * heights.out + top + y - first_row,
+                     slot_column = left + x - first_column;
+      if (!kOverlap || (slot_row < rows && slot_column < columns)) {
+        const uint32_t slot = shift + slot_row * plan.pitch + slot_column;
+        if constexpr (kOverlap) {
+          atomic_max(&slots[slot], source - base + 1);
+        } else {
+          slots[slot] = added_to_zero(value, negative_zero);
+        }
+      }
+    }
+    const int any_stray = __syncthreads_or(stray);
+    if (threadIdx.x == 0 && !kIsWindowOffset<Index>) {
+      report.astray[band] = static_cast<uint32_t>(any_stray);
+    }
+
+    const auto result = [&](uint32_t slot) {
+      if constexpr (kOverlap) {
+        return slots[slot] == 0 ? Element{} : input[base + slots[slot] - 1];
+      } else {
+        return slots[slot];
+      }
+    };
+    if (whole) {
+      // Vectors, the first and the last of which may be cut off.
+      const uint32_t end = shift + rows * widths.out;
+      Element* const aligned = to - shift;
+      for (uint32_t i = threadIdx.x * kGrain; i < end; i += blockDim.x * kGrain) {
+        if (i >= shift && i + kGrain <= end) {
+          Vector<Element, kGrain> stored;
+          if constexpr (kOverlap) {
+#pragma unroll
+            for (uint32_t n = 0; n < kGrain; ++n) {
+              stored.at[n] = result(i + n);
+            }
+          } else {
+            stored = load<kGrain>(slots + i);
+          }
+          store(aligned + i, stored);
+        } else {
+          for (uint32_t n = i < shift ? shift : i; n < i + kGrain && n < end; ++n) {
+            aligned[n] = result(n);
+          }
+        }
+      }
+    } else {
+      for (uint32_t row = 0; row < rows; ++row) {
+        for (uint32_t x = threadIdx.x; x < columns; x += blockDim.x) {
+          to[row * widths.out + x] = result(shift + row * plan.pitch + x);
+        }
+      }
+    }
+    __syncthreads(); // all slots have been read
+  }
+}
+
+} // namespace maxunpool_cuda
