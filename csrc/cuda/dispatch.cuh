@@ -9,9 +9,10 @@
 #include "../reduction.h"
 #include "backward.cuh"
 #include "forward.cuh"
-#include "irregular.cuh"
 #include "limits.h"
+#include "planes.cuh"
 #include "report.cuh"
+#include "stray.cuh"
 #include "tiling.cuh"
 
 #include <algorithm>
@@ -51,11 +52,23 @@ inline int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+inline int64_t floor_divide(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((b - 1 - a) / b);
+}
+
+// Windows that share no output and begin at multiples of the stride.
+inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
+  const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
+  return windows_are_apart(geometry) &&
+         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
+}
+
 // How a call is cut up, and its workspace, which may start out as anything.
 struct Plan {
   bool wide;                                     // 64-bit offsets
+  int64_t planes = 0;                            // of a block that does small planes whole; or 0
+  int64_t stage, planes_bytes, planes_threads;   // its shared memory; see Planes
   bool shared = false;                           // the second kernel's slots are in shared memory
-  bool alone;                                    // and there is no first kernel
   int64_t channels, groups, part, parts, pieces; // of the second kernel; see Pieces
   int64_t slots;                                 // of a piece
   int64_t blocks;                                // of the second kernel, at most
@@ -70,16 +83,9 @@ struct Plan {
     // Window offsets have no second kernel, and so no slots.
     const bool offsets = arguments.index_type == c10::ScalarType::Byte;
     const int64_t slot = offsets ? 0 : slot_size(arguments);
-    // Narrower pieces would read and write less than a sector's worth of channels at a time.
-    const int64_t enough = std::min<int64_t>(g.inner, kLeastBytes / arguments.element_size);
-    const int64_t small = std::min(limits.small_plane / g.out_plane(), channels);
-    alone =
-        last && !offsets && !wide && small >= enough &&
-        g.outer * g.out_slab() * static_cast<int64_t>(arguments.element_size) <= limits.small_bytes;
+    planes = wide ? 0 : small_planes(arguments);
     part = g.out_plane();
-    if (alone) {
-      channels = small;
-    } else if (last && !offsets && !wide) {
+    if (last && !offsets && !wide) {
       const int64_t room = limits.shared_bytes / (slot * channels) / kGrain * kGrain;
       part = divide_up(part, kGrain) * kGrain;
       if (room > 0 && part <= kMostParts * room) {
@@ -87,7 +93,6 @@ struct Plan {
         part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
       }
     }
-    shared = shared || alone;
     part = std::min(part, g.out_plane());
     parts = divide_up(g.out_plane(), part);
     groups = divide_up(g.inner, channels);
@@ -96,7 +101,7 @@ struct Plan {
     blocks = pieces;
     slot_bytes = align(slots * slot);
     global_slots = bytes = 0;
-    if (!alone && slot != 0) {
+    if (planes == 0 && slot != 0) {
       global_slots = bytes =
           align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
       if (!shared) {
@@ -112,8 +117,47 @@ struct Plan {
   }
 
  private:
-  static constexpr int64_t kMostChannels = 32, kLeastBytes = 16, kMostParts = 64,
+  static constexpr int64_t kMostChannels = 32, kMostParts = 64,
                            kGrain = 16; // outputs, so that parts begin where vectors do
+
+  // Whether planes.cuh does this call, and so many planes to a block.
+  int64_t small_planes(const Arguments& arguments) {
+    const Geometry<int64_t>& g = arguments.geometry;
+    const auto size = static_cast<int64_t>(arguments.element_size);
+    const auto index_size = static_cast<int64_t>(c10::elementSize(arguments.index_type));
+    const bool any_windows = arguments.reduce == Reduce::last &&
+                             (arguments.forward || arguments.index_type != c10::ScalarType::Byte);
+    const bool one_window = arguments.reduce != Reduce::last && arguments.forward &&
+                            windows_are_disjoint(g) && c10::isFloatingType(arguments.type);
+    if (g.inner != 1 || size > kMostSmall || !(any_windows || one_window)) {
+      return 0;
+    }
+    // Of so many planes, with the vectors at their ends.
+    const bool staged = arguments.forward && is_staged(size);
+    const int64_t vector = kVectorBytes, slot = sizeof(uint32_t);
+    const auto bytes = [&](int64_t count) {
+      stage = align(count * g.out_plane() * slot + 2 * vector * slot);
+      return stage + (staged ? align(count * g.in_plane() * size + 3 * vector) : 0);
+    };
+    const auto fits = [&](int64_t count) {
+      return bytes(count) <= arguments.limits.small_bytes && count * g.in_plane() <= kMostClaims;
+    };
+    if (!fits(1)) {
+      return 0;
+    }
+    int64_t count = 1;
+    while (count < g.outer && count * g.out_plane() < arguments.limits.small_plane &&
+           fits(2 * count)) {
+      count *= 2;
+    }
+    planes_bytes = bytes(count);
+    const int64_t groups = count * g.in_plane() / cells_of_group(size, index_size) + 1;
+    const int64_t vectors = count * g.out_plane() * size / vector + 1;
+    planes_threads =
+        std::min<int64_t>(std::max(groups, arguments.forward ? vectors / 2 : 0), kThreads);
+    return count;
+  }
+  static constexpr int64_t kMostSmall = 8, kMostClaims = 32000;
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {
@@ -171,17 +215,6 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   return to;
 }
 
-inline int64_t floor_divide(int64_t a, int64_t b) {
-  return a >= 0 ? a / b : -((b - 1 - a) / b);
-}
-
-// Windows that share no output and begin at multiples of the stride.
-inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
-  const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
-  return windows_are_apart(geometry) &&
-         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
-}
-
 // `tiles`: how many in each dimension; `groups`: of channels; `planes`: that a thread does.
 template <class Offset>
 Tiling<Offset> make_tiling(
@@ -235,7 +268,13 @@ class Dispatch {
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       const bool moves = arguments_.reduce == Reduce::last;
-      bool done = plan_.alone;
+      if (plan_.planes != 0) {
+        with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+          small_planes<T, Index>();
+        });
+        return;
+      }
+      bool done = false;
       if (moves || (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type))) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
           done = done || forward_rows<T, Index>() || forward_channels<T, Index>();
@@ -268,17 +307,19 @@ class Dispatch {
         return;
       }
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+        if (plan_.planes != 0) {
+          small_planes<T, Index>();
+          return;
+        }
         if (arguments_.reduce == Reduce::sum) {
           backward_groups<GiveAll<T>, Index>();
           return;
         }
-        if (!plan_.alone) {
-          if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
-                                     : windows_are_disjoint(geometry())) {
-            backward_groups<GiveAlone<T>, Index>();
-          } else {
-            backward_groups<GiveLast<T>, Index>();
-          }
+        if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
+                                   : windows_are_disjoint(geometry())) {
+          backward_groups<GiveAlone<T>, Index>();
+        } else {
+          backward_groups<GiveLast<T>, Index>();
         }
         second<T, Index>();
       });
@@ -310,6 +351,51 @@ class Dispatch {
   // How many tiles cover both the pooled cells and the output; see Tiling.
   static int64_t tiles(const Axis<int64_t>& axis, int64_t tile) {
     return std::max(axis.in, divide_up(axis.out, tile));
+  }
+
+  // The only kernel of a call on small planes.
+  template <class T, class Index>
+  void small_planes() const {
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+      const auto& [depth, height, width] = geometry().axis;
+      const auto divider = [](int64_t n) { return Divider<uint32_t>(static_cast<uint32_t>(n)); };
+      const auto clips = [](const Axis<int64_t>& axis) {
+        return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
+      };
+      const Planes planes{
+          narrow<uint32_t>(geometry()),
+          arguments_.error,
+          static_cast<uint32_t>(plan_.planes),
+          aligned_,
+          std::any_of(std::begin(geometry().axis), std::end(geometry().axis), clips),
+          arguments_.type == c10::ScalarType::BFloat16,
+          arguments_.reduce,
+          divider(geometry().in_plane()),
+          divider(height.in),
+          divider(width.in),
+          divider(height.kernel),
+          divider(width.kernel),
+          static_cast<uint32_t>(geometry().out_plane()),
+          static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel),
+          static_cast<uint32_t>(plan_.stage)};
+      const int64_t blocks = divide_up(geometry().outer, plan_.planes);
+      constexpr int64_t kSlotsPerThread = 4; // see Launch
+      const SharedShape shape{
+          blocks, plan_.planes_threads * kSlotsPerThread, plan_.planes_bytes, true};
+      if (arguments_.forward) {
+        launch_.shared(
+            forward_planes<T, Index>,
+            shape,
+            planes,
+            negative_zero<T>(),
+            values<T>(),
+            indices<Index>(),
+            result<T>());
+      } else if constexpr (!kIsWindowOffset<Index>) {
+        launch_.shared(
+            backward_planes<T, Index>, shape, planes, values<T>(), indices<Index>(), result<T>());
+      }
+    }
   }
 
   // The way for rows of contiguous tensors. False: it has no kernel for these windows.
@@ -589,11 +675,10 @@ class Dispatch {
     const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
         narrow<Offset>(g),
-        {plan_.alone ? nullptr : report().astray,
+        {report().astray,
          static_cast<uint64_t>(arguments_.threads),
          static_cast<uint64_t>(slab_items_),
          static_cast<uint64_t>(planes_)},
-        plan_.alone ? arguments_.error : nullptr,
         arguments_.deterministic,
         static_cast<Offset>(plan_.pieces),
         divider(plan_.channels),
@@ -614,7 +699,7 @@ class Dispatch {
       const int64_t bytes = kShared ? plan_.slot_bytes : 0;
       launch_.shared(
           kernel,
-          SharedShape{plan_.blocks, plan_.slots, bytes, plan_.alone},
+          SharedShape{plan_.blocks, plan_.slots, bytes, false},
           pieces<Offset>(),
           reduce...,
           values<T>(),
@@ -623,12 +708,12 @@ class Dispatch {
     };
     if constexpr (!kIsWindowOffset<Index> && requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        run(irregular_backward<Slot, Index, Offset, kShared>);
+        run(backward_stray<Slot, Index, Offset, kShared>);
       }
     }
     if constexpr (!kIsWindowOffset<Index> && !std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        run(irregular_forward<Slot, Index, Offset, kShared>, arguments_.reduce);
+        run(forward_stray<Slot, Index, Offset, kShared>, arguments_.reduce);
       }
     }
   }

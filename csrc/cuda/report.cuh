@@ -130,15 +130,12 @@ __device__ inline void for_each_chunk(Offset items, const Report& report, const 
 // The second kernel's side of it.
 template <class Offset>
 struct Astray {
-  const uint32_t* chunks; // null: there was no first kernel, every slab needs the second
+  const uint32_t* chunks;
   uint64_t chunk_items, slab_items, slabs; // items of a chunk; of so many slabs at a time
 
   // This thread's part of the question whether one of the slabs [first, end) is astray. A chunk
   // that two slabs share speaks for both.
   __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
-    if (chunks == nullptr) {
-      return true;
-    }
     const uint64_t last = (((end - 1) / slabs + 1) * slab_items - 1) / chunk_items;
     bool found = false;
     for (uint64_t chunk = first / slabs * slab_items / chunk_items + thread; chunk <= last;

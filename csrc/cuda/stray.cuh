@@ -17,6 +17,7 @@
 #include "atomics.cuh"
 #include "divider.cuh"
 #include "report.cuh"
+#include "shared.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -93,7 +94,6 @@ template <class Offset>
 struct Pieces {
   Geometry<Offset> geometry;
   Astray<Offset> astray;
-  ErrorRecord* error; // null: the first kernel has reported the bad indices
   bool in_order;
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
@@ -151,20 +151,7 @@ __device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
   if constexpr (!kShared) {
     return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
   } else {
-#ifdef __CUDACC__
-    extern __shared__ uint4 shared_slots[];
-    return reinterpret_cast<Slot*>(shared_slots);
-#else
-    return static_cast<Slot*>(shim::shared_memory());
-#endif
-  }
-}
-
-template <class Offset, class Visit>
-__device__ inline void for_each_in_block(Offset items, const Visit& visit) {
-#pragma unroll 4
-  for (Offset i = threadIdx.x; i < items; i += blockDim.x) {
-    visit(i);
+    return shared_memory<Slot>();
   }
 }
 
@@ -195,9 +182,6 @@ __device__ inline void fill(
     const auto value = [&] { return values[source]; };
     if (piece.holds(target)) {
       slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
-    } else if (target >= all.out_plane && all.error != nullptr) {
-      const Offset channel = piece.channel + from.lane;
-      report_bad(all.error, all.geometry, piece.outer, from.position, channel, false, index);
     }
   };
   if (Slot::kAnyOrder || !all.in_order) {
@@ -236,7 +220,7 @@ __device__ inline void for_each_astray(const Pieces<Offset>& pieces, const Do& r
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_forward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
@@ -275,7 +259,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_forward
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_backward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     const Index* __restrict__ indices,
