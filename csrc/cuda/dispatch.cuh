@@ -52,17 +52,6 @@ inline int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-inline int64_t floor_divide(int64_t a, int64_t b) {
-  return a >= 0 ? a / b : -((b - 1 - a) / b);
-}
-
-// Windows that share no output and begin at multiples of the stride.
-inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
-  const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
-  return windows_are_apart(geometry) &&
-         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
-}
-
 // How a call is cut up, and its workspace, which may start out as anything.
 struct Plan {
   bool wide;                                     // 64-bit offsets
@@ -128,13 +117,14 @@ struct Plan {
     const bool any_windows = arguments.reduce == Reduce::last &&
                              (arguments.forward || arguments.index_type != c10::ScalarType::Byte);
     const bool one_window = arguments.reduce != Reduce::last && arguments.forward &&
-                            windows_are_disjoint(g) && c10::isFloatingType(arguments.type);
+                            windows_are_apart(g) && c10::isFloatingType(arguments.type);
     if (g.inner != 1 || size > kMostSmall || !(any_windows || one_window)) {
       return 0;
     }
     // Of so many planes, with the vectors at their ends.
-    const bool staged = arguments.forward && is_staged(size);
-    const int64_t vector = kVectorBytes, slot = sizeof(uint32_t);
+    const bool claims = arguments.index_type != c10::ScalarType::Byte || !windows_are_apart(g);
+    const bool staged = arguments.forward && claims && is_staged(size);
+    const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
     const auto bytes = [&](int64_t count) {
       stage = align(count * g.out_plane() * slot + 2 * vector * slot);
       return stage + (staged ? align(count * g.in_plane() * size + 3 * vector) : 0);
@@ -157,7 +147,7 @@ struct Plan {
         std::min<int64_t>(std::max(groups, arguments.forward ? vectors / 2 : 0), kThreads);
     return count;
   }
-  static constexpr int64_t kMostSmall = 8, kMostClaims = 32000;
+  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096;
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {
@@ -213,6 +203,17 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
         static_cast<Offset>(axis.padding)};
   }
   return to;
+}
+
+inline int64_t floor_divide(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((b - 1 - a) / b);
+}
+
+// Windows that share no output and begin at multiples of the stride.
+inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
+  const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
+  return windows_are_apart(geometry) &&
+         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
 }
 
 // `tiles`: how many in each dimension; `groups`: of channels; `planes`: that a thread does.
@@ -357,40 +358,61 @@ class Dispatch {
   template <class T, class Index>
   void small_planes() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      const auto& [depth, height, width] = geometry().axis;
-      const auto divider = [](int64_t n) { return Divider<uint32_t>(static_cast<uint32_t>(n)); };
+      const Geometry<int64_t>& g = geometry();
+      const auto& [depth, height, width] = g.axis;
       const auto clips = [](const Axis<int64_t>& axis) {
         return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
       };
+      const bool deep = depth.in != 1 || depth.kernel != 1;
+      const int64_t next_row = height.stride * width.out - width.in * width.stride;
+      int64_t next_height = g.out_plane() - height.in * height.stride * width.out;
+      const int64_t next_depth = g.out_plane() - depth.in * depth.stride * height.out * width.out;
+      if (deep) {
+        next_height = (depth.stride * height.out - height.in * height.stride) * width.out;
+      }
       const Planes planes{
-          narrow<uint32_t>(geometry()),
+          narrow<uint32_t>(g),
           arguments_.error,
           static_cast<uint32_t>(plan_.planes),
+          static_cast<uint32_t>(g.in_plane()),
+          static_cast<uint32_t>(g.out_plane()),
+          static_cast<uint32_t>(plan_.stage),
           aligned_,
-          std::any_of(std::begin(geometry().axis), std::end(geometry().axis), clips),
           arguments_.type == c10::ScalarType::BFloat16,
           arguments_.reduce,
-          divider(geometry().in_plane()),
-          divider(height.in),
-          divider(width.in),
-          divider(height.kernel),
-          divider(width.kernel),
-          static_cast<uint32_t>(geometry().out_plane()),
+          ShortDivider(g.in_plane()),
+          !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips),
           static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel),
-          static_cast<uint32_t>(plan_.stage)};
+          ShortDivider(depth.in),
+          ShortDivider(height.in),
+          ShortDivider(width.in),
+          ShortDivider(height.kernel),
+          ShortDivider(width.kernel),
+          static_cast<uint32_t>(next_row),
+          static_cast<uint32_t>(next_height),
+          static_cast<uint32_t>(deep ? next_depth : 0)};
       const int64_t blocks = divide_up(geometry().outer, plan_.planes);
       constexpr int64_t kSlotsPerThread = 4; // see Launch
       const SharedShape shape{
           blocks, plan_.planes_threads * kSlotsPerThread, plan_.planes_bytes, true};
       if (arguments_.forward) {
-        launch_.shared(
-            forward_planes<T, Index>,
-            shape,
-            planes,
-            negative_zero<T>(),
-            values<T>(),
-            indices<Index>(),
-            result<T>());
+        const auto run = [&](auto kernel) {
+          launch_.shared(
+              kernel,
+              shape,
+              planes,
+              negative_zero<T>(),
+              values<T>(),
+              indices<Index>(),
+              result<T>());
+        };
+        if constexpr (kIsWindowOffset<Index>) {
+          if (windows_are_apart(g)) {
+            run(forward_planes<T, Index, false>);
+            return;
+          }
+        }
+        run(forward_planes<T, Index, true>);
       } else if constexpr (!kIsWindowOffset<Index>) {
         launch_.shared(
             backward_planes<T, Index>, shape, planes, values<T>(), indices<Index>(), result<T>());

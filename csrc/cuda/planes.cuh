@@ -40,94 +40,68 @@ constexpr bool is_staged(size_t element_size) {
   return element_size > sizeof(uint16_t);
 }
 
+// Divides by multiplication with a rounded-up reciprocal, where n * divisor < 2^31.
+class ShortDivider {
+ public:
+  ShortDivider() = default;
+  explicit ShortDivider(int64_t divisor)
+      : reciprocal_(static_cast<uint32_t>((int64_t{1} << 31) / divisor + 1)) {}
+
+  MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
+    return static_cast<uint32_t>(uint64_t{2 * n} * reciprocal_ >> 32);
+  }
+
+ private:
+  uint32_t reciprocal_ = 0;
+};
+
 struct Planes {
   Geometry<uint32_t> geometry;
   ErrorRecord* error;
   uint32_t planes; // of a block; the last one may have fewer
-  bool aligned;    // all arrays begin where vectors do
-  bool clipped;    // some window reaches beyond the plane
-  bool bfloat16;   // of two kinds of numbers of two bytes, for sums
+  uint32_t in_plane, out_plane;
+  uint32_t stage; // where a block's staged elements begin: bytes after its slots
+  bool aligned;   // all arrays begin where vectors do
+  bool bfloat16;  // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
-  Divider<uint32_t> in_plane, in_height, in_width, kernel_height, kernel_width;
-  uint32_t out_plane;
+  ShortDivider cells_of_plane; // of a block's cells
+  // For window offsets alone.
+  bool plain; // all windows lie in the plane, which has no depth
   uint32_t kernel_volume;
-  uint32_t stage; // where staged elements begin: bytes after the slots
+  ShortDivider in_depth, in_height, in_width, kernel_height, kernel_width;
+  // How much further the window of the next cell begins than one stride in width, if that is the
+  // first of a row; of a height of rows; of a depth of them. All may wrap around.
+  uint32_t next_row, next_height, next_depth;
 };
 
-// Goes from a cell to the next, through the planes of a block.
-template <class Index>
-struct Walk {
-  const Planes& all;
-  uint32_t cell;  // in its plane
-  uint32_t first; // slot of the plane's first output
-
-  __device__ Walk(const Planes& planes, uint32_t first_slot, uint32_t cell_of_block)
-      : all(planes), cell(cell_of_block) {
-    first = first_slot + split(cell, all.in_plane) * all.out_plane;
-  }
-  __device__ void next() {
-    if (++cell == all.in_plane.divisor()) {
-      cell = 0;
-      first += all.out_plane;
-    }
-  }
-  // The slot that an index names; false: there is none.
-  __device__ bool find(Index index, uint32_t& slot) const {
+// Finds, among a block's slots, the one that a cell's index names. Cells are counted in the block.
+template <class Index, bool kPlain>
+__device__ inline bool find_slot(const Planes& all, uint32_t cell, Index index, uint32_t& slot) {
+  if constexpr (!kIsWindowOffset<Index>) {
     const auto target = target_of<uint32_t>(index);
-    slot = first + target;
+    slot = all.cells_of_plane.divide(cell) * all.out_plane + target;
     return target < all.out_plane;
-  }
-};
-
-template <>
-struct Walk<uint8_t> {
-  const Planes& all;
-  uint32_t front, top, left; // where the window begins, or wraps around to
-  uint32_t origin;           // slot of that position
-
-  __device__ Walk(const Planes& planes, uint32_t first_slot, uint32_t cell_of_block) : all(planes) {
+  } else {
     const auto& [depth, height, width] = all.geometry.axis;
-    uint32_t w = cell_of_block;
-    const uint32_t plane = split(w, all.in_plane);
-    uint32_t h = split(w, all.in_width);
-    const uint32_t d = split(h, all.in_height);
-    front = d * depth.stride - depth.padding;
-    top = h * height.stride - height.padding;
-    left = w * width.stride - width.padding;
-    origin = first_slot + plane * all.out_plane + (front * height.out + top) * width.out + left;
-  }
-  __device__ void next() {
-    const auto& [depth, height, width] = all.geometry.axis;
-    const auto carry = [](uint32_t& begin, const Axis<uint32_t>& axis) {
-      begin += axis.stride;
-      const bool over = begin == axis.in * axis.stride - axis.padding;
-      begin = over ? -axis.padding : begin;
-      return over;
+    const uint32_t rows = all.in_width.divide(cell), heights = all.in_height.divide(rows);
+    const uint32_t y = all.kernel_width.divide(index);
+    slot = cell * width.stride + rows * all.next_row + heights * all.next_height + index +
+           y * (width.out - width.kernel);
+    if constexpr (kPlain) {
+      return index < all.kernel_volume;
+    }
+    const uint32_t depths = all.in_depth.divide(heights), z = all.kernel_height.divide(y);
+    const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t offset) {
+      return p * axis.stride - axis.padding + offset < axis.out;
     };
-    origin += width.stride;
-    if (carry(left, width)) {
-      origin += height.stride * width.out - width.in * width.stride;
-      if (carry(top, height)) {
-        origin += (depth.stride * height.out - height.in * height.stride) * width.out;
-        if (carry(front, depth)) {
-          origin += all.out_plane - depth.in * depth.stride * height.out * width.out;
-        }
-      }
-    }
+    slot += depths * all.next_depth + z * ((height.out - height.kernel) * width.out) -
+            ((depth.padding * height.out + height.padding) * width.out + width.padding);
+    return index < all.kernel_volume &&
+           inside(width, cell - rows * width.in, index - y * width.kernel) &&
+           inside(height, rows - heights * height.in, y - z * height.kernel) &&
+           inside(depth, heights - depths * depth.in, z);
   }
-  __device__ bool find(uint8_t index, uint32_t& slot) const {
-    const auto& [depth, height, width] = all.geometry.axis;
-    const uint32_t row = all.kernel_width.divide(index), z = all.kernel_height.divide(row);
-    slot = origin + index + row * (width.out - width.kernel) +
-           z * ((height.out - height.kernel) * width.out);
-    bool inside = index < all.kernel_volume;
-    if (all.clipped) {
-      const uint32_t x = index - row * width.kernel, y = row - z * height.kernel;
-      inside &= left + x < width.out && top + y < height.out && front + z < depth.out;
-    }
-    return inside;
-  }
-};
+}
 
 // The planes of one block: cells, and outputs, from `begin` to `end`, counted in the tensor. The
 // vectors that hold some of them begin at `base`, and slots are counted from there.
@@ -173,27 +147,31 @@ __device__ inline void store_some(
 }
 
 // Calls take(v, slot) for the cells i + v of a group; reports what names no output of its plane.
+// Slots are counted from the block's first output.
 template <int V, class Index, class Take>
 __device__ inline void for_each_of_group(
     const Planes& all,
     const Run<V>& cells,
-    uint32_t first_slot,
     uint32_t i,
     const Vector<Index, V>& index,
     const Take& take) {
-  Walk<Index> walk(all, first_slot, i < cells.begin ? 0 : i - cells.begin);
   int bad = V;
+  const auto look = [&]<bool kPlain>(std::bool_constant<kPlain>) {
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    if (cells.holds(i + v)) {
+    for (int v = 0; v < V; ++v) {
       uint32_t slot;
-      if (walk.find(index.at[v], slot)) {
+      const bool found = find_slot<Index, kPlain>(all, i + v - cells.begin, index.at[v], slot);
+      const bool exists = cells.holds(i + v);
+      if (found & exists) {
         take(v, slot);
-      } else {
-        bad = v;
       }
-      walk.next();
+      bad = exists & !found ? v : bad;
     }
+  };
+  if (!kIsWindowOffset<Index> || all.plain) {
+    look(std::true_type{});
+  } else {
+    look(std::false_type{});
   }
   if (bad < V) {
     int64_t number = 0;
@@ -201,35 +179,49 @@ __device__ inline void for_each_of_group(
     for (int v = 0; v < V; ++v) {
       number = v == bad ? static_cast<int64_t>(index.at[v]) : number;
     }
-    uint32_t cell = i + bad;
-    const uint32_t plane = split(cell, all.in_plane);
+    const uint32_t plane = (i + bad) / all.in_plane, cell = (i + bad) % all.in_plane;
     report_bad(all.error, all.geometry, plane, cell, 0u, kIsWindowOffset<Index>, number);
   }
 }
 
 // Clears a block's slots, in vectors.
-__device__ inline void clear(uint32_t* slots, uint32_t count) {
+template <class Slot>
+__device__ inline void clear(Slot* slots, uint32_t count) {
+  constexpr int N = kVectorBytes / sizeof(Slot);
   for_each_in_block(
-      (count + 3) / 4, [&](uint32_t i) { store(slots + i * 4, Vector<uint32_t, 4>{}); });
+      (count + N - 1) / N, [&](uint32_t i) { store(slots + i * N, Vector<Slot, N>{}); });
 }
 
-// All cells of a plane that name an output, added up in order.
-template <class T, class Index>
-__device__ inline T sum_of(
-    const Planes& all, uint32_t plane, uint32_t target, const T* input, const Index* indices) {
-  const uint32_t cells = all.in_plane.divisor();
-  Sum<T> sum{};
-  for (uint32_t cell = plane * cells; cell < (plane + 1) * cells; ++cell) {
-    if (target_of<uint32_t>(indices[cell]) == target) {
-      sum.add(input[cell]);
-    }
-  }
-  return sum.result(all.reduce);
-}
-
-// A claim is larger the later its cell; 0: no cell has named the output. A small element is part of
-// it, and a larger one lies at stage[claim] (stage[0] == 0).
+// All cells of a plane that name an output, added up in order; its bits.
 template <class Element, class Index>
+__device__ inline Element sum_of(
+    const Planes& all, uint32_t output, const Element* input, const Index* indices) {
+  const uint32_t plane = output / all.out_plane, target = output % all.out_plane;
+  const auto sum = [&]<class T>(T) {
+    Sum<Accumulator<T>> sum{};
+    for (uint32_t cell = plane * all.in_plane; cell < (plane + 1) * all.in_plane; ++cell) {
+      if (target_of<uint32_t>(indices[cell]) == target) {
+        sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
+      }
+    }
+    return sum.result(all.reduce);
+  };
+  if constexpr (sizeof(Element) == sizeof(double)) {
+    return __builtin_bit_cast(Element, sum(double{}));
+  } else if constexpr (sizeof(Element) == sizeof(float)) {
+    return __builtin_bit_cast(Element, sum(float{}));
+  } else if (all.bfloat16) {
+    return c10::detail::round_to_nearest_even(sum(c10::BFloat16{})); // on any architecture
+  } else {
+    return __builtin_bit_cast(Element, static_cast<c10::Half>(sum(c10::Half{})));
+  }
+}
+
+// What a slot holds.
+// - kClaims: the largest claim of a cell, the later the larger; 0: no cell has named the output. A
+//   small element is part of it, a larger one lies at stage[claim], of which stage[0] == 0.
+// - otherwise, where no two indices can name one output: the element.
+template <class Element, class Index, bool kClaims>
 __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     Planes all,
     Element negative_zero,
@@ -238,15 +230,18 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     Element* __restrict__ output) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
   constexpr int N = kVectorBytes / sizeof(Element);
-  constexpr bool kStaged = is_staged(sizeof(Element));
-  constexpr uint32_t kShared = 1u << 31; // by several cells, of a sum: more than any claim
-  const uint32_t in_plane = all.in_plane.divisor(), outer = all.geometry.outer;
-  auto* const slots = shared_memory<uint32_t>();
+  constexpr bool kStaged = kClaims && is_staged(sizeof(Element));
+  constexpr bool kSums = kClaims && !kIsWindowOffset<Index> && sizeof(Element) > 1;
+  constexpr uint32_t kMany = 1u << 31; // cells have named an output of a sum: more than any claim
+  using Slot = std::conditional_t<kClaims, uint32_t, Element>;
+  auto* const slots = shared_memory<Slot>();
   auto* const stage = reinterpret_cast<Element*>(shared_memory<char>() + all.stage);
+  const uint32_t outer = all.geometry.outer;
   for (uint32_t plane = blockIdx.x * all.planes; plane < outer; plane += gridDim.x * all.planes) {
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-    const Run<V> cells(plane * in_plane, end * in_plane);
+    const Run<V> cells(plane * all.in_plane, end * all.in_plane);
     const Run<N> outputs(plane * all.out_plane, end * all.out_plane);
+    Slot* const first_slot = slots + (outputs.begin - outputs.base);
     struct Group {
       Vector<Index, V> index;
       Vector<Element, V> value;
@@ -257,8 +252,8 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
           load_some<V>(indices, cells, at, all.aligned),
           load_some<V>(input, cells, at, all.aligned)};
     };
-    const auto claim = [&](uint32_t i, const Group& group) {
-      Vector<Element, V> value = group.value;
+    const auto claim = [&](uint32_t i, Group group) {
+      auto& value = group.value;
       if (negative_zero != Element{}) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -268,22 +263,20 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }
-      for_each_of_group(
-          all,
-          cells,
-          outputs.begin - outputs.base,
-          cells.base + i * V,
-          group.index,
-          [&](int v, uint32_t slot) {
-            uint32_t mine = (i + 1) * V + v;
-            if constexpr (!kStaged) {
-              mine = mine << 16 | value.at[v];
-            }
-            const uint32_t before = atomicMax(slots + slot, mine);
-            if (!kIsWindowOffset<Index> && all.reduce != Reduce::last && before != 0) {
-              atomicMax(slots + slot, kShared);
-            }
-          });
+      for_each_of_group(all, cells, cells.base + i * V, group.index, [&](int v, uint32_t number) {
+        Slot* const slot = first_slot + number;
+        if constexpr (kClaims) {
+          uint32_t mine = (i + 1) * V + v;
+          if constexpr (!kStaged) {
+            mine = mine << 16 | value.at[v];
+          }
+          if (atomicMax(slot, mine) != 0 && kSums && all.reduce != Reduce::last) {
+            atomicMax(slot, kMany);
+          }
+        } else {
+          *slot = value.at[v];
+        }
+      });
     };
 
     Group first{};
@@ -303,51 +296,28 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     }
     __syncthreads();
     for_each_in_block(outputs.vectors, [&](uint32_t i) {
-      const auto claims = load<N>(slots + i * N);
+      const auto taken = load<N>(slots + i * N);
       const uint32_t at = outputs.base + i * N;
       Vector<Element, N> stored;
 #pragma unroll
       for (int v = 0; v < N; ++v) {
-        const uint32_t claim = claims.at[v];
         if constexpr (kStaged) {
-          stored.at[v] = stage[claim & ~kShared];
+          stored.at[v] = stage[taken.at[v] & ~kMany];
         } else {
-          stored.at[v] = static_cast<Element>(claim);
+          stored.at[v] = static_cast<Element>(taken.at[v]);
         }
       }
-      if constexpr (!kIsWindowOffset<Index> && sizeof(Element) > 1) {
+      store_some(output, outputs, at, all.aligned, stored);
+      if constexpr (kSums) {
         if (all.reduce != Reduce::last) {
 #pragma unroll 1
           for (int v = 0; v < N; ++v) {
-            if (slots[i * N + v] >= kShared) {
-              const uint32_t owner = (at + v) / all.out_plane;
-              const auto add = [&]<class T>(T) {
-                return __builtin_bit_cast(
-                    Element,
-                    sum_of(
-                        all,
-                        owner,
-                        at + v - owner * all.out_plane,
-                        reinterpret_cast<const T*>(input),
-                        indices));
-              };
-              Element sum;
-              if constexpr (sizeof(Element) == 8) {
-                sum = add(double{});
-              } else if constexpr (sizeof(Element) == 4) {
-                sum = add(float{});
-              } else {
-                sum = all.bfloat16 ? add(c10::BFloat16{}) : add(c10::Half{});
-              }
-#pragma unroll
-              for (int u = 0; u < N; ++u) {
-                stored.at[u] = u == v ? sum : stored.at[u];
-              }
+            if (slots[i * N + v] == kMany) {
+              output[at + v] = sum_of(all, at + v, input, indices);
             }
           }
         }
       }
-      store_some(output, outputs, at, all.aligned, stored);
     });
     __syncthreads();
   }
@@ -361,11 +331,11 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
     const Index* __restrict__ indices,
     Element* __restrict__ grad_input) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
-  const uint32_t in_plane = all.in_plane.divisor(), outer = all.geometry.outer;
+  const uint32_t outer = all.geometry.outer;
   auto* const slots = shared_memory<uint32_t>();
   for (uint32_t plane = blockIdx.x * all.planes; plane < outer; plane += gridDim.x * all.planes) {
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-    const Run<V> cells(plane * in_plane, end * in_plane);
+    const Run<V> cells(plane * all.in_plane, end * all.in_plane);
     const uint32_t first_output = plane * all.out_plane;
     struct Group {
       uint32_t slot[V];
@@ -380,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
       for (int v = 0; v < V; ++v) {
         group.slot[v] = kNone;
       }
-      for_each_of_group(all, cells, 0u, at, index, [&](int v, uint32_t slot) {
+      for_each_of_group(all, cells, at, index, [&](int v, uint32_t slot) {
         group.slot[v] = slot;
         group.grad.at[v] = grad_output[first_output + slot];
       });
