@@ -135,19 +135,20 @@ struct Plan {
     if (!fits(1)) {
       return 0;
     }
+    // Until there is a group for each thread of a usual block.
     int64_t count = 1;
-    while (count < g.outer && count * g.out_plane() < arguments.limits.small_plane &&
-           fits(2 * count)) {
+    const int64_t group = cells_of_group(size, index_size);
+    while (count < g.outer && count * g.in_plane() < kUsualGroups * group && fits(2 * count)) {
       count *= 2;
     }
     planes_bytes = bytes(count);
-    const int64_t groups = count * g.in_plane() / cells_of_group(size, index_size) + 1;
-    const int64_t vectors = count * g.out_plane() * size / vector + 1;
-    planes_threads =
-        std::min<int64_t>(std::max(groups, arguments.forward ? vectors / 2 : 0), kThreads);
+    const int64_t groups = count * g.in_plane() / group + 1;
+    const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
+    planes_threads = std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kThreads);
     return count;
   }
-  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096;
+  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kUsualGroups = 64,
+                           kVectorsPerThread = 4;
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {

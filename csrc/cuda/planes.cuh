@@ -47,8 +47,12 @@ class ShortDivider {
   explicit ShortDivider(int64_t divisor)
       : reciprocal_(static_cast<uint32_t>((int64_t{1} << 31) / divisor + 1)) {}
 
-  MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
+  __device__ uint32_t divide(uint32_t n) const {
+#ifdef __CUDA_ARCH__
+    return __umulhi(2 * n, reciprocal_);
+#else
     return static_cast<uint32_t>(uint64_t{2 * n} * reciprocal_ >> 32);
+#endif
   }
 
  private:
@@ -112,14 +116,14 @@ struct Run {
   __device__ Run(uint32_t from, uint32_t to)
       : begin(from), end(to), base(from / N * N), vectors((to - from / N * N + N - 1) / N) {}
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
-  __device__ bool whole(uint32_t i) const { return i >= begin && i + N <= end; } // a vector at i
+  __device__ bool holds_all(uint32_t i) const { return i >= begin && i + N <= end; } // of a vector
 };
 
-// N neighbours of an array; element by element where not all of them are this block's, or aligned.
+// A vector of an array; element by element, those of the block alone, unless `whole`.
 template <int N, class T>
 __device__ inline Vector<T, N> load_some(
-    const T* array, const Run<N>& run, uint32_t i, bool aligned) {
-  if (aligned && run.whole(i)) {
+    const T* array, const Run<N>& run, uint32_t i, bool whole) {
+  if (whole) {
     return load<N>(array + i);
   }
   Vector<T, N> some{};
@@ -133,8 +137,8 @@ __device__ inline Vector<T, N> load_some(
 }
 template <int N, class T>
 __device__ inline void store_some(
-    T* array, const Run<N>& run, uint32_t i, bool aligned, const Vector<T, N>& vector) {
-  if (aligned && run.whole(i)) {
+    T* array, const Run<N>& run, uint32_t i, bool whole, const Vector<T, N>& vector) {
+  if (whole) {
     store(array + i, vector);
     return;
   }
@@ -153,22 +157,23 @@ __device__ inline void for_each_of_group(
     const Planes& all,
     const Run<V>& cells,
     uint32_t i,
+    bool whole,
     const Vector<Index, V>& index,
     const Take& take) {
   int bad = V;
-  const auto look = [&]<bool kPlain>(std::bool_constant<kPlain>) {
+  const auto look = [&]<bool kUsual>(std::bool_constant<kUsual>) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       uint32_t slot;
-      const bool found = find_slot<Index, kPlain>(all, i + v - cells.begin, index.at[v], slot);
-      const bool exists = cells.holds(i + v);
-      if (found & exists) {
+      const bool exists = kUsual || cells.holds(i + v);
+      const bool found = find_slot<Index, kUsual>(all, i + v - cells.begin, index.at[v], slot);
+      if (exists & found) {
         take(v, slot);
       }
       bad = exists & !found ? v : bad;
     }
   };
-  if (!kIsWindowOffset<Index> || all.plain) {
+  if (whole && (!kIsWindowOffset<Index> || all.plain)) {
     look(std::true_type{});
   } else {
     look(std::false_type{});
@@ -243,14 +248,14 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     const Run<N> outputs(plane * all.out_plane, end * all.out_plane);
     Slot* const first_slot = slots + (outputs.begin - outputs.base);
     struct Group {
+      bool whole;
       Vector<Index, V> index;
       Vector<Element, V> value;
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      return Group{
-          load_some<V>(indices, cells, at, all.aligned),
-          load_some<V>(input, cells, at, all.aligned)};
+      const bool whole = all.aligned && cells.holds_all(at);
+      return Group{whole, load_some(indices, cells, at, whole), load_some(input, cells, at, whole)};
     };
     const auto claim = [&](uint32_t i, Group group) {
       auto& value = group.value;
@@ -263,20 +268,21 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }
-      for_each_of_group(all, cells, cells.base + i * V, group.index, [&](int v, uint32_t number) {
-        Slot* const slot = first_slot + number;
-        if constexpr (kClaims) {
-          uint32_t mine = (i + 1) * V + v;
-          if constexpr (!kStaged) {
-            mine = mine << 16 | value.at[v];
-          }
-          if (atomicMax(slot, mine) != 0 && kSums && all.reduce != Reduce::last) {
-            atomicMax(slot, kMany);
-          }
-        } else {
-          *slot = value.at[v];
-        }
-      });
+      for_each_of_group(
+          all, cells, cells.base + i * V, group.whole, group.index, [&](int v, uint32_t number) {
+            Slot* const slot = first_slot + number;
+            if constexpr (kClaims) {
+              uint32_t mine = (i + 1) * V + v;
+              if constexpr (!kStaged) {
+                mine = mine << 16 | value.at[v];
+              }
+              if (atomicMax(slot, mine) != 0 && kSums && all.reduce != Reduce::last) {
+                atomicMax(slot, kMany);
+              }
+            } else {
+              *slot = value.at[v];
+            }
+          });
     };
 
     Group first{};
@@ -307,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
           stored.at[v] = static_cast<Element>(taken.at[v]);
         }
       }
-      store_some(output, outputs, at, all.aligned, stored);
+      store_some(output, outputs, at, all.aligned && outputs.holds_all(at), stored);
       if constexpr (kSums) {
         if (all.reduce != Reduce::last) {
 #pragma unroll 1
@@ -344,13 +350,14 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
     constexpr uint32_t kNone = ~0u;
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const auto index = load_some<V>(indices, cells, at, all.aligned);
+      const bool whole = all.aligned && cells.holds_all(at);
+      const auto index = load_some(indices, cells, at, whole);
       Group group{};
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         group.slot[v] = kNone;
       }
-      for_each_of_group(all, cells, at, index, [&](int v, uint32_t slot) {
+      for_each_of_group(all, cells, at, whole, index, [&](int v, uint32_t slot) {
         group.slot[v] = slot;
         group.grad.at[v] = grad_output[first_output + slot];
       });
@@ -371,7 +378,8 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
           group.grad.at[v] = Element{};
         }
       }
-      store_some(grad_input, cells, cells.base + i * V, all.aligned, group.grad);
+      const uint32_t at = cells.base + i * V;
+      store_some(grad_input, cells, at, all.aligned && cells.holds_all(at), group.grad);
     };
 
     Group first{};
