@@ -15,6 +15,7 @@
 #include "stray.cuh"
 #include "tiling.cuh"
 
+#include <cstdlib>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -138,13 +139,13 @@ struct Plan {
     // Until there is a group for each thread of a usual block.
     int64_t count = 1;
     const int64_t group = cells_of_group(size, index_size);
-    while (count < g.outer && count * g.in_plane() < kUsualGroups * group && fits(2 * count)) {
+    while (count < g.outer && count * g.in_plane() < (getenv("KG")?atoi(getenv("KG")):64) * group && fits(2 * count)) {
       count *= 2;
     }
     planes_bytes = bytes(count);
     const int64_t groups = count * g.in_plane() / group + 1;
     const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
-    planes_threads = std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kThreads);
+    planes_threads = std::min<int64_t>(std::max(groups, vectors / (getenv("KV")?atoi(getenv("KV")):4)), kThreads);
     return count;
   }
   static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kUsualGroups = 64,
@@ -384,9 +385,8 @@ class Dispatch {
           ShortDivider(g.in_plane()),
           !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips),
           static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel),
-          ShortDivider(depth.in),
-          ShortDivider(height.in),
           ShortDivider(width.in),
+          ShortDivider(width.in * height.in),
           ShortDivider(height.kernel),
           ShortDivider(width.kernel),
           static_cast<uint32_t>(next_row),

@@ -72,51 +72,58 @@ struct Planes {
   // For window offsets alone.
   bool plain; // all windows lie in the plane, which has no depth
   uint32_t kernel_volume;
-  ShortDivider in_depth, in_height, in_width, kernel_height, kernel_width;
+  ShortDivider cells_of_row, cells_of_height, kernel_height, kernel_width;
   // How much further the window of the next cell begins than one stride in width, if that is the
   // first of a row; of a height of rows; of a depth of them. All may wrap around.
   uint32_t next_row, next_height, next_depth;
 };
 
-// Finds, among a block's slots, the one that a cell's index names. Cells are counted in the block.
+// Finds the slot that a cell's index names. Cells are counted in the block, whose first slot is
+// `first`.
 template <class Index, bool kPlain>
-__device__ inline bool find_slot(const Planes& all, uint32_t cell, Index index, uint32_t& slot) {
+__device__ inline bool find_slot(
+    const Planes& all, uint32_t first, uint32_t cell, Index index, uint32_t& slot) {
   if constexpr (!kIsWindowOffset<Index>) {
     const auto target = target_of<uint32_t>(index);
-    slot = all.cells_of_plane.divide(cell) * all.out_plane + target;
+    slot = all.cells_of_plane.divide(cell) * all.out_plane + (first + target);
     return target < all.out_plane;
   } else {
     const auto& [depth, height, width] = all.geometry.axis;
-    const uint32_t rows = all.in_width.divide(cell), heights = all.in_height.divide(rows);
-    const uint32_t y = all.kernel_width.divide(index);
-    slot = cell * width.stride + rows * all.next_row + heights * all.next_height + index +
-           y * (width.out - width.kernel);
+    const uint32_t offset = index, y = all.kernel_width.divide(offset);
+    const uint32_t rows = all.cells_of_row.divide(cell);
+    const uint32_t heights = all.cells_of_height.divide(cell);
+    slot = (cell * width.stride + first) + offset + rows * all.next_row +
+           heights * all.next_height + y * (width.out - width.kernel);
     if constexpr (kPlain) {
-      return index < all.kernel_volume;
+      return offset < all.kernel_volume;
     }
-    const uint32_t depths = all.in_depth.divide(heights), z = all.kernel_height.divide(y);
-    const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t offset) {
-      return p * axis.stride - axis.padding + offset < axis.out;
+    const uint32_t depths = all.cells_of_plane.divide(cell), z = all.kernel_height.divide(y);
+    const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t o) {
+      return p * axis.stride - axis.padding + o < axis.out;
     };
     slot += depths * all.next_depth + z * ((height.out - height.kernel) * width.out) -
             ((depth.padding * height.out + height.padding) * width.out + width.padding);
-    return index < all.kernel_volume &&
-           inside(width, cell - rows * width.in, index - y * width.kernel) &&
+    return offset < all.kernel_volume &&
+           inside(width, cell - rows * width.in, offset - y * width.kernel) &&
            inside(height, rows - heights * height.in, y - z * height.kernel) &&
            inside(depth, heights - depths * depth.in, z);
   }
 }
 
-// The planes of one block: cells, and outputs, from `begin` to `end`, counted in the tensor. The
-// vectors that hold some of them begin at `base`, and slots are counted from there.
+// The planes of one block: cells, or outputs, from `begin` to `end`, counted in the tensor. They
+// lie in `vectors` vectors of it from `base` on, of which the block has all of some, if `aligned`.
 template <int N>
 struct Run {
-  uint32_t begin, end, base, vectors;
+  uint32_t begin, end, base, vectors, first_whole, wholes;
 
-  __device__ Run(uint32_t from, uint32_t to)
-      : begin(from), end(to), base(from / N * N), vectors((to - from / N * N + N - 1) / N) {}
+  __device__ Run(uint32_t from, uint32_t to, bool aligned)
+      : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
+    first_whole = (from - base + N - 1) / N;
+    wholes = aligned ? (to - base) / N - first_whole : 0;
+  }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
-  __device__ bool holds_all(uint32_t i) const { return i >= begin && i + N <= end; } // of a vector
+  // Of vector i.
+  __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
 };
 
 // A vector of an array; element by element, those of the block alone, unless `whole`.
@@ -151,32 +158,42 @@ __device__ inline void store_some(
 }
 
 // Calls take(v, slot) for the cells i + v of a group; reports what names no output of its plane.
-// Slots are counted from the block's first output.
 template <int V, class Index, class Take>
 __device__ inline void for_each_of_group(
     const Planes& all,
     const Run<V>& cells,
+    uint32_t first_slot,
     uint32_t i,
     bool whole,
     const Vector<Index, V>& index,
     const Take& take) {
-  int bad = V;
-  const auto look = [&]<bool kUsual>(std::bool_constant<kUsual>) {
+  bool usual = whole && (!kIsWindowOffset<Index> || all.plain);
+  if (usual) {
+    uint32_t slot[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      uint32_t slot;
-      const bool exists = kUsual || cells.holds(i + v);
-      const bool found = find_slot<Index, kUsual>(all, i + v - cells.begin, index.at[v], slot);
-      if (exists & found) {
-        take(v, slot);
-      }
-      bad = exists & !found ? v : bad;
+      usual &= find_slot<Index, true>(all, first_slot, i - cells.begin + v, index.at[v], slot[v]);
     }
-  };
-  if (whole && (!kIsWindowOffset<Index> || all.plain)) {
-    look(std::true_type{});
-  } else {
-    look(std::false_type{});
+    if (usual) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        take(v, slot[v]);
+      }
+      return;
+    }
+  }
+  int bad = V;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    uint32_t slot;
+    if (!cells.holds(i + v)) {
+      continue;
+    }
+    if (find_slot<Index, false>(all, first_slot, i - cells.begin + v, index.at[v], slot)) {
+      take(v, slot);
+    } else {
+      bad = v;
+    }
   }
   if (bad < V) {
     int64_t number = 0;
@@ -244,9 +261,8 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
   const uint32_t outer = all.geometry.outer;
   for (uint32_t plane = blockIdx.x * all.planes; plane < outer; plane += gridDim.x * all.planes) {
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-    const Run<V> cells(plane * all.in_plane, end * all.in_plane);
-    const Run<N> outputs(plane * all.out_plane, end * all.out_plane);
-    Slot* const first_slot = slots + (outputs.begin - outputs.base);
+    const Run<V> cells(plane * all.in_plane, end * all.in_plane, all.aligned);
+    const Run<N> outputs(plane * all.out_plane, end * all.out_plane, all.aligned);
     struct Group {
       bool whole;
       Vector<Index, V> index;
@@ -254,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const bool whole = all.aligned && cells.holds_all(at);
+      const bool whole = cells.holds_all(i);
       return Group{whole, load_some(indices, cells, at, whole), load_some(input, cells, at, whole)};
     };
     const auto claim = [&](uint32_t i, Group group) {
@@ -269,8 +285,14 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
         store(stage + (i + 1) * V, value);
       }
       for_each_of_group(
-          all, cells, cells.base + i * V, group.whole, group.index, [&](int v, uint32_t number) {
-            Slot* const slot = first_slot + number;
+          all,
+          cells,
+          outputs.begin - outputs.base,
+          cells.base + i * V,
+          group.whole,
+          group.index,
+          [&](int v, uint32_t number) {
+            Slot* const slot = slots + number;
             if constexpr (kClaims) {
               uint32_t mine = (i + 1) * V + v;
               if constexpr (!kStaged) {
@@ -285,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
           });
     };
 
-    Group first{};
+    Group first;
     if (threadIdx.x < cells.vectors) {
       first = read(threadIdx.x);
     }
@@ -313,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
           stored.at[v] = static_cast<Element>(taken.at[v]);
         }
       }
-      store_some(output, outputs, at, all.aligned && outputs.holds_all(at), stored);
+      store_some(output, outputs, at, outputs.holds_all(i), stored);
       if constexpr (kSums) {
         if (all.reduce != Reduce::last) {
 #pragma unroll 1
@@ -341,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
   auto* const slots = shared_memory<uint32_t>();
   for (uint32_t plane = blockIdx.x * all.planes; plane < outer; plane += gridDim.x * all.planes) {
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-    const Run<V> cells(plane * all.in_plane, end * all.in_plane);
+    const Run<V> cells(plane * all.in_plane, end * all.in_plane, all.aligned);
     const uint32_t first_output = plane * all.out_plane;
     struct Group {
       uint32_t slot[V];
@@ -350,14 +372,14 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
     constexpr uint32_t kNone = ~0u;
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const bool whole = all.aligned && cells.holds_all(at);
+      const bool whole = cells.holds_all(i);
       const auto index = load_some(indices, cells, at, whole);
       Group group{};
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         group.slot[v] = kNone;
       }
-      for_each_of_group(all, cells, at, whole, index, [&](int v, uint32_t slot) {
+      for_each_of_group(all, cells, 0u, at, whole, index, [&](int v, uint32_t slot) {
         group.slot[v] = slot;
         group.grad.at[v] = grad_output[first_output + slot];
       });
@@ -378,11 +400,10 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
           group.grad.at[v] = Element{};
         }
       }
-      const uint32_t at = cells.base + i * V;
-      store_some(grad_input, cells, at, all.aligned && cells.holds_all(at), group.grad);
+      store_some(grad_input, cells, cells.base + i * V, cells.holds_all(i), group.grad);
     };
 
-    Group first{};
+    Group first;
     if (threadIdx.x < cells.vectors) {
       first = read(threadIdx.x);
     }
