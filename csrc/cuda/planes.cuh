@@ -32,7 +32,8 @@ namespace maxunpool_cuda {
 
 // What a thread reads at a time: at most 16 bytes of values and 32 of indices.
 constexpr int cells_of_group(size_t element_size, size_t index_size) {
-  return static_cast<int>(std::min(kVectorBytes / element_size, 2 * kVectorBytes / index_size));
+  const size_t cells = std::min(kVectorBytes / element_size, 2 * kVectorBytes / index_size);
+  return static_cast<int>(std::max(cells, sizeof(uint32_t) / index_size)); // whole words
 }
 
 // Elements of four and eight bytes do not fit a slot, which then names them.
@@ -122,40 +123,43 @@ struct Run {
     wholes = aligned ? (to - base) / N - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
+  // What is not in vectors that are whole: so many elements, and which, counted from `base`.
+  __device__ uint32_t rest() const { return end - begin - wholes * N; }
+  __device__ uint32_t number_of_rest(uint32_t i) const {
+    const uint32_t number = begin - base + i;
+    return wholes == 0 || number < first_whole * N ? number : number + wholes * N;
+  }
   // Of vector i.
   __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
 };
 
-// A vector of an array; element by element, those of the block alone, unless `whole`.
-template <int N, class T>
-__device__ inline Vector<T, N> load_some(
-    const T* array, const Run<N>& run, uint32_t i, bool whole) {
-  if (whole) {
-    return load<N>(array + i);
-  }
-  Vector<T, N> some{};
+// N neighbours of an array; element by element, those of the block alone, unless `whole`. Bytes lie
+// in words, which takes fewer instructions than the compiler finds.
+template <class T, int N>
+struct Neighbours {
+  using Word = std::conditional_t<sizeof(T) == 1, uint32_t, T>;
+  static constexpr int kPerWord = sizeof(Word) / sizeof(T);
+
+  Vector<Word, N / kPerWord> words;
+
+  Neighbours() = default;
+  __device__ Neighbours(const T* array, const Run<N>& run, uint32_t i, bool whole) {
+    if (whole) {
+      words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
+      return;
+    }
+    words = {};
 #pragma unroll
-  for (int v = 0; v < N; ++v) {
-    if (run.holds(i + v)) {
-      some.at[v] = array[i + v];
+    for (int v = 0; v < N; ++v) {
+      if (run.holds(i + v)) {
+        words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
+      }
     }
   }
-  return some;
-}
-template <int N, class T>
-__device__ inline void store_some(
-    T* array, const Run<N>& run, uint32_t i, bool whole, const Vector<T, N>& vector) {
-  if (whole) {
-    store(array + i, vector);
-    return;
+  __device__ T operator[](int v) const {
+    return static_cast<T>(words.at[v / kPerWord] >> v % kPerWord * 8);
   }
-#pragma unroll
-  for (int v = 0; v < N; ++v) {
-    if (run.holds(i + v)) {
-      array[i + v] = vector.at[v];
-    }
-  }
-}
+};
 
 // Calls take(v, slot) for the cells i + v of a group; reports what names no output of its plane.
 template <int V, class Index, class Take>
@@ -165,14 +169,14 @@ __device__ inline void for_each_of_group(
     uint32_t first_slot,
     uint32_t i,
     bool whole,
-    const Vector<Index, V>& index,
+    const Neighbours<Index, V>& index,
     const Take& take) {
   bool usual = whole && (!kIsWindowOffset<Index> || all.plain);
   if (usual) {
     uint32_t slot[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      usual &= find_slot<Index, true>(all, first_slot, i - cells.begin + v, index.at[v], slot[v]);
+      usual &= find_slot<Index, true>(all, first_slot, i - cells.begin + v, index[v], slot[v]);
     }
     if (usual) {
 #pragma unroll
@@ -189,7 +193,7 @@ __device__ inline void for_each_of_group(
     if (!cells.holds(i + v)) {
       continue;
     }
-    if (find_slot<Index, false>(all, first_slot, i - cells.begin + v, index.at[v], slot)) {
+    if (find_slot<Index, false>(all, first_slot, i - cells.begin + v, index[v], slot)) {
       take(v, slot);
     } else {
       bad = v;
@@ -199,7 +203,7 @@ __device__ inline void for_each_of_group(
     int64_t number = 0;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      number = v == bad ? static_cast<int64_t>(index.at[v]) : number;
+      number = v == bad ? static_cast<int64_t>(index[v]) : number;
     }
     const uint32_t plane = (i + bad) / all.in_plane, cell = (i + bad) % all.in_plane;
     report_bad(all.error, all.geometry, plane, cell, 0u, kIsWindowOffset<Index>, number);
@@ -265,16 +269,20 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
     const Run<N> outputs(plane * all.out_plane, end * all.out_plane, all.aligned);
     struct Group {
       bool whole;
-      Vector<Index, V> index;
-      Vector<Element, V> value;
+      Neighbours<Index, V> index;
+      Neighbours<Element, V> value;
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
       const bool whole = cells.holds_all(i);
-      return Group{whole, load_some(indices, cells, at, whole), load_some(input, cells, at, whole)};
+      return Group{whole, {indices, cells, at, whole}, {input, cells, at, whole}};
     };
-    const auto claim = [&](uint32_t i, Group group) {
-      auto& value = group.value;
+    const auto claim = [&](uint32_t i, const Group& group) {
+      Vector<Element, V> value;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        value.at[v] = group.value[v];
+      }
       if (negative_zero != Element{}) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -323,29 +331,42 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
       claim(i, read(i));
     }
     __syncthreads();
-    for_each_in_block(outputs.vectors, [&](uint32_t i) {
-      const auto taken = load<N>(slots + i * N);
-      const uint32_t at = outputs.base + i * N;
+
+    const auto element = [&](Slot slot) {
+      if constexpr (kStaged) {
+        return stage[slot & ~kMany];
+      } else {
+        return static_cast<Element>(slot);
+      }
+    };
+    const auto add_up = [&](uint32_t i) { // the outputs of sums that many cells name
+      if constexpr (kSums) {
+        if (all.reduce != Reduce::last && slots[i] == kMany) {
+          output[outputs.base + i] = sum_of(all, outputs.base + i, input, indices);
+        }
+      }
+    };
+    Element* const to = output + outputs.base;
+    for_each_in_block(outputs.wholes, [&](uint32_t vector) {
+      const uint32_t i = (outputs.first_whole + vector) * N;
+      const auto taken = load<N>(slots + i);
       Vector<Element, N> stored;
 #pragma unroll
       for (int v = 0; v < N; ++v) {
-        if constexpr (kStaged) {
-          stored.at[v] = stage[taken.at[v] & ~kMany];
-        } else {
-          stored.at[v] = static_cast<Element>(taken.at[v]);
-        }
+        stored.at[v] = element(taken.at[v]);
       }
-      store_some(output, outputs, at, outputs.holds_all(i), stored);
-      if constexpr (kSums) {
-        if (all.reduce != Reduce::last) {
+      store(to + i, stored);
+      if (kSums && all.reduce != Reduce::last) {
 #pragma unroll 1
-          for (int v = 0; v < N; ++v) {
-            if (slots[i * N + v] == kMany) {
-              output[at + v] = sum_of(all, at + v, input, indices);
-            }
-          }
+        for (int v = 0; v < N; ++v) {
+          add_up(i + v);
         }
       }
+    });
+    for_each_in_block(outputs.rest(), [&](uint32_t number) {
+      const uint32_t i = outputs.number_of_rest(number);
+      to[i] = element(slots[i]);
+      add_up(i);
     });
     __syncthreads();
   }
@@ -373,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
       const bool whole = cells.holds_all(i);
-      const auto index = load_some(indices, cells, at, whole);
+      const Neighbours<Index, V> index(indices, cells, at, whole);
       Group group{};
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -400,7 +421,17 @@ __global__ void __launch_bounds__(kThreads, 4) backward_planes(
           group.grad.at[v] = Element{};
         }
       }
-      store_some(grad_input, cells, cells.base + i * V, cells.holds_all(i), group.grad);
+      Element* const to = grad_input + cells.base + i * V;
+      if (cells.holds_all(i)) {
+        store(to, group.grad);
+        return;
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (cells.holds(cells.base + i * V + v)) {
+          to[v] = group.grad.at[v];
+        }
+      }
     };
 
     Group first;
