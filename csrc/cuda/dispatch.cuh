@@ -15,7 +15,6 @@
 #include "stray.cuh"
 #include "tiling.cuh"
 
-#include <cstdlib>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -127,8 +126,8 @@ struct Plan {
     const bool staged = arguments.forward && claims && is_staged(size);
     const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
     const auto bytes = [&](int64_t count) {
-      stage = align(count * g.out_plane() * slot + 2 * vector * slot);
-      return stage + (staged ? align(count * g.in_plane() * size + 3 * vector) : 0);
+      stage = static_cast<int64_t>(align(count * g.out_plane() * slot + 2 * vector * slot));
+      return stage + (staged ? count * g.in_plane() * size + 8 * vector : 0);
     };
     const auto fits = [&](int64_t count) {
       return bytes(count) <= arguments.limits.small_bytes && count * g.in_plane() <= kMostClaims;
@@ -136,20 +135,19 @@ struct Plan {
     if (!fits(1)) {
       return 0;
     }
-    // Until there is a group for each thread of a usual block.
     int64_t count = 1;
     const int64_t group = cells_of_group(size, index_size);
-    while (count < g.outer && count * g.in_plane() < (getenv("KG")?atoi(getenv("KG")):64) * group && fits(2 * count)) {
+    while (count < g.outer && count * g.in_plane() < arguments.limits.small_plane * group &&
+           fits(2 * count)) {
       count *= 2;
     }
     planes_bytes = bytes(count);
     const int64_t groups = count * g.in_plane() / group + 1;
     const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
-    planes_threads = std::min<int64_t>(std::max(groups, vectors / (getenv("KV")?atoi(getenv("KV")):4)), kThreads);
+    planes_threads = std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kThreads);
     return count;
   }
-  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kUsualGroups = 64,
-                           kVectorsPerThread = 4;
+  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kVectorsPerThread = 4;
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {
