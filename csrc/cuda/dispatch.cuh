@@ -71,14 +71,16 @@ struct Plan {
     wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
     // Window offsets have no second kernel, and so no slots.
     const bool offsets = arguments.index_type == c10::ScalarType::Byte;
-    const int64_t slot = offsets ? 0 : slot_size(arguments);
+    int64_t slot = offsets ? 0 : slot_size(arguments);
     planes = wide ? 0 : small_planes(arguments);
     part = g.out_plane();
-    if (last && !offsets && !wide) {
-      const int64_t room = limits.shared_bytes / (slot * channels) / kGrain * kGrain;
+    if (last && !offsets && !wide && arguments.element_size <= sizeof(uint64_t)) {
+      const auto small = static_cast<int64_t>(sizeof(uint32_t));
+      const int64_t room = limits.shared_bytes / (small * channels) / kGrain * kGrain;
       part = divide_up(part, kGrain) * kGrain;
       if (room > 0 && part <= kMostParts * room) {
         shared = true;
+        slot = small;
         part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
       }
     }
@@ -175,7 +177,7 @@ struct Plan {
 
   int64_t slot_size(const Arguments& arguments) const {
     if (arguments.reduce == Reduce::last) {
-      return wide ? sizeof(uint64_t) : sizeof(uint32_t);
+      return sizeof(uint64_t);
     }
     if (!arguments.forward) {
       return arguments.reduce == Reduce::mean ? sizeof(uint64_t) : 0;
@@ -292,7 +294,7 @@ class Dispatch {
           if (!done) {
             sum_windows<T, Index>();
           }
-          redo<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
+          redo<SumSlot<T, uint64_t>, Index, uint64_t>();
         });
       }
     });
@@ -681,13 +683,13 @@ class Dispatch {
 
   template <class T, class Index>
   void second() const {
-    if (plan_.shared) {
-      redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
-      return;
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+      if (plan_.shared) {
+        redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
+        return;
+      }
     }
-    with_offset([&]<class Offset>(std::type_identity<Offset>) {
-      redo<LastSlot<T, Offset>, Index, Offset>();
-    });
+    redo<LastSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
   }
 
   template <class Offset>
@@ -696,10 +698,10 @@ class Dispatch {
     const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
         narrow<Offset>(g),
-        {report().astray,
-         static_cast<uint64_t>(arguments_.threads),
-         static_cast<uint64_t>(slab_items_),
-         static_cast<uint64_t>(planes_)},
+        {report().stray,
+         divider(arguments_.threads),
+         divider(planes_),
+         static_cast<Offset>(slab_items_)},
         arguments_.deterministic,
         static_cast<Offset>(plan_.pieces),
         divider(plan_.channels),
@@ -712,7 +714,7 @@ class Dispatch {
         plan_.slot_bytes};
   }
 
-  // What the first kernel has found astray; or everything, if there is none.
+  // What the first kernel has found stray.
   template <class Slot, class Index, class Offset, bool kShared = false>
   void redo() const {
     using T = typename Slot::Element;
