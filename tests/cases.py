@@ -43,8 +43,8 @@ LIMITS = {
     "narrow": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
     "slot_bytes": (32 << 20, 4096),  # global memory for some stray planes at once, or for one
     "shared_bytes": (32 << 10, 1 << 10, 0),  # a stray plane in one part, in some, in global memory
-    "small_bytes": (4 << 20, 0, 0),  # one kernel for all indices, or two
-    "small_plane": (4096,),
+    "small_bytes": (16 << 10, 1 << 10, 0, 0),  # small planes whole, or none
+    "small_plane": (64, 1),  # some to a block, or one
     "enough_threads": (1 << 19, 3),  # a plane to a thread, or some
 }
 

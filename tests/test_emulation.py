@@ -35,6 +35,7 @@ from cases import (
     channels_geometry,
     position_of,
     random_case,
+    random_geometry,
     random_indices,
     random_input,
     random_limits,
@@ -297,22 +298,32 @@ def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) ->
                 assert outcome.items == 2 * 16 * math.prod(g.pooled) // vector
 
 
-@pytest.mark.parametrize("kind", INDEX_KINDS)
-@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-def test_small_calls_are_one_launch(
-    emulator: Path, forward: bool, kind: str, rng: random.Random
+@pytest.mark.parametrize("kind", (*INDEX_KINDS, "offset"))
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_small_planes_take_one_launch(
+    emulator: Path, reduce: str, kind: str, rng: random.Random
 ) -> None:
+    """Of contiguous tensors, whatever their windows, alignment and indices."""
     calls = []
-    for _ in range(some(20)):
-        case = random_case(rng, reduce="last", most_cells=24, dtypes=tuple(TYPES))
-        leading = tuple(case.input.shape[: -case.geometry.dims])
-        case = replace(case, indices=random_indices(rng, case.geometry, leading, kind))
-        calls.append(Call(case, rng, forward, narrow=2**31, small_bytes=4 << 20))
+    for _ in range(some(40)):
+        floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        dtypes = tuple(TYPES) if reduce == "last" else floats
+        geometry = random_geometry(rng, most_cells=24)
+        leading = (rng.randint(1, 3), rng.choice((1, 2, 8, 33)))
+        case = case_of(rng, geometry, leading, rng.choice(dtypes), kind, reduce)
+        chosen = {"channels_last": 0, "narrow": 2**31, "small_bytes": 16 << 10, "deterministic": 1}
+        calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
     for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
-        channels = min(call.inner, 16 // call.dtype.itemsize)
-        fits = channels * math.prod(call.case.geometry.output) <= 4096
-        assert len(outcome.kernels) == (1 if fits else 2)
         assert same(outcome.result, call.expected()), call.case
+        g = call.case.geometry
+        apart = all(k <= s for k, s in zip(g.kernel, g.stride, strict=True))
+        if reduce == "last":
+            small = call.forward or call.case.indices.dtype != torch.uint8
+        else:
+            small = call.forward and apart
+        if small and call.dtype.itemsize <= 8:
+            assert len(outcome.kernels) == 1
+            assert "_planes" in outcome.kernels[0]
 
 
 @pytest.mark.parametrize("index", [-1, -(2**31), 2**31 - 1])
@@ -393,7 +404,7 @@ def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-def test_a_bad_index_beside_an_irregular_one(
+def test_a_bad_index_beside_a_stray_one(
     emulator: Path, forward: bool, rng: random.Random
 ) -> None:
     """The one makes a plane the second kernel's, the other is reported all the same."""
@@ -422,7 +433,7 @@ def kinds(mangled: Iterable[str]) -> set[str]:
     done = subprocess.run(["c++filt"], input=names, check=True, capture_output=True, text=True)
     found = set()
     for line in done.stdout.replace("maxunpool_cuda::", "").splitlines():
-        if kernel := re.match(r"void (forward_\w+|backward|irregular_\w+)<(.*?)>\(\w+<", line):
+        if kernel := re.match(r"void ((?:forward|backward)\w*)<(.*)>\((?:Tiling|Planes|Stray)", line):
             name, arguments = kernel.groups()
             values, indices, *rest = re.split(r", (?![^<]*>)", arguments)
             parts = [name, values.partition("<")[0] if "<" in values else "", *rest]
@@ -466,7 +477,7 @@ def test_random_calls_reach_every_kernel(rng: random.Random) -> None:
     assert not there - reached, "\n".join(sorted(there - reached))
 
 
-def irregular_calls(rng: random.Random, reduce: str = "last", **seeded: int) -> list[Call]:
+def stray_calls(rng: random.Random, reduce: str = "last", **seeded: int) -> list[Call]:
     """Calls that go through both kernels, with threads enough to get into each other's way."""
     g = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
     case = case_of(rng, g, (4, 2), torch.float32, "few", reduce)
@@ -481,11 +492,11 @@ def irregular_calls(rng: random.Random, reduce: str = "last", **seeded: int) -> 
 )
 def test_a_missing_barrier_is_caught(reduce: str, shared_bytes: int, rng: random.Random) -> None:
     program = build("threads")
-    calls = irregular_calls(rng, reduce, shared_bytes=shared_bytes)
+    calls = stray_calls(rng, reduce, shared_bytes=shared_bytes)
     assert emulate(program, calls).returncode == 0
     # Now and then the race itself ends the program, before it is reported.
     for _ in range(40):
-        calls = irregular_calls(rng, reduce, shared_bytes=shared_bytes, skip_barriers=1)
+        calls = stray_calls(rng, reduce, shared_bytes=shared_bytes, skip_barriers=1)
         done = emulate(program, calls)
         assert done.returncode != 0
         if b"ThreadSanitizer: data race" in done.stderr:
@@ -496,8 +507,8 @@ def test_a_missing_barrier_is_caught(reduce: str, shared_bytes: int, rng: random
 @pytest.mark.slow
 def test_a_write_past_the_end_is_caught(rng: random.Random) -> None:
     program = build("memory")
-    assert emulate(program, irregular_calls(rng)).returncode == 0
-    done = emulate(program, irregular_calls(rng, missing_bytes=4))
+    assert emulate(program, stray_calls(rng)).returncode == 0
+    done = emulate(program, stray_calls(rng, missing_bytes=4))
     assert done.returncode != 0
     assert b"AddressSanitizer: heap-buffer-overflow" in done.stderr
 

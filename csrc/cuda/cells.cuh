@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../geometry.h"
-#include "report.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -36,42 +35,6 @@ __device__ inline Vector<uint32_t, N> narrow_indices(const Vector<Index, N>& fro
     }
   }
   return to;
-}
-
-// Looks closer at the index of a cell (height, column), of a plane without depth. Reports it if it
-// names no output; answers whether it names one that its window does not cover.
-template <int kKernel, int kStride, int kPadding, class Index>
-__device__ inline bool is_stray(
-    const Geometry<uint32_t>& geometry,
-    ErrorRecord* error,
-    uint32_t outer,
-    uint32_t height,
-    uint32_t column,
-    uint32_t channel,
-    Index index) {
-  const auto& [depths, heights, widths] = geometry.axis;
-  const uint32_t top = height * kStride - kPadding, left = column * kStride - kPadding;
-  uint32_t y, x; // of the output, or what wraps around
-  if constexpr (kIsWindowOffset<Index>) {
-    y = index / kKernel < kKernel ? top + index / kKernel : kNowhere;
-    x = left + index % kKernel;
-  } else {
-    const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
-    y = target / widths.out;
-    x = target % widths.out;
-  }
-  if (y >= heights.out || x >= widths.out) {
-    report_bad(
-        error,
-        geometry,
-        outer,
-        height * widths.in + column,
-        channel,
-        kIsWindowOffset<Index>,
-        static_cast<int64_t>(index));
-    return false;
-  }
-  return y - top >= kKernel || x - left >= kKernel;
 }
 
 // Are all four bytes below kEnd?

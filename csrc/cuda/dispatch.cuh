@@ -8,12 +8,14 @@
 #include "../geometry.h"
 #include "../reduction.h"
 #include "backward.cuh"
+#include "forward_bands.cuh"
 #include "forward_channels.cuh"
 #include "forward_rows.cuh"
 #include "forward_windows.cuh"
-#include "irregular.cuh"
 #include "limits.h"
+#include "planes.cuh"
 #include "report.cuh"
+#include "stray.cuh"
 #include "tiling.cuh"
 
 #include <algorithm>
@@ -56,8 +58,9 @@ inline int64_t divide_up(int64_t a, int64_t b) {
 // How a call is cut up, and its workspace, which may start out as anything.
 struct Plan {
   bool wide;                                     // 64-bit offsets
+  int64_t planes = 0;                            // of a block that does small planes whole; or 0
+  int64_t stage, planes_bytes, planes_threads;   // its shared memory; see Planes
   bool shared = false;                           // the second kernel's slots are in shared memory
-  bool alone;                                    // and there is no first kernel
   int64_t channels, groups, part, parts, pieces; // of the second kernel; see Pieces
   int64_t slots;                                 // of a piece
   int64_t blocks;                                // of the second kernel, at most
@@ -71,25 +74,19 @@ struct Plan {
     wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
     // Window offsets have no second kernel, and so no slots.
     const bool offsets = arguments.index_type == c10::ScalarType::Byte;
-    const int64_t slot = offsets ? 0 : slot_size(arguments);
-    // Narrower pieces would read and write less than a sector's worth of channels at a time.
-    const int64_t enough = std::min<int64_t>(g.inner, kLeastBytes / arguments.element_size);
-    const int64_t small = std::min(limits.small_plane / g.out_plane(), channels);
-    alone =
-        last && !offsets && !wide && small >= enough &&
-        g.outer * g.out_slab() * static_cast<int64_t>(arguments.element_size) <= limits.small_bytes;
+    int64_t slot = offsets ? 0 : slot_size(arguments);
+    planes = wide ? 0 : small_planes(arguments);
     part = g.out_plane();
-    if (alone) {
-      channels = small;
-    } else if (last && !offsets && !wide) {
-      const int64_t room = limits.shared_bytes / (slot * channels) / kGrain * kGrain;
+    if (last && !offsets && !wide && arguments.element_size <= sizeof(uint64_t)) {
+      const auto small = static_cast<int64_t>(sizeof(uint32_t));
+      const int64_t room = limits.shared_bytes / (small * channels) / kGrain * kGrain;
       part = divide_up(part, kGrain) * kGrain;
       if (room > 0 && part <= kMostParts * room) {
         shared = true;
+        slot = small;
         part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
       }
     }
-    shared = shared || alone;
     part = std::min(part, g.out_plane());
     parts = divide_up(g.out_plane(), part);
     groups = divide_up(g.inner, channels);
@@ -98,7 +95,7 @@ struct Plan {
     blocks = pieces;
     slot_bytes = align(slots * slot);
     global_slots = bytes = 0;
-    if (!alone && slot != 0) {
+    if (planes == 0 && slot != 0) {
       global_slots = bytes =
           align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
       if (!shared) {
@@ -114,8 +111,48 @@ struct Plan {
   }
 
  private:
-  static constexpr int64_t kMostChannels = 32, kLeastBytes = 16, kMostParts = 64,
+  static constexpr int64_t kMostChannels = 32, kMostParts = 64,
                            kGrain = 16; // outputs, so that parts begin where vectors do
+
+  // Whether planes.cuh does this call, and so many planes to a block.
+  int64_t small_planes(const Arguments& arguments) {
+    const Geometry<int64_t>& g = arguments.geometry;
+    const auto size = static_cast<int64_t>(arguments.element_size);
+    const auto index_size = static_cast<int64_t>(c10::elementSize(arguments.index_type));
+    const bool any_windows = arguments.reduce == Reduce::last &&
+                             (arguments.forward || arguments.index_type != c10::ScalarType::Byte);
+    const bool one_window = arguments.reduce != Reduce::last && arguments.forward &&
+                            windows_are_apart(g) && c10::isFloatingType(arguments.type);
+    if (g.inner != 1 || size > kMostSmall || !(any_windows || one_window)) {
+      return 0;
+    }
+    // Of so many planes, with the vectors at their ends.
+    const bool claims = arguments.index_type != c10::ScalarType::Byte || !windows_are_apart(g);
+    const bool staged = arguments.forward && claims && is_staged(size);
+    const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
+    const auto bytes = [&](int64_t count) {
+      stage = static_cast<int64_t>(align(count * g.out_plane() * slot + 2 * vector * slot));
+      return stage + (staged ? count * g.in_plane() * size + 8 * vector : 0);
+    };
+    const auto fits = [&](int64_t count) {
+      return bytes(count) <= arguments.limits.small_bytes && count * g.in_plane() <= kMostClaims;
+    };
+    if (!fits(1)) {
+      return 0;
+    }
+    int64_t count = 1;
+    const int64_t group = cells_of_group(size, index_size);
+    while (count < g.outer && count * g.in_plane() < arguments.limits.small_plane * group &&
+           fits(2 * count)) {
+      count *= 2;
+    }
+    planes_bytes = bytes(count);
+    const int64_t groups = count * g.in_plane() / group + 1;
+    const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
+    planes_threads = std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kThreads);
+    return count;
+  }
+  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kVectorsPerThread = 4;
 
   // No kernel has more items than this.
   static int64_t most_items(const Geometry<int64_t>& g) {
@@ -143,7 +180,7 @@ struct Plan {
 
   int64_t slot_size(const Arguments& arguments) const {
     if (arguments.reduce == Reduce::last) {
-      return wide ? sizeof(uint64_t) : sizeof(uint32_t);
+      return sizeof(uint64_t);
     }
     if (!arguments.forward) {
       return arguments.reduce == Reduce::mean ? sizeof(uint64_t) : 0;
@@ -236,9 +273,15 @@ class Dispatch {
 
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
+      if (plan_.planes != 0) {
+        with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+          small_planes<T, Index>();
+        });
+        return;
+      }
       if (arguments_.reduce == Reduce::last) {
         with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          if (!plan_.alone && !forward_compiled<TakeLast<T>, Index>()) {
+          if (!forward_compiled<TakeLast<T>, Index>()) {
             with_offset([&]<class Offset>(std::type_identity<Offset>) {
               forward_windows<TakeLast<T>, Offset>();
             });
@@ -287,7 +330,13 @@ class Dispatch {
   // By a kernel compiled for these windows. False: there is none.
   template <class Take, class Index>
   bool forward_compiled() const {
-    return forward_rows<Take, Index>() || forward_channels<Take, Index>();
+    if (forward_rows<Take, Index>() || forward_channels<Take, Index>()) {
+      return true;
+    }
+    if constexpr (Take::kMoves) {
+      return forward_bands<typename Take::Element, Index>();
+    }
+    return false;
   }
 
   void backward() const {
@@ -300,17 +349,19 @@ class Dispatch {
         return;
       }
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+        if (plan_.planes != 0) {
+          small_planes<T, Index>();
+          return;
+        }
         if (arguments_.reduce == Reduce::sum) {
           backward_groups<GiveAll<T>, Index>();
           return;
         }
-        if (!plan_.alone) {
-          if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
-                                     : windows_are_disjoint(geometry())) {
-            backward_groups<GiveAlone<T>, Index>();
-          } else {
-            backward_groups<GiveLast<T>, Index>();
-          }
+        if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
+                                   : windows_are_disjoint(geometry())) {
+          backward_groups<GiveAlone<T>, Index>();
+        } else {
+          backward_groups<GiveLast<T>, Index>();
         }
         second<T, Index>();
       });
@@ -342,6 +393,71 @@ class Dispatch {
   // How many tiles cover both the pooled cells and the output; see Tiling.
   static int64_t tiles(const Axis<int64_t>& axis, int64_t tile) {
     return std::max(axis.in, divide_up(axis.out, tile));
+  }
+
+  // The only kernel of a call on small planes.
+  template <class T, class Index>
+  void small_planes() const {
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+      const Geometry<int64_t>& g = geometry();
+      const auto& [depth, height, width] = g.axis;
+      const auto clips = [](const Axis<int64_t>& axis) {
+        return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
+      };
+      const bool deep = depth.in != 1 || depth.kernel != 1;
+      const int64_t next_row = height.stride * width.out - width.in * width.stride;
+      int64_t next_height = g.out_plane() - height.in * height.stride * width.out;
+      const int64_t next_depth = g.out_plane() - depth.in * depth.stride * height.out * width.out;
+      if (deep) {
+        next_height = (depth.stride * height.out - height.in * height.stride) * width.out;
+      }
+      const Planes planes{
+          narrow<uint32_t>(g),
+          arguments_.error,
+          static_cast<uint32_t>(plan_.planes),
+          static_cast<uint32_t>(g.in_plane()),
+          static_cast<uint32_t>(g.out_plane()),
+          static_cast<uint32_t>(plan_.stage),
+          aligned_,
+          arguments_.type == c10::ScalarType::BFloat16,
+          arguments_.reduce,
+          ShortDivider(g.in_plane()),
+          !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips),
+          static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel),
+          ShortDivider(width.in),
+          ShortDivider(width.in * height.in),
+          ShortDivider(height.kernel),
+          ShortDivider(width.kernel),
+          static_cast<uint32_t>(next_row),
+          static_cast<uint32_t>(next_height),
+          static_cast<uint32_t>(deep ? next_depth : 0)};
+      const int64_t blocks = divide_up(geometry().outer, plan_.planes);
+      constexpr int64_t kSlotsPerThread = 4; // see Launch
+      const SharedShape shape{
+          blocks, plan_.planes_threads * kSlotsPerThread, plan_.planes_bytes, true};
+      if (arguments_.forward) {
+        const auto run = [&](auto kernel) {
+          launch_.shared(
+              kernel,
+              shape,
+              planes,
+              negative_zero<T>(),
+              values<T>(),
+              indices<Index>(),
+              result<T>());
+        };
+        if constexpr (kIsWindowOffset<Index>) {
+          if (windows_are_apart(g)) {
+            run(forward_planes<T, Index, false>);
+            return;
+          }
+        }
+        run(forward_planes<T, Index, true>);
+      } else if constexpr (!kIsWindowOffset<Index>) {
+        launch_.shared(
+            backward_planes<T, Index>, shape, planes, values<T>(), indices<Index>(), result<T>());
+      }
+    }
   }
 
   // The way for rows of contiguous tensors that divide into vectors. False: it has no kernel for
@@ -386,7 +502,6 @@ class Dispatch {
         static_cast<uint32_t>(geometry().out_plane()),
         Divider<uint32_t>(groups),
         Divider<uint32_t>(static_cast<uint32_t>(height.in))};
-    planes_ = 1;
     slab_items_ = plan.items / geometry().outer;
     launch_(
         maxunpool_cuda::forward_rows<Take, Index, Shape>,
@@ -449,7 +564,6 @@ class Dispatch {
         divider(groups),
         divider(columns),
         divider(rows)};
-    planes_ = 1;
     slab_items_ = plan.items / geometry().outer;
     launch_(
         maxunpool_cuda::forward_channels<Take, Index, V, Shape>,
@@ -461,6 +575,84 @@ class Dispatch {
         indices<Index>(),
         result<T>());
     return true;
+  }
+
+  // The way for rows of contiguous tensors of any width.
+  template <class T, class Index>
+  bool forward_bands() const {
+    if constexpr (sizeof(T) > 8) {
+      return false;
+    } else {
+      const auto& [depth, height, width] = geometry().axis;
+      const auto overlaps = [](const Axis<int64_t>& axis) { return axis.kernel > axis.stride; };
+      const bool overlap = overlaps(height) || overlaps(width);
+      if (plan_.wide || geometry().inner != 1 || overlaps(depth) || !is_found_in_depth(depth)) {
+        return false;
+      }
+      const int64_t slot = overlap ? sizeof(uint32_t) : sizeof(T);
+      // Tiles begin where windows do, and cover all outputs and cells.
+      const auto tiles_of = [](const Axis<int64_t>& axis) {
+        return std::max(axis.in, divide_up(axis.out + axis.padding, axis.stride));
+      };
+      const auto beside = [](const Axis<int64_t>& axis) { return (axis.kernel - 1) / axis.stride; };
+      const int64_t heights = tiles_of(height), strips = geometry().outer * depth.out * heights;
+      const int64_t strip_slots = height.stride * width.out;
+      constexpr int64_t kFew = 1 << 13, kMost = 1 << 14; // bytes of a block
+      const bool whole = strip_slots * slot <= kMost;
+      const int64_t band_strips = whole ? std::clamp<int64_t>(kFew / (strip_slots * slot), 1, strips) : 1;
+      const int64_t part_columns =
+          whole ? tiles_of(width) : std::max<int64_t>(1, kFew / (height.stride * width.stride * slot));
+      const int64_t pitch = whole ? width.out : std::min(part_columns * width.stride, width.out);
+      const int64_t parts = divide_up(tiles_of(width), part_columns);
+      const int64_t spare = kVectorBytes / sizeof(T);
+      const int64_t slots =
+          divide_up(band_strips * height.stride * pitch + spare, spare) * spare;
+      const auto divider = [](int64_t n) { return Divider<uint32_t>(static_cast<uint32_t>(n)); };
+      const int64_t before = beside(width), bands = divide_up(strips, band_strips) * parts;
+      const auto notes = static_cast<int64_t>(plan_.global_slots / sizeof(uint32_t));
+      if (slots * slot > 2 * kMost || (!kIsWindowOffset<Index> && bands > notes)) {
+        return false; // for huge strides
+      }
+      const BandPlan plan{
+          narrow<uint32_t>(geometry()),
+          static_cast<uint32_t>(bands),
+          static_cast<uint32_t>(strips),
+          static_cast<uint32_t>(band_strips),
+          static_cast<uint32_t>(beside(height)),
+          static_cast<uint32_t>(before),
+          static_cast<uint32_t>(part_columns),
+          static_cast<uint32_t>(pitch),
+          static_cast<uint32_t>(slots),
+          divider(parts),
+          divider(heights),
+          divider(depth.out),
+          divider(whole ? width.in : part_columns + before),
+          divider(width.out),
+          divider(height.out),
+          divider(width.kernel),
+          divider(height.kernel),
+          divider(depth.stride)};
+      chunk_items_ = band_strips;
+      slab_items_ = depth.out * heights * parts;
+      const SharedShape shape{bands, 4 * kBandThreads, slots * slot, true};
+      const auto run = [&](auto kernel) {
+        launch_.shared(kernel, shape, plan, report(), negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
+      };
+      if (overlap) {
+        if (arguments_.reduce != Reduce::last) {
+          return false;
+        }
+        run(maxunpool_cuda::forward_bands<T, Index, true>);
+      } else {
+        run(maxunpool_cuda::forward_bands<T, Index, false>);
+      }
+      return true;
+    }
+  }
+
+  // Does the window of every cell hold the output at its number times the stride?
+  static bool is_found_in_depth(const Axis<int64_t>& depth) {
+    return (depth.in - 1) * depth.stride < depth.out && depth.padding < depth.kernel;
   }
 
   // At most as large as the stride.
@@ -547,13 +739,13 @@ class Dispatch {
 
   template <class T, class Index>
   void second() const {
-    if (plan_.shared) {
-      redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
-      return;
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+      if (plan_.shared) {
+        redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
+        return;
+      }
     }
-    with_offset([&]<class Offset>(std::type_identity<Offset>) {
-      redo<LastSlot<T, Offset>, Index, Offset>();
-    });
+    redo<LastSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
   }
 
   template <class Offset>
@@ -562,11 +754,10 @@ class Dispatch {
     const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
         narrow<Offset>(g),
-        {plan_.alone ? nullptr : report().astray,
-         static_cast<uint64_t>(arguments_.threads),
-         static_cast<uint64_t>(slab_items_),
-         static_cast<uint64_t>(planes_)},
-        plan_.alone ? arguments_.error : nullptr,
+        {report().stray,
+         divider(chunk_items_ == 0 ? arguments_.threads : chunk_items_),
+         divider(planes_),
+         static_cast<Offset>(slab_items_)},
         arguments_.deterministic,
         static_cast<Offset>(plan_.pieces),
         divider(plan_.channels),
@@ -579,7 +770,7 @@ class Dispatch {
         plan_.slot_bytes};
   }
 
-  // What the first kernel has found astray; or everything, if there is none.
+  // What the first kernel has found stray.
   template <class Slot, class Index, class Offset, bool kShared = false>
   void redo() const {
     using T = typename Slot::Element;
@@ -587,7 +778,7 @@ class Dispatch {
       const int64_t bytes = kShared ? plan_.slot_bytes : 0;
       launch_.shared(
           kernel,
-          SharedShape{plan_.blocks, plan_.slots, bytes, plan_.alone},
+          SharedShape{plan_.blocks, plan_.slots, bytes, false},
           pieces<Offset>(),
           reduce...,
           values<T>(),
@@ -596,12 +787,12 @@ class Dispatch {
     };
     if constexpr (!kIsWindowOffset<Index> && requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        run(irregular_backward<Slot, Index, Offset, kShared>);
+        run(backward_stray<Slot, Index, Offset, kShared>);
       }
     }
     if constexpr (!kIsWindowOffset<Index> && !std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        run(irregular_forward<Slot, Index, Offset, kShared>, arguments_.reduce);
+        run(forward_stray<Slot, Index, Offset, kShared>, arguments_.reduce);
       }
     }
   }
@@ -611,7 +802,7 @@ class Dispatch {
   const Plan& plan_;
   char* workspace_;
   const bool result_aligned_, aligned_;
-  mutable int64_t planes_ = 1, slab_items_ = 0; // of the first kernel's threads, and so many slabs'
+  mutable int64_t chunk_items_ = 0, planes_ = 1, slab_items_ = 0; // of the first kernel's threads, and so many slabs'
 };
 
 } // namespace maxunpool_cuda

@@ -15,6 +15,7 @@
 // kernel write the plane again.
 #pragma once
 
+#include "atomics.cuh"
 #include "cells.cuh"
 #include "divider.cuh"
 #include "report.cuh"
@@ -26,6 +27,8 @@
 #include <type_traits>
 
 namespace maxunpool_cuda {
+
+constexpr int kBandThreads = 256; // of a block, at most
 
 // Windows that do not overlap in depth.
 struct BandPlan {
@@ -44,7 +47,7 @@ struct BandPlan {
 };
 
 template <class Element, class Index, bool kOverlap>
-__global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
+__global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
     BandPlan plan,
     Report report,
     Element negative_zero, // see added_to_zero
@@ -69,8 +72,7 @@ __global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
     const uint32_t last_strip = first_strip + plan.band_strips;
     const uint32_t first_row = row_of(first_strip);
     const uint32_t rows =
-        (last_strip < plan.strips ? row_of(last_strip)
-                                  : row_of(plan.strips)) - first_row;
+        row_of(last_strip < plan.strips ? last_strip : plan.strips) - first_row;
     const auto column_of = [&](uint32_t tile) {
       const uint32_t x = tile * widths.stride;
       const uint32_t column = x < widths.padding ? 0 : x - widths.padding;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
         y = row - in_depth * heights.kernel;
         inside = in_depth < depths.kernel;
       } else {
-        const uint32_t target = narrow_index(index);
+        const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
         const uint32_t row = plan.out_width.divide(target);
         x = target - row * widths.out - left;
         y = row - depth * heights.out - top;
@@ -132,8 +134,7 @@ __global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
       inside = inside && x < widths.kernel && y < heights.kernel && left + x < widths.out &&
                top + y < heights.out;
       if (!inside) {
-        stray |= is_stray_in_depth(
-            plan, report.error, outer, cell_depth, height, column, index);
+        stray |= is_stray(plan.geometry, report.error, outer, {{cell_depth, height, column}}, uint32_t{0}, index);
         continue;
       }
       const uint32_t slot_row = volume * heights.out + top + y - first_row,
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kBlockTeam, 3) forward_bands(
     }
     const int any_stray = __syncthreads_or(stray);
     if (threadIdx.x == 0 && !kIsWindowOffset<Index>) {
-      report.astray[band] = static_cast<uint32_t>(any_stray);
+      report.stray[band] = static_cast<uint32_t>(any_stray);
     }
 
     const auto result = [&](uint32_t slot) {

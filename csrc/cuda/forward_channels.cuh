@@ -84,9 +84,7 @@ __global__ void __launch_bounds__(kThreads, 4 * 256 / kThreads) forward_channels
             bool stray = false;
 #pragma unroll 1
             for (int v = 0; v < V; ++v) {
-              stray |= is_stray<kKernel, kStride, kPadding>(
-                  plan.geometry, report.error, outer, height, column, channel + v,
-                  indices[source + v]);
+              stray |= is_stray(plan.geometry, report.error, outer, {{0, height, column}}, channel + v, indices[source + v]);
             }
             if (stray) {
               return true;

@@ -101,8 +101,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        stray |= is_stray<kKernel, kStride, kPadding>(
-            plan.geometry, report.error, plane, height, group * V + v, uint32_t{0}, indices[i * V + v]);
+        stray |= is_stray(plan.geometry, report.error, plane, {{0, height, group * V + v}}, uint32_t{0}, indices[i * V + v]);
       }
       if (stray) {
         return true;

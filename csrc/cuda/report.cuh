@@ -4,6 +4,7 @@
 
 #include "../geometry.h"
 #include "atomics.cuh"
+#include "divider.cuh"
 #include "tiling.cuh"
 
 #include <cstdint>
@@ -45,6 +46,37 @@ __device__ inline void report_bad(
   error->rank = geometry.rank;
   error->in_window = in_window ? 1 : 0;
   store_for_host(error->ready, 1u);
+}
+
+// Looks at the index of a cell closely: reports it if it names no output, and answers whether it
+// names one that the cell's window does not cover.
+template <class Index, class Offset>
+__device__ inline bool is_stray(
+    const Geometry<Offset>& geometry,
+    ErrorRecord* error,
+    Offset outer,
+    const Position<Offset>& cell,
+    Offset channel,
+    Index index) {
+  constexpr bool kOffset = kIsWindowOffset<Index>;
+  Offset rest = kOffset ? static_cast<Offset>(index) : target_of<Offset>(index), position = 0;
+  bool exists = true, inside = true;
+#pragma unroll
+  for (int a = 2; a >= 0; --a) {
+    const Axis<Offset>& axis = geometry.axis[a];
+    const Offset size = kOffset ? axis.kernel : axis.out, number = a == 0 ? rest : rest % size;
+    rest /= size;
+    const Offset begin = cell.at[a] * axis.stride - axis.padding;
+    const Offset output = kOffset ? begin + number : number;
+    exists = exists && number < size && output < axis.out;
+    inside = inside && output - begin < axis.kernel;
+  }
+  if (!exists) {
+    position = (cell.at[0] * geometry.axis[1].in + cell.at[1]) * geometry.axis[2].in + cell.at[2];
+    report_bad(
+        error, geometry, outer, position, channel, kOffset, static_cast<int64_t>(index));
+  }
+  return exists && !inside;
 }
 
 // Is one of V indices in the plane but not in the window of its own cell? They are those of the
@@ -103,15 +135,15 @@ __device__ inline bool is_astray(
 // What a first kernel reports to.
 //
 // It works in chunks of blockDim.x consecutive items, each done by one block, which writes
-// astray[chunk]: nonzero if an index of the chunk's cells lies outside its own window, though in
+// stray[chunk]: nonzero if an index of the chunk's cells lies outside its own window, though in
 // the plane. Nobody has to clear these flags beforehand, and their order is that of the slabs.
 struct Report {
-  uint32_t* astray;
+  uint32_t* stray;
   ErrorRecord* error;
 };
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit answers whether an
-// index is astray. Window offsets cannot be, and have no second kernel.
+// index is stray. Window offsets cannot be, and have no second kernel.
 template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(Offset items, const Report& report, const Visit& visit) {
   if constexpr (kIsWindowOffset<Index>) {
@@ -119,29 +151,29 @@ __device__ inline void for_each_chunk(Offset items, const Report& report, const 
   } else {
     for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
       const Offset i = chunk * blockDim.x + threadIdx.x;
-      const int astray = __syncthreads_or(i < items && visit(i));
-      if (threadIdx.x == 0 && report.astray != nullptr) {
-        report.astray[chunk] = static_cast<uint32_t>(astray);
+      const int stray = __syncthreads_or(i < items && visit(i));
+      if (threadIdx.x == 0 && report.stray != nullptr) {
+        report.stray[chunk] = static_cast<uint32_t>(stray);
       }
     }
   }
 }
 
-// The second kernel's side of it.
+// The second kernel's side of it: which chunks hold items of a slab. A chunk that two slabs share
+// speaks for both.
 template <class Offset>
-struct Astray {
-  const uint32_t* chunks; // null: there was no first kernel, every slab needs the second
-  uint64_t chunk_items, slab_items, slabs; // items of a chunk; of so many slabs at a time
+struct StrayNotes {
+  const uint32_t* chunks;
+  Divider<Offset> chunk_items; // items of a chunk
+  Divider<Offset> slabs;       // that items are shared by: slab_items of them
+  Offset slab_items;
 
-  // This thread's part of the question whether one of the slabs [first, end) is astray. A chunk
-  // that two slabs share speaks for both.
+  // This thread's part of the question whether one of the slabs [first, end) is stray.
   __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
-    if (chunks == nullptr) {
-      return true;
-    }
-    const uint64_t last = (((end - 1) / slabs + 1) * slab_items - 1) / chunk_items;
+    const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
-    for (uint64_t chunk = first / slabs * slab_items / chunk_items + thread; chunk <= last;
+    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + thread;
+         chunk <= last;
          chunk += threads) {
       found |= chunks[chunk] != 0;
     }

@@ -1,22 +1,23 @@
-// Kernels for any flat indices: pooled elements meet in slots, one per output element, by atomics.
-// "last" is deterministic, a maximum of positions, and so are counts; the floating-point sums of
-// "sum" and "mean" depend on the order the atomics take, unless `in_order` has one thread add up a
-// plane.
+// The second kernel of a call with flat indices: it writes again what stray indices have spoiled.
+// Pooled elements meet in slots, one per output element, by atomics. "last" is deterministic, a
+// maximum of positions, and so are counts; the floating-point sums of "sum" and "mean" depend on
+// the order the atomics take, unless `in_order` has one thread add up a plane.
 //
-// They are the second kernel of a call, and do only what the first has found astray (see Report);
-// or the only one, where planes are small.
+//     a slab's outputs   |---- part 0 ----|---- part 1 ----|-- 2 --|    x groups of channels
+//                              ^ a piece: its block clears the slots,
+//     a slab's cells     [ all of them ]  fills them from all cells of the slab, reads them
 //
-// The work is cut into pieces: some channels of a slab (a plane, of a contiguous tensor) and a part
-// of its outputs. A block does a piece after the other, each in three steps: clear the slots, fill
-// them from all pooled elements of the slab, read them. Slots are in its shared memory; of planes
-// so large that they would be read too often, in a part of the workspace that is the block's own,
-// and the plane is one part. No block waits for another.
+// A block does one piece after the other, of those that a first kernel has noted (see Report).
+// Slots are in its shared memory, or, of planes so large that they would be read too often and of
+// sums, in a part of the workspace that is the block's own; then the plane is one part. No block
+// waits for another.
 #pragma once
 
 #include "../reduction.h"
 #include "atomics.cuh"
 #include "divider.cuh"
 #include "report.cuh"
+#include "shared.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -73,6 +74,7 @@ struct SumSlot {
   }
 };
 
+// Of any type: only the owner of a pooled element looks at its gradient.
 template <class T, class Offset>
 struct CountSlot {
   using Element = T;
@@ -92,8 +94,7 @@ struct CountSlot {
 template <class Offset>
 struct Pieces {
   Geometry<Offset> geometry;
-  Astray<Offset> astray;
-  ErrorRecord* error; // null: the first kernel has reported the bad indices
+  StrayNotes<Offset> notes;
   bool in_order;
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
@@ -151,25 +152,47 @@ __device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
   if constexpr (!kShared) {
     return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
   } else {
-#ifdef __CUDACC__
-    extern __shared__ uint4 shared_slots[];
-    return reinterpret_cast<Slot*>(shared_slots);
-#else
-    return static_cast<Slot*>(shim::shared_memory());
-#endif
+    return shared_memory<Slot>();
   }
 }
 
-template <class Offset, class Visit>
-__device__ inline void for_each_in_block(Offset items, const Visit& visit) {
-#pragma unroll 4
-  for (Offset i = threadIdx.x; i < items; i += blockDim.x) {
-    visit(i);
+// Calls visit(cell, target) for the cells of a contiguous tensor's plane.
+template <class Index, class Offset, class Visit>
+__device__ inline void for_each_of_plane(
+    const Piece<Offset>& piece, const Index* __restrict__ indices, const Visit& visit) {
+  constexpr int V = kVectorBytes / sizeof(Index), kInFlight = 4;
+  const Index* const plane = indices + piece.outer * piece.all.in_plane;
+  const Offset cells = piece.all.in_plane;
+  Offset done = 0;
+  if (reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
+    const Offset vectors = cells / V;
+    for (Offset i = threadIdx.x; i < vectors; i += blockDim.x * kInFlight) {
+      Vector<Index, V> index[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const Offset at = i + u * blockDim.x;
+        index[u] = load<V>(plane + (at < vectors ? at : i) * V);
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const Offset at = i + u * blockDim.x;
+        if (at < vectors) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            visit(at * V + v, target_of<Offset>(index[u].at[v]));
+          }
+        }
+      }
+    }
+    done = vectors * V;
+  }
+  for (Offset cell = done + threadIdx.x; cell < cells; cell += blockDim.x) {
+    visit(cell, target_of<Offset>(plane[cell]));
   }
 }
 
 // Clears the slots, and add()s the pooled elements of a piece.
-template <class Slot, class Index, class Offset>
+template <class Slot, bool kVectors, class Index, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece,
     Slot* slots,
@@ -195,11 +218,19 @@ __device__ inline void fill(
     const auto value = [&] { return values[source]; };
     if (piece.holds(target)) {
       slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
-    } else if (target >= all.out_plane && all.error != nullptr) {
-      const Offset channel = piece.channel + from.lane;
-      report_bad(all.error, all.geometry, piece.outer, from.position, channel, false, index);
     }
   };
+  if constexpr (kVectors) {
+    if (all.geometry.inner == 1) {
+      for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
+        if (piece.holds(target)) {
+          slots[target - piece.first].template add<false>(cell, 0);
+        }
+      });
+      __syncthreads();
+      return;
+    }
+  }
   if (Slot::kAnyOrder || !all.in_order) {
     for_each_in_block(cells * channels, [&](Offset i) { add(i, std::false_type{}); });
   } else if constexpr (!Slot::kAnyOrder) {
@@ -212,39 +243,43 @@ __device__ inline void fill(
   __syncthreads();
 }
 
-// Finds this block's pieces that are astray. Its share of all is contiguous: where nothing is
-// astray, one look is enough.
+// Finds this block's pieces that are stray. Its share of all is contiguous: where nothing is stray,
+// one look is enough.
 template <class Offset, class Do>
-__device__ inline void for_each_astray(const Pieces<Offset>& pieces, const Do& run) {
-  const auto begin = static_cast<Offset>(uint64_t{pieces.count} * blockIdx.x / gridDim.x);
-  const auto end = static_cast<Offset>(uint64_t{pieces.count} * (blockIdx.x + 1) / gridDim.x);
+__device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& run) {
+  const Offset share = (pieces.count - 1) / static_cast<Offset>(gridDim.x) + 1;
+  const Offset begin = blockIdx.x * share;
+  if (begin >= pieces.count) {
+    return;
+  }
+  const Offset end = pieces.count - begin < share ? pieces.count : begin + share;
   const auto slab = [&](Offset number) {
     return pieces.groups.divide(pieces.parts.divide(number));
   };
-  const auto astray = [&](Offset from, Offset to) {
+  const auto stray = [&](Offset from, Offset to) {
     return __syncthreads_or(
-        pieces.astray.any(slab(from), slab(to - 1) + 1, threadIdx.x, blockDim.x));
+        pieces.notes.any(slab(from), slab(to - 1) + 1, threadIdx.x, blockDim.x));
   };
-  if (begin == end || !astray(begin, end)) {
+  if (!stray(begin, end)) {
     return;
   }
   for (Offset number = begin; number < end; ++number) {
-    if (astray(number, number + 1)) { // and the last piece's slots have been read
+    if (stray(number, number + 1)) { // and the last piece's slots have been read
       run(Piece<Offset>(pieces, number));
     }
   }
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_forward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
     const Index* __restrict__ indices,
     typename Slot::Element* __restrict__ output) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
-  for_each_astray(pieces, [&](const Piece<Offset>& piece) {
-    fill(piece, slots, indices, input);
+  for_each_stray(pieces, [&](const Piece<Offset>& piece) {
+    fill<Slot, kShared>(piece, slots, indices, input);
     using Element = typename Slot::Element;
     const auto output_of = [&](Offset i, const auto& to) {
       return slots[i].output(
@@ -275,14 +310,28 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_forward
 }
 
 template <class Slot, class Index, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) irregular_backward(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     const Index* __restrict__ indices,
     typename Slot::Element* __restrict__ grad_input) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
-  for_each_astray(pieces, [&](const Piece<Offset>& piece) {
-    fill(piece, slots, indices, grad_output);
+  for_each_stray(pieces, [&](const Piece<Offset>& piece) {
+    fill<Slot, kShared>(piece, slots, indices, grad_output);
+    if constexpr (kShared) {
+      if (pieces.geometry.inner == 1) {
+        const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
+        for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
+          if (piece.holds(target)) {
+            const auto& slot = slots[target - piece.first];
+            grad_input[in + cell] = slot.grad_input(cell, grad_output[out + target]);
+          } else if (target >= pieces.out_plane && piece.first == 0) {
+            grad_input[in + cell] = {};
+          }
+        });
+        return;
+      }
+    }
     for_each_in_block(pieces.in_plane * pieces.channels.divisor(), [&](Offset i) {
       const auto to = piece.place(i);
       if (!piece.exists(to)) {

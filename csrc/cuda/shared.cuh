@@ -1,0 +1,27 @@
+// The shared memory of a block, whose size the launch names.
+#pragma once
+
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// At a multiple of 16 bytes; holds anything until it is written.
+template <class T>
+__device__ inline T* shared_memory() {
+#ifdef __CUDACC__
+  extern __shared__ uint4 memory_of_block[];
+  return reinterpret_cast<T*>(memory_of_block);
+#else
+  return static_cast<T*>(shim::shared_memory());
+#endif
+}
+
+// Calls visit(i) for this thread's share of what its block does.
+template <class Offset, class Visit>
+__device__ inline void for_each_in_block(Offset items, const Visit& visit) {
+  for (Offset i = threadIdx.x; i < items; i += blockDim.x) {
+    visit(i);
+  }
+}
+
+} // namespace maxunpool_cuda
