@@ -388,7 +388,11 @@ class Dispatch {
     return static_cast<T*>(arguments_.result);
   }
 
-  Report report() const { return {reinterpret_cast<uint32_t*>(workspace_), arguments_.error}; }
+  // Window offsets cannot be stray.
+  Report report() const {
+    const bool offsets = arguments_.index_type == c10::ScalarType::Byte;
+    return {offsets ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
+  }
 
   // How many tiles cover both the pooled cells and the output; see Tiling.
   static int64_t tiles(const Axis<int64_t>& axis, int64_t tile) {
