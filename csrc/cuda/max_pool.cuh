@@ -68,34 +68,42 @@ class PoolDispatch {
 
   template <class T, int K>
   void run_window_of() const {
-    constexpr bool kDouble = sizeof(T) == 8; // rarely pooled, too
+    constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
+    // Halves are little to move for so many compares: their threads share rows where windows do.
+    constexpr int kRows = sizeof(T) == 2 && K == 3 ? 2 : 1;
     const int64_t inner = arguments_.geometry.inner;
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
-      if constexpr (!kDouble || K == 2) {
-        constexpr int V = std::min(kVector / 2, kIndices);
-        if (divides_into_rows(K, V)) {
-          return run_rows<T, Index, K, V, 1>();
+      constexpr int kInRow = std::min(kVector / 2, kIndices), V = std::min(kVector, kIndices);
+      if constexpr (!kRare || K == 2) {
+        if (inner == 1 && is_apart(2) && divides_into_rows(K, kInRow)) {
+          return run_rows<T, Index, K, 2, kInRow, kRows, true>();
         }
       }
-      if constexpr (!kDouble) {
-        constexpr int V = std::min(kVector, kIndices);
+      if constexpr (!kRare) {
+        if (inner == 1 && is_apart(2)) {
+          return run_rows<T, void, K, 2, 1, kMostRows, false>();
+        }
+        if (inner == 1 && K == 3 && is_apart(1)) {
+          return run_rows<T, void, 3, 1, 1, kMostRows, false>();
+        }
         if (inner % V == 0 && is_aligned()) {
           return run_channels<T, Index, K, V>();
         }
-        run_channels<T, void, K, 1>();
-      } else {
-        run_windows<T, uint32_t>();
       }
+      run_windows<T, uint32_t>();
     });
   }
 
+  bool is_apart(int64_t stride) const {
+    const auto& [depth, height, width] = arguments_.geometry.axis;
+    return width.stride == stride && (height.stride == stride || is_one_row());
+  }
   bool divides_into_rows(int64_t kernel, int64_t vector) const {
     const auto& [depth, height, width] = arguments_.geometry.axis;
-    return arguments_.geometry.inner == 1 && width.stride == 2 && width.padding == kernel - 2 &&
-           (height.stride == 2 || is_one_row()) && width.in % vector == 0 &&
-           width.out % (2 * vector) == 0 && width.out >= 2 * width.in && is_aligned();
+    return width.padding == kernel - 2 && width.in % vector == 0 && width.out % (2 * vector) == 0 &&
+           width.out >= 2 * width.in && is_aligned();
   }
 
   bool is_aligned() const {
@@ -127,11 +135,11 @@ class PoolDispatch {
     return std::max({elements, reach, number}) < static_cast<double>(arguments_.narrow);
   }
 
-  template <class T, class Index, int K, int V, int R>
+  template <class T, class Index, int K, int S, int V, int R, bool kEven>
   void run_rows() const {
     static_assert(R <= kMostRows);
     launch<uint32_t>(
-        pool_rows<T, Index, K, V, R>, R, V, 1, input<T>(), values<T>(), indices<Index>());
+        pool_rows<T, Index, K, S, V, R, kEven>, R, V, 1, input<T>(), values<T>(), indices<Index>());
   }
   template <class T, class Index, int K, int V>
   void run_channels() const {
@@ -200,7 +208,7 @@ class PoolDispatch {
     }
   }
 
-  static constexpr int64_t kMostRows = 4; // of windows that a thread does
+  static constexpr int kMostRows = 4; // of windows that a thread does
 
   const Launch& launch_;
   const PoolArguments& arguments_;

@@ -49,10 +49,10 @@ struct Best {
   Cell<T> cell;
   Offset name;
 
-  // The first of equal cells stays; the last NaN stays. In row-major order of the window's cells,
-  // or of its rows, each with its own best.
-  __device__ void look_at(const Cell<T>& other, Offset other_name) {
-    if ((other.number > cell.number) | (other.number != other.number)) {
+  // Looks at the next cell, or row's best cell, in row-major order. The first of equal cells stays,
+  // and the last NaN.
+  __device__ void look_at(const Cell<T>& other, Offset other_name, bool first = false) {
+    if (first | (other.number > cell.number) | (other.number != other.number)) {
       cell = other;
       name = other_name;
     }

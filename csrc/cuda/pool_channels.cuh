@@ -4,8 +4,8 @@
 //      x x x          once, and a row's best is found before it meets the other rows'.
 //      x x x
 //
-// A contiguous tensor is one of one channel: V is 1, and neighbouring threads have neighbouring
-// windows. Those are the threads of a row that pool_rows does not fit.
+// Windows that neither this nor pool_rows is compiled for are pool_windows', of one channel a
+// thread. A contiguous tensor is one of one channel.
 #pragma once
 
 #include "divider.cuh"
@@ -40,13 +40,14 @@ __global__ void __launch_bounds__(kThreads, 4) pool_channels(
       columns[c] = x * g.inner;
       names[c] = indices.takes_numbers() ? x - left : x;
     }
-    const auto look = [&](uint32_t k, Best<T, uint32_t>(&best)[V]) {
+    Best<T, uint32_t> best[V]{};
+    for (uint32_t k = 0; k < g.axis[0].kernel; ++k) {
       const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
       for (int r = 0; r < K; ++r) {
         const uint32_t y = brought_inside(top + r, g.axis[1].out);
         const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-        const uint32_t name = indices.takes_numbers() ? (k * K + y - top) * K : row;
+        const uint32_t name = indices.takes_numbers() ? ((z - front) * K + y - top) * K : row;
         Cell<T> cells[K][V];
 #pragma unroll
         for (int c = 0; c < K; ++c) {
@@ -59,22 +60,8 @@ __global__ void __launch_bounds__(kThreads, 4) pool_channels(
           for (int c = 1; c < K; ++c) {
             of_row.look_at(cells[c][v], names[c]);
           }
-          if (r == 0) {
-            best[v] = {of_row.cell, name + of_row.name};
-          } else {
-            best[v].look_at(of_row.cell, name + of_row.name);
-          }
+          best[v].look_at(of_row.cell, name + of_row.name, r == 0 && k == 0);
         }
-      }
-    };
-    Best<T, uint32_t> best[V];
-    look(0, best);
-    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-      Best<T, uint32_t> next[V];
-      look(k, next);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        best[v].look_at(next[v].cell, next[v].name);
       }
     }
     const uint32_t to =
@@ -117,7 +104,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_wi
     const T* __restrict__ input,
     T* __restrict__ values,
     IndexArray<void> indices) {
-  constexpr int kAhead = 3; // cells that are loaded before any is looked at
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;
     const auto item = tiling.item(i);
@@ -127,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_wi
     const auto xs = cells.span(g, 2, p.at[2]);
     const T* plane = input + (item.outer * tiling.out_plane * g.inner + item.channels);
     const bool numbers = indices.takes_numbers();
-    const Offset step = cells.dilation[2].divisor();
+    const Offset step = cells.dilation[2].divisor(), name_step = numbers ? 1 : step;
     const auto row_of = [&](Offset z, Offset y) {
       const Offset row = cells.at(g, 0, zs.start, z) * g.axis[1].out + cells.at(g, 1, ys.start, y);
       return row * g.axis[2].out + cells.at(g, 2, xs.start, 0);
@@ -137,20 +123,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_wi
     };
     // Of no cells, the first is named that the padding before them leaves.
     Best<T, Offset> best[1] = {
-        {Cell<T>::of(lowest), name_of(zs.first, ys.first) + xs.first * (numbers ? 1 : step)}};
+        {Cell<T>::of(lowest), name_of(zs.first, ys.first) + xs.first * name_step}};
     for (Offset z = zs.first; z < zs.end; ++z) {
       for (Offset y = ys.first; y < ys.end; ++y) {
-        const Offset row = row_of(z, y), name = name_of(z, y);
-        for (Offset x = xs.first; x < xs.end; x += kAhead) {
-          T next[kAhead];
-#pragma unroll
-          for (int k = 0; k < kAhead; ++k) {
-            next[k] = x + k < xs.end ? plane[(row + (x + k) * step) * g.inner] : lowest;
-          }
-#pragma unroll
-          for (int k = 0; k < kAhead; ++k) {
-            best[0].look_at(Cell<T>::of(next[k]), name + (x + k) * (numbers ? 1 : step));
-          }
+        Offset at = (row_of(z, y) + xs.first * step) * g.inner;
+        Offset name = name_of(z, y) + xs.first * name_step;
+        for (Offset x = xs.first; x < xs.end; ++x) {
+          best[0].look_at(Cell<T>::of(plane[at]), name);
+          at += step * g.inner;
+          name += name_step;
         }
       }
     }

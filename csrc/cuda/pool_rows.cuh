@@ -1,5 +1,5 @@
-// Max pooling of contiguous tensors, in vectors: windows of 2 or 3 cells in height and width, two
-// apart. A thread owns V x R windows and reads their rows once (here 3x3, V = 2, R = 2):
+// Max pooling of contiguous tensors: windows of K = 2 or 3 cells in height and width, S apart. A
+// thread owns V x R windows and reads their rows once (here K = 3, S = 2, V = 2):
 //
 //      | 0 | a   b   c   d |      a row of the input: the 2 V cells from the thread's first
 //      '---'-------.-------'      column on are one vector, and where windows are padded, the
@@ -7,7 +7,8 @@
 //              [ window 1  ]
 //
 //   Each row gives each of the V windows that it crosses one best cell; those of K rows together
-//   are a window's. Row 2 is window 0's last and, one below, window 2's first.
+//   are a window's. A row between two windows, R > 1, is the last of the one and the first of the
+//   other.
 #pragma once
 
 #include "pool_cell.cuh"
@@ -18,68 +19,69 @@
 
 namespace maxunpool_cuda {
 
-// Windows of K cells whose first column is K == 3 cells left of the thread's vector. Rows of the
-// input and of the windows divide into the vectors.
-template <class T, class Index, int K, int V, int R>
+// Even rows, of the input and of the windows, divide into vectors, and the windows' first column is
+// K == 3 cells left of the thread's vector. Else V is 1, under any padding; then threads that are
+// neighbours still write what is side by side, and R rows share the work.
+template <class T, class Index, int K, int S, int V, int R, bool kEven>
 __global__ void __launch_bounds__(kThreads, 4) pool_rows(
     Tiling<uint32_t> tiling,
     const T* __restrict__ input,
     T* __restrict__ values,
     IndexArray<Index> indices) {
-  constexpr int S = 2, kBefore = K - S, kColumns = V * S, kRows = (R - 1) * S + K;
+  static_assert(kEven ? S == 2 : V == 1);
+  constexpr int kColumns = (V - 1) * S + K, kRows = (R - 1) * S + K;
   for_each_item(tiling.items, [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const bool deep = g.rank == 3;
     const auto item = deep ? tiling.template row_item<true>(i) : tiling.template row_item<false>(i);
     const Position<uint32_t>& p = item.tile;
-    const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding, left = p.at[2] * (V * S);
+    const uint32_t padding = kEven ? K - S : g.axis[2].padding;
+    const uint32_t left = p.at[2] * (V * S) - padding; // or beyond, as `top` and `front`
+    const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
     const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
-    const uint32_t first = left < kBefore ? kBefore : 0; // of the cells read that is in the input
+    const T* slab = input + item.outer * tiling.out_plane;
+    uint32_t columns[kColumns]; // counted from `left` on
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if constexpr (kEven) {
+        columns[c] = K == 3 && c == 0 && p.at[2] == 0 ? 1 : c;
+      } else {
+        columns[c] = brought_inside(left + c, g.axis[2].out) - left;
+      }
+    }
 
-    // The windows' best cells k deep in them.
-    const auto look = [&](uint32_t k, Best<T, uint32_t>(&best)[R][V]) {
-      const uint32_t z = deep ? brought_inside(front + k, g.axis[0].out) : 0;
-      const T* plane = input + (item.outer * tiling.out_plane + left);
+    Best<T, uint32_t> best[R][V]{};
+    for (uint32_t k = 0; k < g.axis[0].kernel; ++k) {
+      const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const uint32_t y = brought_inside(top + r, g.axis[1].out);
-        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-        Cell<T> cells[kBefore + kColumns];
-        unpack(load<kColumns>(plane + row), cells + kBefore);
-        if constexpr (kBefore != 0) {
-          cells[0] = Cell<T>::of((plane + row)[static_cast<int32_t>(first) - 1]);
+        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out + left;
+        Cell<T> cells[kColumns];
+        if constexpr (kEven) {
+          unpack(load<V * S>(slab + (row + (K - S))), cells + (K - S));
+          if constexpr (K != S) {
+            cells[0] = Cell<T>::of(slab[row + columns[0]]);
+          }
+        } else {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            cells[c] = Cell<T>::of(slab[row + columns[c]]);
+          }
         }
-        const uint32_t name =
-            indices.takes_numbers() ? (k * K + y - top) * K : row + left - kBefore;
+        const uint32_t name = indices.takes_numbers() ? ((z - front) * K + y - top) * K : row;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          Best<T, uint32_t> of_row{cells[v * S], v == 0 ? first : v * S};
+          Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
 #pragma unroll
           for (int c = v * S + 1; c < v * S + K; ++c) {
-            of_row.look_at(cells[c], c);
+            of_row.look_at(cells[c], columns[c]);
           }
 #pragma unroll
           for (int w = 0; w < R; ++w) {
-            if (r == w * S) {
-              best[w][v] = {of_row.cell, name + of_row.name};
-            } else if (r > w * S && r < w * S + K) {
-              best[w][v].look_at(of_row.cell, name + of_row.name);
+            if (r >= w * S && r < w * S + K) {
+              best[w][v].look_at(of_row.cell, name + of_row.name, r == w * S && k == 0);
             }
-          }
-        }
-      }
-    };
-    Best<T, uint32_t> best[R][V];
-    look(0, best);
-    if (deep) {
-      for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-        Best<T, uint32_t> next[R][V];
-        look(k, next);
-#pragma unroll
-        for (int w = 0; w < R; ++w) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            best[w][v].look_at(next[w][v].cell, next[w][v].name);
           }
         }
       }
