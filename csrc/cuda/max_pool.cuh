@@ -75,7 +75,8 @@ class PoolDispatch {
     const int64_t inner = arguments_.geometry.inner;
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
-      constexpr int kInRow = std::min(kVector / 2, kIndices), V = std::min(kVector, kIndices);
+      constexpr int kInRow = std::min(kVector / 2, kIndices);
+      constexpr int V = std::min({kVector, kIndices, K == 3 ? 4 : 8});
       if constexpr (!kRare || K == 2) {
         if (inner == 1 && is_apart(2) && divides_into_rows(K, kInRow)) {
           return run_rows<T, Index, K, 2, kInRow, kRows, true>();

@@ -35,20 +35,21 @@ __global__ void __launch_bounds__(kThreads, 4) pool_rows(
     const bool deep = g.rank == 3;
     const auto item = deep ? tiling.template row_item<true>(i) : tiling.template row_item<false>(i);
     const Position<uint32_t>& p = item.tile;
-    const uint32_t padding = kEven ? K - S : g.axis[2].padding;
-    const uint32_t left = p.at[2] * (V * S) - padding; // or beyond, as `top` and `front`
+    const uint32_t own = p.at[2] * (V * S);
+    const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // or beyond it
     const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
     const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
-    const T* slab = input + item.outer * tiling.out_plane;
-    uint32_t columns[kColumns]; // counted from `left` on
+    const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
+    uint32_t columns[kColumns]; // of the input, or counted from `left` on, where vectors begin
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       if constexpr (kEven) {
-        columns[c] = K == 3 && c == 0 && p.at[2] == 0 ? 1 : c;
+        columns[c] = K == 3 && c == 0 && own == 0 ? 1 : c;
       } else {
-        columns[c] = brought_inside(left + c, g.axis[2].out) - left;
+        columns[c] = brought_inside(left + c, g.axis[2].out);
       }
     }
+    const uint32_t named = kEven ? left : 0, numbered = kEven ? 0 : left;
 
     Best<T, uint32_t> best[R][V]{};
     for (uint32_t k = 0; k < g.axis[0].kernel; ++k) {
@@ -56,20 +57,22 @@ __global__ void __launch_bounds__(kThreads, 4) pool_rows(
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const uint32_t y = brought_inside(top + r, g.axis[1].out);
-        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out + left;
+        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
+        const T* from = slab + row;
         Cell<T> cells[kColumns];
         if constexpr (kEven) {
-          unpack(load<V * S>(slab + (row + (K - S))), cells + (K - S));
+          unpack(load<V * S>(from), cells + (K - S));
           if constexpr (K != S) {
-            cells[0] = Cell<T>::of(slab[row + columns[0]]);
+            cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
           }
         } else {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) {
-            cells[c] = Cell<T>::of(slab[row + columns[c]]);
+            cells[c] = Cell<T>::of(from[columns[c]]);
           }
         }
-        const uint32_t name = indices.takes_numbers() ? ((z - front) * K + y - top) * K : row;
+        const uint32_t name =
+            indices.takes_numbers() ? ((z - front) * K + y - top) * K - numbered : row + named;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
