@@ -70,13 +70,15 @@ class PoolDispatch {
   void run_window_of() const {
     constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
-    // Halves are little to move for so many compares: their threads share rows where windows do.
-    constexpr int kRows = sizeof(T) == 2 && K == 3 ? 2 : 1;
+    // bfloat16 is little to move for so many compares: its threads share rows where windows do.
+    // (Half, which is kept beside its number, would not fit into the registers.)
+    constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
     const int64_t inner = arguments_.geometry.inner;
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
       constexpr int kInRow = std::min(kVector / 2, kIndices);
-      constexpr int V = std::min({kVector, kIndices, K == 3 ? 4 : 8});
+      constexpr int V =
+          std::min({kVector, kIndices, K == 3 || std::is_same_v<T, c10::Half> ? 4 : 8});
       if constexpr (!kRare || K == 2) {
         if (inner == 1 && is_apart(2) && divides_into_rows(K, kInRow)) {
           return run_rows<T, Index, K, 2, kInRow, kRows, true>();

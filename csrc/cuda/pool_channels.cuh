@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 4) pool_channels(
       names[c] = indices.takes_numbers() ? x - left : x;
     }
     Best<T, uint32_t> best[V]{};
-    for (uint32_t k = 0; k < g.axis[0].kernel; ++k) {
+    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
       const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
       for (int r = 0; r < K; ++r) {
@@ -60,9 +60,13 @@ __global__ void __launch_bounds__(kThreads, 4) pool_channels(
           for (int c = 1; c < K; ++c) {
             of_row.look_at(cells[c][v], names[c]);
           }
-          best[v].look_at(of_row.cell, name + of_row.name, r == 0 && k == 0);
+          best[v].look_at(of_row.cell, name + of_row.name, first && r == 0);
         }
       }
+    };
+    look(0, true);
+    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
+      look(k, false);
     }
     const uint32_t to =
         (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + channel;

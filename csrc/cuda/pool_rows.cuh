@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 4) pool_rows(
     const uint32_t named = kEven ? left : 0, numbered = kEven ? 0 : left;
 
     Best<T, uint32_t> best[R][V]{};
-    for (uint32_t k = 0; k < g.axis[0].kernel; ++k) {
+    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
       const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -83,11 +83,15 @@ __global__ void __launch_bounds__(kThreads, 4) pool_rows(
 #pragma unroll
           for (int w = 0; w < R; ++w) {
             if (r >= w * S && r < w * S + K) {
-              best[w][v].look_at(of_row.cell, name + of_row.name, r == w * S && k == 0);
+              best[w][v].look_at(of_row.cell, name + of_row.name, first && r == w * S);
             }
           }
         }
       }
+    };
+    look(0, true);
+    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
+      look(k, false);
     }
     const uint32_t to = tiling.pooled_row(item.outer, p.at[0], p.at[1] * R) + p.at[2] * V;
 #pragma unroll
