@@ -80,15 +80,15 @@ class PoolDispatch {
       constexpr int V =
           std::min({kVector, kIndices, K == 3 || std::is_same_v<T, c10::Half> ? 4 : 8});
       if constexpr (!kRare || K == 2) {
-        if (inner == 1 && is_apart(2) && divides_into_rows(K, kInRow)) {
+        if (inner == 1 && is_apart(2, kRows == 1) && divides_into_rows(K, kInRow)) {
           return run_rows<T, Index, K, 2, kInRow, kRows, true>();
         }
       }
       if constexpr (!kRare) {
-        if (inner == 1 && is_apart(2)) {
+        if (inner == 1 && is_apart(2, false)) {
           return run_rows<T, void, K, 2, 1, kMostRows, false>();
         }
-        if (inner == 1 && K == 3 && is_apart(1)) {
+        if (inner == 1 && K == 3 && is_apart(1, false)) {
           return run_rows<T, void, 3, 1, 1, kMostRows, false>();
         }
         if (inner % V == 0 && is_aligned()) {
@@ -99,9 +99,10 @@ class PoolDispatch {
     });
   }
 
-  bool is_apart(int64_t stride) const {
+  // The threads of several rows would have nothing to share in one.
+  bool is_apart(int64_t stride, bool also_in_one_row) const {
     const auto& [depth, height, width] = arguments_.geometry.axis;
-    return width.stride == stride && (height.stride == stride || is_one_row());
+    return width.stride == stride && (is_one_row() ? also_in_one_row : height.stride == stride);
   }
   bool divides_into_rows(int64_t kernel, int64_t vector) const {
     const auto& [depth, height, width] = arguments_.geometry.axis;
