@@ -77,8 +77,7 @@ class PoolDispatch {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
       constexpr int kInRow = std::min(kVector / 2, kIndices);
-      constexpr int V =
-          std::min({kVector, kIndices, K == 3 || std::is_same_v<T, c10::Half> ? 4 : 8});
+      constexpr int V = std::min({kVector, kIndices, std::is_same_v<T, c10::Half> ? 4 : 8});
       if constexpr (!kRare || K == 2) {
         if (inner == 1 && is_apart(2, kRows == 1) && divides_into_rows(K, kInRow)) {
           return run_rows<T, Index, K, 2, kInRow, kRows, true>();
