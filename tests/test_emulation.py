@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from cases import (
+    INDEX_DTYPES,
     INDEX_KINDS,
     POOLED,
     WAYS,
@@ -45,7 +46,7 @@ from cases import (
     some,
     with_whole_numbers,
 )
-from reference import as_bytes, max_pool, max_unpool, max_unpool_backward
+from reference import as_bytes, max_pool, max_unpool, max_unpool_backward, pooled_size
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
@@ -552,19 +553,36 @@ class PoolCall:
         return flat.reshape(shape)
 
 
-def pooled_by(program: Path, calls: list[PoolCall]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Of each call, how many threads had work, the values and the indices."""
+@dataclass(frozen=True)
+class Pooled:
+    """What the emulator says of one call of max_pool."""
+
+    items: int  # of the kernel's grid
+    kernel: str  # mangled
+    results: list[torch.Tensor]  # values, indices
+
+
+def pooled_by(program: Path, calls: list[PoolCall]) -> list[Pooled]:
     done = emulate(program, calls)
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     data, found = done.stdout, []
     for call in calls:
-        (items,) = struct.unpack("q", data[:8])
-        middle = 8 + call.expected[0].nbytes
-        end = middle + call.expected[1].nbytes
-        parts = zip((data[8:middle], data[middle:end]), call.expected, strict=True)
-        found.append((items, *(call.result(part, like) for part, like in parts)))
-        data = data[end:]
+        items, size = struct.unpack("2q", data[:16])
+        kernel, data = data[16 : 16 + size].decode(), data[16 + size :]
+        results = []
+        for like in call.expected:
+            results.append(call.result(data[: like.nbytes], like))
+            data = data[like.nbytes :]
+        found.append(Pooled(items, kernel, results))
     assert not data
+    return found
+
+
+def check_pooling(program: Path, calls: list[PoolCall]) -> list[Pooled]:
+    found = pooled_by(program, calls)
+    for call, pooled in zip(calls, found, strict=True):
+        seen = (call.window, call.x.dtype, call.index_dtype, call.channels_last, pooled.kernel)
+        assert all(map(same, pooled.results, call.expected)), seen
     return found
 
 
@@ -573,33 +591,105 @@ def test_pooling_agrees_with_the_reference(pool_emulator: Path, rng: random.Rand
         PoolCall(*random_pool(rng, rng.choice(POOLED), most_cells=24), rng)
         for _ in range(some(300))
     ]
-    for call, (_, values, indices) in zip(calls, pooled_by(pool_emulator, calls), strict=True):
-        assert same(values, call.expected[0]), (call.window, call.x.dtype)
-        assert same(indices, call.expected[1]), (call.window, call.index_dtype)
+    check_pooling(pool_emulator, calls)
 
 
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=["2x2/2", "3x3/2 padded"])
 def test_pooling_in_vectors(
-    pool_emulator: Path, window: tuple[int, int, int], channels_last: bool, rng: random.Random
+    pool_emulator: Path,
+    window: tuple[int, int, int],
+    channels_last: bool,
+    index_dtype: torch.dtype,
+    rng: random.Random,
 ) -> None:
-    """16 bytes of neighbours per thread, where windows share no row; else four of them."""
-    for width in (16, 8, 7, 9):
+    """A thread stores at most 16 bytes of values, and of indices, and in a row reads as many."""
+    for width in rng.sample((16, 8, 7, 9, 12, 14), some(6)):
         parts = [(n, n) for n in (*window, 1)]
         calls = []
-        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-            whole = Window((4, 2 * width), *parts, False)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            whole = Window((6, 2 * width), *parts, False)
             x = random_input(rng, (2, 16, *whole.sizes), dtype)
             chosen = {"channels_last": channels_last, "narrow": 2**31, "misaligned": 0}
-            calls.append(PoolCall(x, whole, rng, **chosen))
-        for call, (items, *results) in zip(calls, pooled_by(pool_emulator, calls), strict=True):
-            assert all(map(same, results, call.expected)), (call.window, call.x.dtype)
-            vector = 16 // call.x.element_size()
+            calls.append(PoolCall(x, whole, rng, index_dtype=index_dtype, **chosen))
+        for call, pooled in zip(calls, check_pooling(pool_emulator, calls), strict=True):
+            size = call.x.element_size()
             if channels_last:
-                assert items == call.expected[0].numel() // vector
-            else:
-                pairs = window[0] == 2 and width % vector == 0
-                assert items == 2 * 16 * 2 * -(-width // (vector if pairs else min(vector, 4)))
+                few = call.x.dtype == torch.float16
+                vector = min(16 // max(size, index_dtype.itemsize), 4 if few else 8)
+                assert pooled.items == call.expected[0].numel() // vector
+                continue
+            vector = 16 // max(2 * size, index_dtype.itemsize)
+            rows = 2 if window[0] == 3 and call.x.dtype == torch.bfloat16 else 1
+            if width % vector != 0:
+                vector, rows = 1, 4
+            assert pooled.items == 2 * 16 * -(-3 // rows) * width // vector
+
+
+def test_pooling_of_any_width(pool_emulator: Path, rng: random.Random) -> None:
+    calls = []
+    for width in range(1, 41):
+        for _ in range(some(4)):
+            dims, dtype = rng.choice((1, 2, 3)), rng.choice(POOLED[:4])
+            kernel, stride = rng.choice(((2, 2), (3, 2), (3, 1), (2, 1), (3, 3)))
+            sizes = (*(rng.randint(1, 4) for _ in range(dims - 1)), width)
+            padding = tuple(rng.randint(kernel > n, kernel // 2) for n in sizes)
+            parts = [(n,) * dims for n in (kernel, stride)]
+            ceil = rng.random() < 0.5
+            whole = Window(sizes, *parts, padding, (1,) * dims, ceil)
+            x = random_input(rng, (2, 2, *sizes), dtype)
+            if all(
+                pooled_size(*axis, ceil) > 0
+                for axis in zip(sizes, *parts, padding, (1,) * dims, strict=True)
+            ):
+                calls.append(PoolCall(x, whole, rng, channels_last=0))
+    check_pooling(pool_emulator, calls)
+
+
+def aimed_pool(rng: random.Random, way: str, size: int, dtype: torch.dtype) -> tuple:
+    """An input and a window that go the way, if nothing else is in it."""
+    dims = rng.choice((2, 3) if way == "channels" else (1, 2, 3))
+    sizes = [rng.randint(size, 6) for _ in range(dims)]
+    kernel, stride = [size] * dims, [2] * dims
+    padding = [rng.randint(0, size // 2) for _ in range(dims)]
+    if dims == 3:  # any depth of windows
+        kernel[0], stride[0], padding[0] = rng.randint(1, size), rng.randint(1, 3), 0
+    if way == "even rows":
+        sizes[-1], padding[-1] = 16, size - 2
+    elif way == "uneven rows":
+        sizes[-1] = rng.choice((5, 9, 13))
+        stride[-2:] = [rng.choice((1, 2))] * min(dims, 2)
+    elif way == "channels":
+        stride = [rng.randint(1, 3) for _ in range(dims)]
+    else:
+        kernel[-1], padding[-1], sizes[-1] = 4, rng.randint(0, 2), rng.randint(4, 9)
+    channels = 8 if way == "channels" else rng.randint(1, 3)
+    ceil = way != "even rows" and rng.random() < 0.5
+    window = Window(*map(tuple, (sizes, kernel, stride, padding, [1] * dims)), ceil)
+    return random_input(rng, (rng.randint(1, 2), channels, *sizes), dtype), window
+
+
+def test_aimed_pooling_reaches_every_kernel(rng: random.Random) -> None:
+    """Of every type, and no other ones."""
+    program = build("threads", "pool_emulator")
+    symbols = subprocess.run(["nm", program], check=True, capture_output=True, text=True).stdout
+    there = set(re.findall(r"\b_ZN14maxunpool_cuda\d+pool_[a-z]+I\w+", symbols))
+    ways = ("even rows", "uneven rows", "channels", "any windows")
+    reached, rounds = set(), 0
+    while reached != there and rounds < 10:
+        rounds += 1
+        calls = []
+        for way, size, dtype, index in itertools.product(ways, (2, 3), POOLED, INDEX_DTYPES):
+            chosen = {"channels_last": int(way == "channels"), "narrow": 2**31, "misaligned": 0}
+            if way in ("uneven rows", "any windows"):
+                chosen["misaligned"] = rng.randint(0, 1)
+                chosen["narrow"] = rng.choice((2**31, 1))
+            x, window = aimed_pool(rng, way, size, dtype)
+            calls.append(PoolCall(x, window, rng, index_dtype=index, **chosen))
+        reached |= {pooled.kernel for pooled in check_pooling(program, calls)}
+    assert len(there) > 50
+    assert reached == there, "\n".join(sorted(reached ^ there))
 
 
 def test_a_write_past_the_end_of_pooled_values_is_caught(rng: random.Random) -> None:

@@ -1,11 +1,15 @@
-// As emulator.cpp, for max pooling: calls come on standard input, and their values, indices and the
-// number of threads asked for go to standard output. test_emulation.py speaks the other end.
+// As emulator.cpp, for max pooling: calls come on standard input, and their values, indices, the
+// number of threads asked for and the kernel's name go to standard output. test_emulation.py speaks
+// the other end.
 #include "arrays.h"
 #include "cuda_shim.h"
 
 #include "../../csrc/cuda/max_pool.cuh"
 
+#include <dlfcn.h>
+
 #include <cstdio>
+#include <string>
 
 namespace {
 
@@ -25,6 +29,7 @@ struct Request {
 struct Launch {
   const Request& request;
   int64_t* items;
+  std::string* name; // mangled
 
   template <class... Parameters>
   void operator()(
@@ -32,6 +37,9 @@ struct Launch {
       uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = static_cast<int64_t>(count);
+    Dl_info info{}; // finds names if linked with -rdynamic
+    dladdr(reinterpret_cast<const void*>(kernel), &info);
+    *name = info.dli_sname;
     shim::launch(
         kernel,
         static_cast<unsigned>(request.blocks),
@@ -61,10 +69,13 @@ void run(const Request& request) {
       indices.data(),
       request.narrow};
   int64_t items = 0;
-  const Launch launch{request, &items};
+  std::string name;
+  const Launch launch{request, &items, &name};
   PoolDispatch(launch, arguments).run();
 
-  std::fwrite(&items, 1, sizeof(items), stdout);
+  const int64_t told[] = {items, static_cast<int64_t>(name.size())};
+  std::fwrite(told, 1, sizeof(told), stdout);
+  std::fwrite(name.data(), 1, name.size(), stdout);
   std::fwrite(values.data(), 1, values_size, stdout);
   std::fwrite(indices.data(), 1, pooled * request.index_size, stdout);
 }

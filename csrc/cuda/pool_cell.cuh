@@ -1,0 +1,144 @@
+// What pooling compares, what it keeps, and the names it gives.
+#pragma once
+
+#include "../geometry.h"
+#include "vector.cuh"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+// A cell of a window: the number that is compared, from which its value comes back bit by bit.
+template <class T>
+struct Cell {
+  T number;
+
+  __device__ static Cell of(T value) { return {value}; }
+  __device__ T value() const { return number; }
+};
+template <>
+struct Cell<c10::BFloat16> {
+  float number; // the upper half of one
+
+  __device__ static Cell of(c10::BFloat16 value) {
+    return of_upper(static_cast<uint32_t>(value.x) << 16);
+  }
+  __device__ static Cell of_upper(uint32_t bits) { return {__builtin_bit_cast(float, bits)}; }
+  __device__ uint32_t bits() const { return __builtin_bit_cast(uint32_t, number); }
+  __device__ c10::BFloat16 value() const {
+    return {static_cast<uint16_t>(bits() >> 16), c10::BFloat16::from_bits()};
+  }
+};
+template <>
+struct Cell<c10::Half> { // a NaN would lose bits on its way through a float
+  float number;
+  c10::Half kept;
+
+  __device__ static Cell of(c10::Half value) { return {static_cast<float>(value), value}; }
+  __device__ c10::Half value() const { return kept; }
+};
+
+// The cell that a window names so far.
+template <class T, class Offset>
+struct Best {
+  Cell<T> cell;
+  Offset name;
+
+  // Looks at the next cell, or row's best cell, in row-major order. The first of equal cells stays,
+  // and the last NaN.
+  __device__ void look_at(const Cell<T>& other, Offset other_name, bool first = false) {
+    if (first | (other.number > cell.number) | (other.number != other.number)) {
+      cell = other;
+      name = other_name;
+    }
+  }
+};
+
+template <class T, int N>
+__device__ inline void unpack(const Vector<T, N>& from, Cell<T>* to) {
+  if constexpr (std::is_same_v<T, c10::BFloat16> && N % 2 == 0) {
+    const auto words = __builtin_bit_cast(Vector<uint32_t, N / 2>, from);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      to[i] = Cell<T>::of_upper(words.at[i / 2] << 16);
+      to[i + 1] = Cell<T>::of_upper(words.at[i / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to[i] = Cell<T>::of(from.at[i]);
+    }
+  }
+}
+
+template <class T, class Offset, int V>
+__device__ inline void store_values(T* to, const Best<T, Offset> (&best)[V]) {
+  if constexpr (std::is_same_v<T, c10::BFloat16> && V % 2 == 0) {
+    Vector<uint32_t, V / 2> words;
+#pragma unroll
+    for (int v = 0; v < V; v += 2) {
+      words.at[v / 2] = best[v].cell.bits() >> 16 | best[v + 1].cell.bits();
+    }
+    store(reinterpret_cast<uint32_t*>(to), words);
+  } else {
+    Vector<T, V> values;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      values.at[v] = best[v].cell.value();
+    }
+    store(to, values);
+  }
+}
+
+// Where indices go. A cell's name is its number in the window for uint8, else its position in the
+// plane.
+template <class Index>
+struct IndexArray {
+  Index* data;
+
+  __device__ static constexpr bool takes_numbers() { return kIsWindowOffset<Index>; }
+  template <class T, class Offset, int V>
+  __device__ void store_names(Offset to, const Best<T, Offset> (&best)[V]) const {
+    Vector<Index, V> names;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      names.at[v] = static_cast<Index>(best[v].name);
+    }
+    store(data + to, names);
+  }
+};
+
+// Of an integer type that the kernel learns when it runs.
+template <>
+struct IndexArray<void> {
+  void* data;
+  size_t size; // of an index
+
+  __device__ bool takes_numbers() const { return size == sizeof(uint8_t); }
+  template <class T, class Offset>
+  __device__ void store_names(Offset to, const Best<T, Offset> (&best)[1]) const {
+    if (size == sizeof(int64_t)) {
+      static_cast<int64_t*>(data)[to] = static_cast<int64_t>(best[0].name);
+    } else if (size == sizeof(int32_t)) {
+      static_cast<int32_t*>(data)[to] = static_cast<int32_t>(best[0].name);
+    } else {
+      static_cast<uint8_t*>(data)[to] = static_cast<uint8_t>(best[0].name);
+    }
+  }
+};
+
+// The coordinate in an input of so many cells that is nearest. What a window without dilation has
+// beyond the input's edge thus becomes a second look at a cell of its own: its maximum stays the
+// same, and so does, once it is brought inside too, the coordinate that is named.
+__device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
+  const auto wanted = static_cast<int32_t>(at), last = static_cast<int32_t>(size - 1);
+  const int32_t inside = wanted > 0 ? wanted : 0;
+  return static_cast<uint32_t>(inside < last ? inside : last);
+}
+
+} // namespace maxunpool_cuda

@@ -1,0 +1,113 @@
+// Max pooling of contiguous tensors: windows of K = 2 or 3 cells in height and width, S apart. A
+// thread owns V x R windows and reads their rows once (here K = 3, S = 2, V = 2):
+//
+//      | 0 | a   b   c   d |      a row of the input: the 2 V cells from the thread's first
+//      '---'-------.-------'      column on are one vector, and where windows are padded, the
+//      [ window 0  ]       |      cell before it is read too
+//              [ window 1  ]
+//
+//   Each row gives each of the V windows that it crosses one best cell; those of K rows together
+//   are a window's. A row between two windows, R > 1, is the last of the one and the first of the
+//   other.
+#pragma once
+
+#include "pool_cell.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// Even rows, of the input and of the windows, divide into vectors, and the windows' first column is
+// K == 3 cells left of the thread's vector. Else V is 1, under any padding; then threads that are
+// neighbours still write what is side by side, and R rows share the work.
+template <class T, class Index, int K, int S, int V, int R, bool kEven>
+__global__ void __launch_bounds__(kThreads, 4) pool_rows(
+    Tiling<uint32_t> tiling,
+    const T* __restrict__ input,
+    T* __restrict__ values,
+    IndexArray<Index> indices) {
+  static_assert(kEven ? S == 2 : V == 1);
+  constexpr int kColumns = (V - 1) * S + K, kRows = (R - 1) * S + K;
+  for_each_item(tiling.items, [&](uint32_t i) {
+    const Geometry<uint32_t>& g = tiling.geometry;
+    const bool deep = g.rank == 3;
+    const auto item = deep ? tiling.template row_item<true>(i) : tiling.template row_item<false>(i);
+    const Position<uint32_t>& p = item.tile;
+    const uint32_t own = p.at[2] * (V * S);
+    const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // or beyond it
+    const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
+    const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
+    const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
+    uint32_t columns[kColumns]; // of the input, or counted from `left` on, where vectors begin
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if constexpr (kEven) {
+        columns[c] = K == 3 && c == 0 && own == 0 ? 1 : c;
+      } else {
+        columns[c] = brought_inside(left + c, g.axis[2].out);
+      }
+    }
+    const uint32_t named = kEven ? left : 0, numbered = kEven ? 0 : left;
+
+    Best<T, uint32_t> best[R][V]{};
+    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
+      const uint32_t z = brought_inside(front + k, g.axis[0].out);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const uint32_t y = brought_inside(top + r, g.axis[1].out);
+        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
+        const T* from = slab + row;
+        Cell<T> cells[kColumns];
+        if constexpr (kEven) {
+          unpack(load<V * S>(from), cells + (K - S));
+          if constexpr (K != S) {
+            cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
+          }
+        } else {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            cells[c] = Cell<T>::of(from[columns[c]]);
+          }
+        }
+        const uint32_t name =
+            indices.takes_numbers() ? ((z - front) * K + y - top) * K - numbered : row + named;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
+#pragma unroll
+          for (int c = v * S + 1; c < v * S + K; ++c) {
+            of_row.look_at(cells[c], columns[c]);
+          }
+#pragma unroll
+          for (int w = 0; w < R; ++w) {
+            if (r >= w * S && r < w * S + K) {
+              best[w][v].look_at(of_row.cell, name + of_row.name, first && r == w * S);
+            }
+          }
+        }
+      }
+    };
+    look(0, true);
+    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
+      look(k, false);
+    }
+    const uint32_t to = tiling.pooled_row(item.outer, p.at[0], p.at[1] * R) + p.at[2] * V;
+#pragma unroll
+    for (int w = 0; w < R; ++w) {
+      if (w == 0 || p.at[1] * R + w < g.axis[1].in) {
+        if (indices.takes_numbers()) { // they were counted from the thread's first cell
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            best[w][v].name -= w * S * K + v * S;
+          }
+        }
+        store_values(values + to + w * g.axis[2].in, best[w]);
+        indices.store_names(to + w * g.axis[2].in, best[w]);
+      }
+    }
+  });
+}
+
+} // namespace maxunpool_cuda
