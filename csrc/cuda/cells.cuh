@@ -164,7 +164,16 @@ class LaneIndices {
   }
 
  private:
-  Vector<uint32_t, V> index_;
+  Vector<uint32_t, V> index_ = none();
+
+  __device__ static Vector<uint32_t, V> none() {
+    Vector<uint32_t, V> none;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      none.at[v] = kNowhere;
+    }
+    return none;
+  }
 };
 
 template <int V, int kKernel>
@@ -198,7 +207,16 @@ class LaneIndices<uint8_t, V, kKernel> {
   }
 
  private:
-  Vector<uint32_t, kWords> words_;
+  Vector<uint32_t, kWords> words_ = none();
+
+  __device__ static Vector<uint32_t, kWords> none() {
+    Vector<uint32_t, kWords> none;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      none.at[i] = ~0u; // no offset in a window
+    }
+    return none;
+  }
 };
 
 } // namespace maxunpool_cuda

@@ -551,7 +551,8 @@ class Dispatch {
   bool channels_if_they_fit() const {
     using T = typename Take::Element;
     // As many as fit the registers: indices are up to eight times as large as values.
-    constexpr int V = std::min<int>(8, kVectorBytes / sizeof(T));
+    constexpr int kMost = Shape::kDisjoint ? 8 : 2 * kVectorBytes / sizeof(Index);
+    constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
     const auto& [depth, height, width] = geometry().axis;
     if (!divides_into(V) || geometry().inner == 1 || !is_trivial(depth) || depth.kernel != 1 ||
         !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding)) {

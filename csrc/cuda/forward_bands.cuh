@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
         if constexpr (kOverlap) {
           atomic_max(&slots[slot], source - base + 1);
         } else {
-          slots[slot] = added_to_zero(value, negative_zero);
+          slots[slot] = value;
         }
       }
     }
@@ -153,39 +153,39 @@ __global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
       report.stray[band] = static_cast<uint32_t>(any_stray);
     }
 
-    const auto result = [&](uint32_t slot) {
+    const auto result = [&](Slot slot) {
       if constexpr (kOverlap) {
-        return slots[slot] == 0 ? Element{} : input[base + slots[slot] - 1];
+        return slot == 0 ? Element{} : input[base + slot - 1];
       } else {
-        return slots[slot];
+        return added_to_zero(slot, negative_zero);
       }
     };
     if (whole) {
       // Vectors, the first and the last of which may be cut off.
+      constexpr int N = kGrain;
       const uint32_t end = shift + rows * widths.out;
-      Element* const aligned = to - shift;
-      for (uint32_t i = threadIdx.x * kGrain; i < end; i += blockDim.x * kGrain) {
-        if (i >= shift && i + kGrain <= end) {
-          Vector<Element, kGrain> stored;
-          if constexpr (kOverlap) {
+      // Before the output if that begins between vectors. As pointers, nvcc would cut vectors up.
+      const uint32_t begin = first_row * widths.out - shift;
+      for (uint32_t i = threadIdx.x * N; i < end; i += blockDim.x * N) {
+        if (i >= shift && i + N <= end) {
+          const auto taken = load<N>(slots + i);
+          Vector<Element, N> stored;
 #pragma unroll
-            for (uint32_t n = 0; n < kGrain; ++n) {
-              stored.at[n] = result(i + n);
-            }
-          } else {
-            stored = load<kGrain>(slots + i);
+          for (int n = 0; n < N; ++n) {
+            stored.at[n] = result(taken.at[n]);
           }
-          store(aligned + i, stored);
+          store(output + static_cast<int32_t>(begin + i), stored);
         } else {
-          for (uint32_t n = i < shift ? shift : i; n < i + kGrain && n < end; ++n) {
-            aligned[n] = result(n);
+#pragma unroll 1
+          for (uint32_t n = i < shift ? shift : i; n < i + N && n < end; ++n) {
+            output[static_cast<int32_t>(begin + n)] = result(slots[n]);
           }
         }
       }
     } else {
       for (uint32_t row = 0; row < rows; ++row) {
         for (uint32_t x = threadIdx.x; x < columns; x += blockDim.x) {
-          to[row * widths.out + x] = result(shift + row * plan.pitch + x);
+          to[row * widths.out + x] = result(slots[shift + row * plan.pitch + x]);
         }
       }
     }
