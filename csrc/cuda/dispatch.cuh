@@ -591,7 +591,10 @@ class Dispatch {
       const auto& [depth, height, width] = geometry().axis;
       const auto overlaps = [](const Axis<int64_t>& axis) { return axis.kernel > axis.stride; };
       const bool overlap = overlaps(height) || overlaps(width);
-      if (plan_.wide || geometry().inner != 1 || overlaps(depth) || !is_found_in_depth(depth)) {
+      const bool deep = !is_trivial(depth) || depth.kernel != 1;
+      if (plan_.wide || geometry().inner != 1 || (deep && overlap) ||
+          (overlap && arguments_.reduce != Reduce::last) || overlaps(depth) ||
+          !is_found_in_depth(depth)) {
         return false;
       }
       const int64_t slot = overlap ? sizeof(uint32_t) : sizeof(T);
@@ -604,7 +607,10 @@ class Dispatch {
       const int64_t strip_slots = height.stride * width.out;
       constexpr int64_t kFew = 1 << 13, kMost = 1 << 14; // bytes of a block
       const bool whole = strip_slots * slot <= kMost;
-      const int64_t band_strips = whole ? std::clamp<int64_t>(kFew / (strip_slots * slot), 1, strips) : 1;
+      // A thread then has kAhead cells.
+      const int64_t turns = kAhead * std::max<int64_t>(1, kBandThreads / width.in);
+      const int64_t band_strips =
+          whole ? std::clamp<int64_t>(std::min(turns, kMost / (strip_slots * slot)), 1, strips) : 1;
       const int64_t part_columns =
           whole ? tiles_of(width) : std::max<int64_t>(1, kFew / (height.stride * width.stride * slot));
       const int64_t pitch = whole ? width.out : std::min(part_columns * width.stride, width.out);
@@ -620,6 +626,7 @@ class Dispatch {
       }
       const BandPlan plan{
           narrow<uint32_t>(geometry()),
+          static_cast<uint32_t>(geometry().in_plane()),
           static_cast<uint32_t>(bands),
           static_cast<uint32_t>(strips),
           static_cast<uint32_t>(band_strips),
@@ -644,12 +651,11 @@ class Dispatch {
         launch_.shared(kernel, shape, plan, report(), negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
       };
       if (overlap) {
-        if (arguments_.reduce != Reduce::last) {
-          return false;
-        }
-        run(maxunpool_cuda::forward_bands<T, Index, true>);
+        run(maxunpool_cuda::forward_bands<T, Index, Band::overlapping>);
+      } else if (deep) {
+        run(maxunpool_cuda::forward_bands<T, Index, Band::deep>);
       } else {
-        run(maxunpool_cuda::forward_bands<T, Index, false>);
+        run(maxunpool_cuda::forward_bands<T, Index, Band::disjoint>);
       }
       return true;
     }

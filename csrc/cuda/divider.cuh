@@ -27,8 +27,15 @@ class Divider {
   }
 
   MAXUNPOOL_HOST_DEVICE Offset divide(Offset n) const {
-    const auto high = static_cast<Offset>((static_cast<Product>(n) * reciprocal_) >> kBits);
-    return (high + n) >> shift_;
+    return (high_product(n, reciprocal_) + n) >> shift_;
+  }
+  MAXUNPOOL_HOST_DEVICE static Offset high_product(Offset a, Offset b) {
+#ifdef __CUDA_ARCH__
+    if constexpr (sizeof(Offset) == sizeof(uint32_t)) {
+      return __umulhi(a, b); // the product alone would take several instructions
+    }
+#endif
+    return static_cast<Offset>((static_cast<Product>(a) * b) >> kBits);
   }
   MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 

@@ -29,10 +29,17 @@
 namespace maxunpool_cuda {
 
 constexpr int kBandThreads = 256; // of a block, at most
+constexpr int kAhead = 4;         // cells of a thread, read at a time
 
-// Windows that do not overlap in depth.
+enum class Band : int8_t {
+  disjoint,    // windows that share nothing, of planes of one depth
+  deep,        // the same, of any depth
+  overlapping, // of planes of one depth
+};
+
 struct BandPlan {
   Geometry<uint32_t> geometry;
+  uint32_t in_plane;
   uint32_t bands, strips;
   uint32_t band_strips;  // of a band; one if it is a part
   uint32_t above, before; // cells whose windows reach a strip, or a tile, beside the one there
@@ -46,14 +53,15 @@ struct BandPlan {
   Divider<uint32_t> out_width, out_height, kernel_width, kernel_height, depth_stride;
 };
 
-template <class Element, class Index, bool kOverlap>
-__global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
+template <class Element, class Index, Band kBand>
+__global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) forward_bands(
     BandPlan plan,
     Report report,
     Element negative_zero, // see added_to_zero
     const Element* __restrict__ input,
     const Index* __restrict__ indices,
     Element* __restrict__ output) {
+  constexpr bool kOverlap = kBand == Band::overlapping, kDeep = kBand == Band::deep;
   using Slot = std::conditional_t<kOverlap, uint32_t, Element>;
   constexpr uint32_t kGrain = kVectorBytes / sizeof(Element);
   Slot* const slots = shared_memory<Slot>();
@@ -91,60 +99,116 @@ __global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
     }
     __syncthreads();
 
-    // The first cell of the plane's that a slot counts from.
+    // Where the plane begins in which the band does: slots count cells from there.
     const uint32_t first_volume = plan.heights.divide(first_strip);
-    const uint32_t base = plan.depths.divide(first_volume) * plan.geometry.in_plane();
+    const uint32_t base = first_volume * plan.in_plane; // of no use in depth
     bool stray = false;
+    // Neighbouring threads read neighbouring cells of a strip, groups of them several strips.
     const uint32_t row_cells = plan.row_cells.divisor();
-    for (uint32_t i = threadIdx.x; i < (plan.band_strips + plan.above) * row_cells;
-         i += blockDim.x) {
-      const uint32_t k = plan.row_cells.divide(i);
-      const uint32_t strip = first_strip + k - plan.above;
-      const uint32_t column = first_tile + (i - k * row_cells) - (whole ? 0 : plan.before);
-      const uint32_t volume = plan.heights.divide(strip);
-      const uint32_t height = strip - volume * plan.heights.divisor();
-      const uint32_t outer = plan.depths.divide(volume);
-      const uint32_t depth = volume - outer * plan.depths.divisor(); // of the outputs
-      const uint32_t cell_depth = plan.depth_stride.divide(depth + depths.padding);
-      if (strip >= plan.strips || column >= widths.in || height >= heights.in ||
-          cell_depth >= depths.in || (k < plan.above && volume != first_volume)) {
-        continue; // also where it wraps around
-      }
-      const uint32_t cell = (cell_depth * heights.in + height) * widths.in + column;
-      const uint32_t source = outer * plan.geometry.in_plane() + cell;
-      const Index index = indices[source];
-      const Element value = kOverlap ? Element{} : input[source];
-      const uint32_t in_depth = depth + depths.padding - cell_depth * depths.stride;
-      uint32_t y, x; // in the window
-      bool inside;
-      const uint32_t top = height * heights.stride - heights.padding,
-                     left = column * widths.stride - widths.padding;
-      if constexpr (kIsWindowOffset<Index>) {
-        const uint32_t row = plan.kernel_width.divide(index);
-        x = index - row * widths.kernel;
-        y = row - in_depth * heights.kernel;
-        inside = in_depth < depths.kernel;
-      } else {
-        const uint32_t target = narrow_indices(Vector<Index, 1>{{index}}).at[0];
-        const uint32_t row = plan.out_width.divide(target);
-        x = target - row * widths.out - left;
-        y = row - depth * heights.out - top;
-        inside = target < kNowhere;
-      }
-      inside = inside && x < widths.kernel && y < heights.kernel && left + x < widths.out &&
-               top + y < heights.out;
-      if (!inside) {
-        stray |= is_stray(plan.geometry, report.error, outer, {{cell_depth, height, column}}, uint32_t{0}, index);
-        continue;
-      }
-      const uint32_t slot_row = volume * heights.out + top + y - first_row,
-                     slot_column = left + x - first_column;
-      if (!kOverlap || (slot_row < rows && slot_column < columns)) {
-        const uint32_t slot = shift + slot_row * plan.pitch + slot_column;
-        if constexpr (kOverlap) {
-          atomic_max(&slots[slot], source - base + 1);
-        } else {
-          slots[slot] = value;
+    const bool many = row_cells < blockDim.x;
+    const uint32_t groups = many ? plan.row_cells.divide(blockDim.x) : 1;
+    const uint32_t group = many ? plan.row_cells.divide(threadIdx.x) : 0;
+    const uint32_t lane = threadIdx.x - group * row_cells;
+    const uint32_t band_strips = group < groups ? plan.band_strips + plan.above : 0;
+    for (uint32_t k = group; k < band_strips; k += kAhead * groups) {
+      for (uint32_t c = lane; c < row_cells; c += blockDim.x) {
+        const uint32_t column = first_tile + c - (whole ? 0 : plan.before);
+        const uint32_t left = column * widths.stride - widths.padding;
+        struct Cell {
+          uint32_t volume, height, outer, depth, cell_depth, source; // kNowhere: it does not exist
+        };
+        const auto cell_of = [&](uint32_t n) { // of the n-th strip
+          const uint32_t number = k + n * groups, strip = first_strip + number - plan.above;
+          Cell at;
+          at.volume = plan.heights.divide(strip);
+          at.height = strip - at.volume * plan.heights.divisor();
+          at.outer = at.volume;
+          at.depth = at.cell_depth = 0;
+          if constexpr (kDeep) {
+            at.outer = plan.depths.divide(at.volume);
+            at.depth = at.volume - at.outer * plan.depths.divisor();
+            at.cell_depth = plan.depth_stride.divide(at.depth + depths.padding);
+          }
+          // What lies left of or above the plane wraps around.
+          const bool exists = number < band_strips && strip < plan.strips && column < widths.in &&
+                              at.height < heights.in && at.cell_depth < depths.in &&
+                              (number >= plan.above || at.volume == first_volume);
+          at.source = exists ? at.outer * plan.in_plane +
+                                   (at.cell_depth * heights.in + at.height) * widths.in + column
+                             : kNowhere;
+          return at;
+        };
+        Cell cell[kAhead];
+        Index index[kAhead];
+        Element value[kAhead];
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) { // all are read before any is looked at
+          cell[n] = cell_of(n);
+          if (cell[n].source != kNowhere) {
+            index[n] = indices[cell[n].source];
+            if constexpr (!kOverlap) {
+              value[n] = input[cell[n].source];
+            }
+          }
+        }
+        bool all_inside = true;
+#pragma unroll
+        for (int n = 0; n < kAhead; ++n) {
+          const Cell& at = cell[n];
+          if (at.source == kNowhere) {
+            continue;
+          }
+          const uint32_t top = at.height * heights.stride - heights.padding;
+          const uint32_t front = at.cell_depth * depths.stride - depths.padding;
+          uint32_t z = front, y, x; // of the output
+          if constexpr (kIsWindowOffset<Index>) {
+            y = plan.kernel_width.divide(index[n]);
+            x = left + index[n] - y * widths.kernel;
+            if constexpr (kDeep) {
+              const uint32_t in_depth = plan.kernel_height.divide(y);
+              z += in_depth;
+              y -= in_depth * heights.kernel;
+            }
+            y += top;
+          } else {
+            const uint32_t target = narrow_indices(Vector<Index, 1>{{index[n]}}).at[0];
+            y = plan.out_width.divide(target);
+            x = target - y * widths.out;
+            if constexpr (kDeep) {
+              z = plan.out_height.divide(y);
+              y -= z * heights.out;
+            }
+          }
+          bool inside = (y - top < heights.kernel) & (x - left < widths.kernel) &
+                        (y < heights.out) & (x < widths.out);
+          if constexpr (kDeep) {
+            inside &= (z - front < depths.kernel) & (z < depths.out);
+          }
+          all_inside &= inside;
+          const uint32_t slot_row = at.volume * heights.out + y - first_row,
+                         slot_column = x - first_column;
+          const uint32_t slot = shift + slot_row * plan.pitch + slot_column;
+          if (!inside || (kDeep && z != at.depth)) {
+            continue;
+          }
+          if constexpr (!kOverlap) {
+            slots[slot] = added_to_zero(value[n], negative_zero);
+          } else if (slot_row < rows && slot_column < columns) {
+            atomic_max(&slots[slot], at.source - base + 1);
+          }
+        }
+        if (!all_inside) {
+#pragma unroll 1
+          for (uint32_t n = 0; n < kAhead; ++n) {
+            const Cell at = cell_of(n);
+            stray |= at.source != kNowhere && is_stray(
+                                                  plan.geometry,
+                                                  report.error,
+                                                  at.outer,
+                                                  {{at.cell_depth, at.height, column}},
+                                                  uint32_t{0},
+                                                  indices[at.source]);
+          }
         }
       }
     }
@@ -157,7 +221,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) forward_bands(
       if constexpr (kOverlap) {
         return slot == 0 ? Element{} : input[base + slot - 1];
       } else {
-        return added_to_zero(slot, negative_zero);
+        return slot;
       }
     };
     if (whole) {

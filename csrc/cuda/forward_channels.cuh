@@ -62,72 +62,51 @@ __global__ void __launch_bounds__(kThreads, 4 * 256 / kThreads) forward_channels
     const uint32_t corner = top * widths.out + left, inner = plan.geometry.inner;
     const uint32_t cell = height * widths.in + column;
     const uint32_t source = (outer * plan.in_plane + cell) * inner + channel;
-    // All cells are read before any is looked at.
-    constexpr int kAround = Shape::kLast - Shape::kFirst + 1;
-    LaneIndices<Index, V, kKernel> named[kAround][kAround];
-    Held value[kAround][kAround][V];
-    const auto exists = [&](int y, int x) { // what is left of or above the plane wraps around
-      return height + (Shape::kFirst + y) < heights.in && column + (Shape::kFirst + x) < widths.in;
-    };
-#pragma unroll
-    for (int y = 0; y < kAround; ++y) {
-#pragma unroll
-      for (int x = 0; x < kAround; ++x) {
-        if (exists(y, x)) {
-          const uint32_t from =
-              source + ((Shape::kFirst + y) * widths.in + (Shape::kFirst + x)) * inner;
-          named[y][x].read(indices + from);
-          Take::template load<V>(input + from, value[y][x]);
-        }
-      }
-    }
-
-    if (exists(-Shape::kFirst, -Shape::kFirst)) { // its own cell
-      const uint32_t first = corner - kPadding * (widths.out + 1);
-      const bool is_clipped = top < kPadding || left < kPadding ||
-                              top - kPadding + kKernel > heights.out ||
-                              left - kPadding + kKernel > widths.out;
-      if (is_clipped || !named[-Shape::kFirst][-Shape::kFirst].all_inside(first, widths.out)) {
-        bool stray = false;
-#pragma unroll 1
-        for (int v = 0; v < V; ++v) {
-          stray |= is_stray(
-              plan.geometry,
-              report.error,
-              outer,
-              {{0, height, column}},
-              channel + v,
-              indices[source + v]);
-        }
-        if (stray) {
-          return true;
-        }
-      }
-      if (Shape::kDisjoint && negative_zero != Element{}) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Held& own = value[0][0][v];
-          own = static_cast<Element>(own) == negative_zero ? Held{} : own;
-        }
-      }
-    }
-
     Take kept[kStride][kStride][V];
 #pragma unroll
-    for (int y = 0; y < kAround; ++y) {
+    for (int y = Shape::kFirst; y <= Shape::kLast; ++y) {
 #pragma unroll
-      for (int x = 0; x < kAround; ++x) {
+      for (int x = Shape::kFirst; x <= Shape::kLast; ++x) {
+        if (height + y >= heights.in || column + x >= widths.in) {
+          continue; // also where it wraps around
+        }
+        const uint32_t from = source + (y * widths.in + x) * inner;
+        LaneIndices<Index, V, kKernel> named;
+        named.read(indices + from);
+        Held value[V];
+        Take::template load<V>(input + from, value);
+        if (x == 0 && y == 0) {
+          const uint32_t first = corner - kPadding * (widths.out + 1);
+          const bool is_clipped = top < kPadding || left < kPadding ||
+                                  top - kPadding + kKernel > heights.out ||
+                                  left - kPadding + kKernel > widths.out;
+          if (is_clipped || !named.all_inside(first, widths.out)) {
+            bool stray = false;
+#pragma unroll 1
+            for (int v = 0; v < V; ++v) {
+              stray |= is_stray(plan.geometry, report.error, outer, {{0, height, column}}, channel + v, indices[source + v]);
+            }
+            if (stray) {
+              return true;
+            }
+          }
+          if (Shape::kDisjoint && negative_zero != Element{}) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
+            }
+          }
+        }
 #pragma unroll
         for (int r = 0; r < kStride; ++r) {
 #pragma unroll
           for (int e = 0; e < kStride; ++e) {
-            const int in_y = r - (Shape::kFirst + y) * kStride + kPadding,
-                      in_x = e - (Shape::kFirst + x) * kStride + kPadding;
+            const int in_y = r - y * kStride + kPadding, in_x = e - x * kStride + kPadding;
             if (in_y >= 0 && in_y < kKernel && in_x >= 0 && in_x < kKernel) {
 #pragma unroll
               for (int v = 0; v < V; ++v) {
-                if (named[y][x].is(v, in_y, in_x, corner + r * widths.out + e)) {
-                  kept[r][e][v].add(value[y][x][v]);
+                if (named.is(v, in_y, in_x, corner + r * widths.out + e)) {
+                  kept[r][e][v].add(value[v]);
                 }
               }
             }
