@@ -94,6 +94,25 @@ class RowIndices {
     }
     return all;
   }
+  // The same of windows that are so deep, in planes whose depths are `slice` apart, without padding.
+  __device__ bool
+  all_inside_deep(uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
+    uint32_t inside = 0;
+#pragma unroll 1
+    for (uint32_t z = 0; z < depth; ++z, first += slice) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+#pragma unroll
+        for (int y = 0; y < kKernel; ++y) {
+          const uint32_t x = index_[v] - (first + y * width) - v * kStride;
+          inside |= x < kKernel ? 1u << v : 0;
+        }
+      }
+    }
+    return inside == (1u << V) - 1;
+  }
+  // is() then asks of this depth of the windows. Positions differ anyway.
+  __device__ void move_to_depth(uint32_t) {}
 
  private:
   uint32_t index_[V + kRight];
@@ -135,8 +154,15 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
     }
     return all;
   }
+  __device__ bool all_inside_deep(uint32_t, uint32_t, uint32_t depth, uint32_t) const {
+    const uint32_t end = depth * (kKernel * kKernel);
+    return end <= 128 && ((own_ + (0x80u - end) * kOnes | own_) & kOnes << 7) == 0;
+  }
+  // A power of two of offsets to a depth, which they then count from.
+  __device__ void move_to_depth(uint32_t z) { own_ ^= (z * (kKernel * kKernel) & 0xffu) * kOnes; }
 
  private:
+  static constexpr uint32_t kOnes = 0x01010101u;
   static constexpr uint32_t kNone = ~0u; // no offset in a window
   uint32_t own_ = kNone, right_[kRight > 0 ? kRight : 1]{kNone};
 };

@@ -472,8 +472,13 @@ class Dispatch {
     if constexpr (sizeof(T) > 8) {
       return false;
     } else {
-      return (Take::kMoves && rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>()) ||
-             rows_if_they_fit<Take, Index, RowShape<T, 3, 2, 1>>();
+      if constexpr (Take::kMoves) {
+        if (rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>() ||
+            rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0, true>>()) {
+          return true;
+        }
+      }
+      return rows_if_they_fit<Take, Index, RowShape<T, 3, 2, 1>>();
     }
   }
 
@@ -493,19 +498,23 @@ class Dispatch {
   bool rows_if_they_fit() const {
     using T = typename Take::Element;
     const auto& [depth, height, width] = geometry().axis;
-    if (plan_.wide || geometry().inner != 1 || !aligned_ || !is_trivial(depth) ||
-        depth.kernel != 1 || !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding) ||
-        width.in % Shape::V != 0 || width.out != width.in * Shape::kStride ||
+    const bool depth_fits = Shape::kDeep ? depth.kernel <= depth.stride && depth.padding == 0 &&
+                                               is_found_in_depth(depth)
+                                         : is_trivial(depth) && depth.kernel == 1;
+    if (plan_.wide || geometry().inner != 1 || !aligned_ || !depth_fits ||
+        !has_windows(Shape::kKernel, Shape::kStride, Shape::kPadding) || width.in % Shape::V != 0 || width.out != width.in * Shape::kStride ||
         height.in != divide_up(height.out, Shape::kStride)) {
       return false;
     }
     const auto groups = static_cast<uint32_t>(width.in / Shape::V);
     const RowPlan plan{
         narrow<uint32_t>(geometry()),
-        static_cast<uint32_t>(geometry().outer * height.in * groups),
+        static_cast<uint32_t>(geometry().outer * depth.out * height.in * groups),
         static_cast<uint32_t>(geometry().out_plane()),
         Divider<uint32_t>(groups),
-        Divider<uint32_t>(static_cast<uint32_t>(height.in))};
+        Divider<uint32_t>(static_cast<uint32_t>(height.in)),
+        Divider<uint32_t>(static_cast<uint32_t>(depth.out)),
+        Divider<uint32_t>(static_cast<uint32_t>(depth.stride))};
     slab_items_ = plan.items / geometry().outer;
     launch_(
         maxunpool_cuda::forward_rows<Take, Index, Shape>,

@@ -26,9 +26,12 @@
 namespace maxunpool_cuda {
 
 // Windows of kKernel every kStride, in width and height, with kPadding. Those that reach an output
-// are that of the cell at its place and later ones.
-template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize>
+// are that of the cell at its place and later ones. kDeep: planes have a depth, of any windows that
+// share nothing in it and have no padding; else they have none.
+template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize, bool kIsDeep = false>
 struct RowShape {
+  static constexpr bool kDeep = kIsDeep;
+  static_assert(!kDeep || (kKernelSize & (kKernelSize - 1)) == 0); // see RowIndices::in_depth
   static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
   static_assert(kKernel - kPadding <= kStride && kPadding <= kStride);
   static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
@@ -39,17 +42,19 @@ struct RowShape {
   static_assert(N % kGrain == 0);
   static constexpr int kRight = (N - 1 + kPadding) / kStride + 1 - V; // cells beyond its own
   static constexpr int kBelow = (kStride - 1 + kPadding) / kStride;   // rows of them
-  static constexpr int kBlocks = V >= 4 ? 10 : 12; // resident
+  static constexpr int kBlocks = (V >= 4 || kDeep ? 10 : 12) * 128 / kThreads; // resident
 };
 
-// Planes of one depth. Of outputs there are S to a cell in width, and in height one to S to the last
-// cell; no window is clipped on the right.
+// Of outputs there are S to a cell in width, and in height one to S to the last cell; no window is
+// clipped on the right.
 struct RowPlan {
   Geometry<uint32_t> geometry;
-  uint32_t items; // groups of V cells, of the whole tensor
+  uint32_t items; // groups of V cells, for each depth of the outputs
   uint32_t out_plane;
-  Divider<uint32_t> groups; // in a row
-  Divider<uint32_t> rows;   // of cells, in a plane
+  Divider<uint32_t> groups;       // in a row
+  Divider<uint32_t> rows;         // of cells, in one depth of a plane
+  Divider<uint32_t> depths;       // of a plane's outputs
+  Divider<uint32_t> depth_stride;
 };
 
 // Offsets are 32-bit, pointers aligned.
@@ -68,19 +73,30 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
   const auto& [depths, heights, widths] = plan.geometry.axis;
   for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
     const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
-    const uint32_t plane = plan.rows.divide(row), height = row - plane * plan.rows.divisor();
+    const uint32_t volume = plan.rows.divide(row), height = row - volume * plan.rows.divisor();
+    uint32_t plane = volume, source = i * V;
+    uint32_t depth = 0, cell_depth = 0, in_depth = 0; // of the outputs, of cells, in their windows
+    if constexpr (Shape::kDeep) {
+      plane = plan.depths.divide(volume);
+      depth = volume - plane * plan.depths.divisor();
+      cell_depth = plan.depth_stride.divide(depth);
+      in_depth = depth - cell_depth * plan.depth_stride.divisor();
+      source = ((plane * depths.in + cell_depth) * heights.in + height) * widths.in + group * V;
+    }
+    const bool is_reached = !Shape::kDeep || (cell_depth < depths.in && in_depth < depths.kernel);
     const uint32_t top = height * kStride; // of the outputs
-    const uint32_t first_output = top * widths.out + group * N;
+    const uint32_t slice = heights.out * widths.out;
+    const uint32_t first_output = depth * slice + top * widths.out + group * N;
     const bool right_exist = kRight > 0 && group + 1 < plan.groups.divisor();
 
     // All cells are read before any is looked at.
     RowIndices<Index, V, kRight, kKernel, kStride> named[1 + Shape::kBelow];
     Held value[1 + Shape::kBelow][V + kRight];
-    const Element* values = input + i * V;
-    const Index* at = indices + i * V;
+    const Element* values = input + source;
+    const Index* at = indices + source;
 #pragma unroll
     for (int below = 0; below <= Shape::kBelow; ++below) {
-      const bool exist = below == 0 || height + below < heights.in;
+      const bool exist = below == 0 ? is_reached : height + below < heights.in;
       named[below].read(at, exist, exist && right_exist);
       if (exist) {
         Take::template load<V>(values, value[below]);
@@ -96,12 +112,20 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     const uint32_t first = first_output - kPadding * (widths.out + 1);
-    const bool is_clipped = (kPadding > 0 && height == 0) || top + kKernel - kPadding > heights.out;
-    if (is_clipped || !named[0].template all_inside<kPadding>(group == 0, first, widths.out)) {
+    bool is_sure = in_depth > 0 || !is_reached; // what another thread vouches for
+    if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
+      if constexpr (Shape::kDeep) {
+        is_sure = depth + depths.kernel <= depths.out &&
+                  named[0].all_inside_deep(first, widths.out, depths.kernel, slice);
+      } else {
+        is_sure = named[0].template all_inside<kPadding>(group == 0, first, widths.out);
+      }
+    }
+    if (!is_sure) {
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        stray |= is_stray(plan.geometry, report.error, plane, {{0, height, group * V + v}}, uint32_t{0}, indices[i * V + v]);
+        stray |= is_stray(plan.geometry, report.error, plane, {{cell_depth, height, group * V + v}}, uint32_t{0}, indices[source + v]);
       }
       if (stray) {
         return true;
@@ -113,6 +137,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       for (int v = 0; v < V; ++v) {
         value[0][v] = static_cast<Element>(value[0][v]) == negative_zero ? Held{} : value[0][v];
       }
+    }
+    if (Shape::kDeep && is_reached) {
+      named[0].move_to_depth(in_depth);
     }
     Take kept[kStride][N];
 #pragma unroll
