@@ -156,7 +156,7 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
   }
   __device__ bool all_inside_deep(uint32_t, uint32_t, uint32_t depth, uint32_t) const {
     const uint32_t end = depth * (kKernel * kKernel);
-    return end <= 128 && ((own_ + (0x80u - end) * kOnes | own_) & kOnes << 7) == 0;
+    return end <= 128 && (((own_ + (0x80u - end) * kOnes) | own_) & (kOnes << 7)) == 0;
   }
   // A power of two of offsets to a depth, which they then count from.
   __device__ void move_to_depth(uint32_t z) { own_ ^= (z * (kKernel * kKernel) & 0xffu) * kOnes; }
