@@ -1,5 +1,5 @@
-// Pooled cells of a row, as the thread that unpools them holds them. Indices are not decoded: for an
-// output and a window over it, the index that names the output is known beforehand.
+// Pooled cells of a row, as the thread that unpools them holds them. Indices are not decoded: for
+// an output and a window over it, the index that names the output is known beforehand.
 #pragma once
 
 #include "../geometry.h"
@@ -76,8 +76,8 @@ class RowIndices {
   __device__ bool is(int v, int y, int x, uint32_t first, uint32_t width) const {
     return index_[v] - (first + y * width) == static_cast<uint32_t>(x + v * kStride);
   }
-  // Does every own index name a cell of its window, none of which is clipped but kPadding columns of
-  // the first cell's, if it `is_clipped`?
+  // Does every own index name a cell of its window, none of which is clipped but kPadding columns
+  // of the first cell's, if it `is_clipped`?
   template <int kPadding>
   __device__ bool all_inside(bool is_clipped, uint32_t first, uint32_t width) const {
     bool all = true;
@@ -94,9 +94,10 @@ class RowIndices {
     }
     return all;
   }
-  // The same of windows that are so deep, in planes whose depths are `slice` apart, without padding.
-  __device__ bool
-  all_inside_deep(uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
+  // The same of windows that are so deep, in planes whose depths are `slice` apart, without
+  // padding.
+  __device__ bool all_inside_deep(
+      uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
     uint32_t inside = 0;
 #pragma unroll 1
     for (uint32_t z = 0; z < depth; ++z, first += slice) {
@@ -122,10 +123,8 @@ template <int V, int kRight, int kKernel, int kStride>
 class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
  public:
   __device__ void read(const uint8_t* indices, bool exist, bool right_exist) {
-    using Word = std::conditional_t<
-        V == 1,
-        uint8_t,
-        std::conditional_t<V == 2, uint16_t, uint32_t>>;
+    using Word =
+        std::conditional_t<V == 1, uint8_t, std::conditional_t<V == 2, uint16_t, uint32_t>>;
     static_assert(sizeof(Word) == V);
     if (exist) {
       own_ = *reinterpret_cast<const Word*>(indices);
@@ -220,8 +219,8 @@ class LaneIndices<uint8_t, V, kKernel> {
     }
   }
   __device__ bool is(int v, int y, int x, uint32_t) const {
-    return (words_.at[v / 4] & 0xffu << v % 4 * 8) ==
-           static_cast<uint32_t>(y * kKernel + x) << v % 4 * 8;
+    return (words_.at[v / 4] & 0xffu << v % 4 * 8) == static_cast<uint32_t>(y * kKernel + x)
+                                                          << v % 4 * 8;
   }
   __device__ bool all_inside(uint32_t, uint32_t) const {
     bool all = true;

@@ -1,10 +1,12 @@
-// Unpooling of contiguous planes (inner == 1) whose rows divide into no vectors, or whose windows no
-// other kernel is compiled for: one pass over the output, which is put together in shared memory.
+// Unpooling of contiguous planes (inner == 1) whose rows divide into no vectors, or whose windows
+// no other kernel is compiled for: one pass over the output, which is put together in shared
+// memory.
 //
-//   strip 0   ======        A strip is the rows of outputs at one row of cells: S of them from where
-//   strip 1   ====== |      those windows begin. Strips are counted through all planes, and through
-//   strip 2   ====== | band the depths of a plane. A block owns the outputs of a band: consecutive
-//   strip 3   ======        strips, which are consecutive in memory, or a part of one strip that is
+//   strip 0   ======        A strip is the rows of outputs at one row of cells: S of them from
+//   where strip 1   ====== |      those windows begin. Strips are counted through all planes, and
+//   through strip 2   ====== | band the depths of a plane. A block owns the outputs of a band:
+//   consecutive strip 3   ======        strips, which are consecutive in memory, or a part of one
+//   strip that is
 //                           too long.
 //
 // A block clears its slots, has every cell whose window reaches the band write to the slot of its
@@ -29,7 +31,6 @@
 namespace maxunpool_cuda {
 
 constexpr int kBandThreads = 256; // of a block, at most
-constexpr int kAhead = 4;         // cells of a thread, read at a time
 
 enum class Band : int8_t {
   disjoint,    // windows that share nothing, of planes of one depth
@@ -37,19 +38,25 @@ enum class Band : int8_t {
   overlapping, // of planes of one depth
 };
 
+// Cells of a thread that are read before any is looked at: as many as the registers hold.
+constexpr int cells_ahead(Band band) {
+  return band == Band::deep ? 2 : 4;
+}
+
 struct BandPlan {
   Geometry<uint32_t> geometry;
+  Band kind;
   uint32_t in_plane;
   uint32_t bands, strips;
-  uint32_t band_strips;  // of a band; one if it is a part
-  uint32_t above, before; // cells whose windows reach a strip, or a tile, beside the one there
-  uint32_t part_columns; // tiles of a part of a strip
-  uint32_t pitch;        // slots of a row
-  uint32_t slots;        // and one vector's worth to spare
-  Divider<uint32_t> parts;       // of a strip
-  Divider<uint32_t> heights;     // strips in a depth
-  Divider<uint32_t> depths;      // of a plane
-  Divider<uint32_t> row_cells;   // that reach a band in a row
+  uint32_t band_strips;        // of a band; one if it is a part
+  uint32_t above, before;      // cells whose windows reach a strip, or a tile, beside the one there
+  uint32_t part_columns;       // tiles of a part of a strip
+  uint32_t pitch;              // slots of a row
+  uint32_t bytes;              // of slots, and of one vector more
+  Divider<uint32_t> parts;     // of a strip
+  Divider<uint32_t> heights;   // strips in a depth
+  Divider<uint32_t> depths;    // of a plane
+  Divider<uint32_t> row_cells; // that reach a band in a row
   Divider<uint32_t> out_width, out_height, kernel_width, kernel_height, depth_stride;
 };
 
@@ -62,6 +69,7 @@ __global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) for
     const Index* __restrict__ indices,
     Element* __restrict__ output) {
   constexpr bool kOverlap = kBand == Band::overlapping, kDeep = kBand == Band::deep;
+  constexpr int kAhead = cells_ahead(kBand);
   using Slot = std::conditional_t<kOverlap, uint32_t, Element>;
   constexpr uint32_t kGrain = kVectorBytes / sizeof(Element);
   Slot* const slots = shared_memory<Slot>();
@@ -79,8 +87,7 @@ __global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) for
     };
     const uint32_t last_strip = first_strip + plan.band_strips;
     const uint32_t first_row = row_of(first_strip);
-    const uint32_t rows =
-        row_of(last_strip < plan.strips ? last_strip : plan.strips) - first_row;
+    const uint32_t rows = row_of(last_strip < plan.strips ? last_strip : plan.strips) - first_row;
     const auto column_of = [&](uint32_t tile) {
       const uint32_t x = tile * widths.stride;
       const uint32_t column = x < widths.padding ? 0 : x - widths.padding;
@@ -94,7 +101,7 @@ __global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) for
     Element* const to = output + (first_row * widths.out + first_column);
     const uint32_t shift = reinterpret_cast<uintptr_t>(to) / sizeof(Element) % kGrain;
 
-    for (uint32_t i = threadIdx.x; i * kVectorBytes < plan.slots * sizeof(Slot); i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i * kVectorBytes < plan.bytes; i += blockDim.x) {
       reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
     }
     __syncthreads();

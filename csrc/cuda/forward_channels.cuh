@@ -1,14 +1,15 @@
 // Unpooling of channels_last planes: one pass over the output, every element of which is written
 // once, by its owner, zero or not.
 //
-//   cells      | c | (c)      A thread owns V channels of a cell and of the S x S outputs at it. Each
-//   below      |(c)| (c)      letter is a vector of V channels. Cells in brackets are others', but
+//   cells      | c | (c)      A thread owns V channels of a cell and of the S x S outputs at it.
+//   Each below      |(c)| (c)      letter is a vector of V channels. Cells in brackets are others',
+//   but
 //                             their windows reach these outputs too, unless windows share nothing.
 //   outputs    | oo |
 //   (S = 2)    | oo |
 //
-// As in forward_rows.cuh, an owner compares its outputs with indices in row-major order, vouches for
-// the indices of its own cell, and writes nothing if one is stray.
+// As in forward_rows.cuh, an owner compares its outputs with indices in row-major order, vouches
+// for the indices of its own cell, and writes nothing if one is stray.
 #pragma once
 
 #include "cells.cuh"
@@ -84,7 +85,13 @@ __global__ void __launch_bounds__(kThreads, 4 * 256 / kThreads) forward_channels
             bool stray = false;
 #pragma unroll 1
             for (int v = 0; v < V; ++v) {
-              stray |= is_stray(plan.geometry, report.error, outer, {{0, height, column}}, channel + v, indices[source + v]);
+              stray |= is_stray(
+                  plan.geometry,
+                  report.error,
+                  outer,
+                  {{0, height, column}},
+                  channel + v,
+                  indices[source + v]);
             }
             if (stray) {
               return true;

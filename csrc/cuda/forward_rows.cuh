@@ -3,14 +3,15 @@
 //
 //   cells      | c  c | (c)       A thread owns V cells of a row and the S rows of outputs at them:
 //   below      |(c)(c)| (c)       S x (V * S) outputs, written in vectors. Cells in brackets are
-//                                 others', but their windows reach these outputs too, unless windows
+//                                 others', but their windows reach these outputs too, unless
+//                                 windows
 //   outputs    | oo oo|           share nothing.
 //   (S = 2)    | oo oo|
 //
-// An owner compares its outputs with the indices of all cells whose windows reach them, in row-major
-// order: the last match is kept, or all matches are added. It vouches for the indices of its own
-// cells: one that lies in the plane but outside its own window is noted (see Report), which has the
-// second kernel write the plane again; the thread then writes nothing.
+// An owner compares its outputs with the indices of all cells whose windows reach them, in
+// row-major order: the last match is kept, or all matches are added. It vouches for the indices of
+// its own cells: one that lies in the plane but outside its own window is noted (see Report), which
+// has the second kernel write the plane again; the thread then writes nothing.
 #pragma once
 
 #include "cells.cuh"
@@ -51,9 +52,9 @@ struct RowPlan {
   Geometry<uint32_t> geometry;
   uint32_t items; // groups of V cells, for each depth of the outputs
   uint32_t out_plane;
-  Divider<uint32_t> groups;       // in a row
-  Divider<uint32_t> rows;         // of cells, in one depth of a plane
-  Divider<uint32_t> depths;       // of a plane's outputs
+  Divider<uint32_t> groups; // in a row
+  Divider<uint32_t> rows;   // of cells, in one depth of a plane
+  Divider<uint32_t> depths; // of a plane's outputs
   Divider<uint32_t> depth_stride;
 };
 
@@ -125,7 +126,13 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        stray |= is_stray(plan.geometry, report.error, plane, {{cell_depth, height, group * V + v}}, uint32_t{0}, indices[source + v]);
+        stray |= is_stray(
+            plan.geometry,
+            report.error,
+            plane,
+            {{cell_depth, height, group * V + v}},
+            uint32_t{0},
+            indices[source + v]);
       }
       if (stray) {
         return true;
@@ -152,8 +159,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
           for (int v = 0; v < V + kRight; ++v) {
             const int y = r - below * kStride + kPadding, x = e - v * kStride + kPadding;
             if (y >= 0 && y < kKernel && x >= 0 && x < kKernel &&
-                named[below].is(
-                    v, y, x, first + below * kStride * widths.out, widths.out)) {
+                named[below].is(v, y, x, first + below * kStride * widths.out, widths.out)) {
               kept[r][e].add(value[below][v]);
             }
           }

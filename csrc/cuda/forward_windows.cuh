@@ -1,7 +1,8 @@
-// Unpooling for windows, layouts and types that no other kernel is compiled for, in one pass over the
-// output, every element of which is written once, by its owner.
+// Unpooling for windows, layouts and types that no other kernel is compiled for, in one pass over
+// the output, every element of which is written once, by its owner.
 //
-//   cells     c c c      A thread owns the outputs o of a tile, of one channel: one after the other it
+//   cells     c c c      A thread owns the outputs o of a tile, of one channel: one after the other
+//   it
 //             c c c      looks at all cells whose windows cover an output, in row-major order, and
 //   outputs    ooo       writes it. Tiles are at most as large as the stride, and one wide where
 //              ooo       neighbouring threads then write neighbouring outputs.

@@ -73,8 +73,7 @@ __device__ inline bool is_stray(
   }
   if (!exists) {
     position = (cell.at[0] * geometry.axis[1].in + cell.at[1]) * geometry.axis[2].in + cell.at[2];
-    report_bad(
-        error, geometry, outer, position, channel, kOffset, static_cast<int64_t>(index));
+    report_bad(error, geometry, outer, position, channel, kOffset, static_cast<int64_t>(index));
   }
   return exists && !inside;
 }

@@ -1,5 +1,5 @@
-// What an owner makes of the pooled elements that name its output, in row-major order. Held is how a
-// pooled element lies in registers.
+// What an owner makes of the pooled elements that name its output, in row-major order. Held is how
+// a pooled element lies in registers.
 #pragma once
 
 #include "../reduction.h"
@@ -29,8 +29,7 @@ struct TakeLast {
   __device__ static void load(const T* from, Held* held) {
     if constexpr (kSmall && N * sizeof(T) % sizeof(uint32_t) == 0) {
       constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
-      const auto words =
-          maxunpool_cuda::load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
+      const auto words = maxunpool_cuda::load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         held[i] = words.at[i / kInWord] >> i % kInWord * kBits;
@@ -50,8 +49,7 @@ struct TakeLast {
       Vector<uint32_t, N / kInWord> words{};
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        words.at[i / kInWord] |= (kept[i].value & ((1u << kBits % 32) - 1))
-                                 << i % kInWord * kBits;
+        words.at[i / kInWord] |= (kept[i].value & ((1u << kBits % 32) - 1)) << i % kInWord * kBits;
       }
       maxunpool_cuda::store(reinterpret_cast<uint32_t*>(to), words);
     } else {
