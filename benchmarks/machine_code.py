@@ -1,0 +1,419 @@
+"""What the machine code of the fast kernels needs of an H200, and what their bytes allow.
+
+    python -m benchmarks.machine_code [--markdown] [--kernel REGEX] [LIBRARY]
+
+reads sm_90 code with cuobjdump, of the toolkit or of Triton; no GPU is needed. A kernel that needs
+more issue slots than its bytes allow is slower than a copy: tests/test_library.py fails above 100 %.
+
+Counted is the path of a usual warp, all of whose indices are good, through the control flow graph:
+
+- Cold blocks are left out: those that reach the error record (atomics on global memory, volatile
+  accesses, calls), and what leads nowhere but there, or around it, and touches no memory.
+- Of the paths left, the one is taken that moves the widest vectors, and of several the longest. So
+  it may be too long, where a warp skips what it has no use for; and too short, where half a warp
+  goes one way and half the other.
+- A loop is gone through once, or as often as FAST says.
+- Each instruction is an issue slot, be it predicated off. Those that share a pipe slower than the
+  issue are a figure of their own, of the busiest pipe. Stalls and cache misses are not counted.
+
+A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path with fewer bytes than the
+useful ones, which has missed a loop or a branch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import util
+from itertools import pairwise
+from pathlib import Path
+
+# While an H200's memory moves a byte for each lane of a warp, these many issue slots pass: 4 a clock
+# and SM, 132 SMs, 1.98 GHz, 4.8 TB/s of which a copy reaches 0.9, 32 lanes.
+SLOTS_PER_BYTE = 4 * 132 * 1.98e9 / (0.9 * 4.8e12) * 32  # 7.7
+ARCHITECTURE = "90"
+MOST_KERNELS = 350  # of an architecture
+THREADS, SM_THREADS, SM_REGISTERS, SM_SHARED = 256, 2048, 65536, 228 * 1024
+
+# The issue slots that pass while a pipe takes one instruction (CUDA C++ Programming Guide, arithmetic
+# instructions, compute capability 9.0). The rest is as fast as the issue, or rare.
+PIPES = {
+    "integer": (2, r"ISETP|I?SEL|LOP3|SHF|IADD3|IABS|PRMT|VIADD|LEA|P?LOP3|VIMNMX|VIADDMNMX|MOV|F(SETP|SEL|MNMX)"),
+    "multiply": (2, r"IMAD"),
+    "memory": (4, r"LDG|STG|LDS|STS|ATOMS|LD|ST"),
+    "double": (2, r"DADD|DFMA|DMUL|DSETP"),
+    "special": (8, r"MUFU|I2F|F2I|F2F|POPC|FLO"),
+}  # fmt: skip
+TYPES = {
+    "unsigned short": (2, "2 bytes"),
+    "unsigned int": (4, "4 bytes"),
+    "float": (4, "float32"),
+    "BFloat16": (2, "bfloat16"),
+    "Half": (2, "float16"),
+    "unsigned char": (1, "uint8"),
+    "int": (4, "int32"),
+    "long": (8, "int64"),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels at a window. `pattern` is of the demangled name; T and I stand for types in it.
+
+    A thread has `cells` pooled elements, each with its index and stride x stride others: a number,
+    or what it is of the sizes of both and of the pattern's numbers. `window` and `stride`: of that
+    pattern's groups `k` and `s`, if not given. `trips`: of loops, in the order of their addresses.
+    """
+
+    name: str
+    pattern: str
+    cells: Callable[[int, int, Mapping[str, int]], float]
+    window: int = 0
+    stride: int = 0
+    trips: Mapping[int, float] = field(default_factory=dict)
+    shared: int = 0  # bytes of a block, beside what is declared
+    gathers: bool = False  # one of the others; its sectors hold them all
+
+    def match(self, kernel: str) -> re.Match[str] | None:
+        """Of a name as demangled() gives it."""
+        pattern = self.pattern.replace("(T)", r"(?P<T>unsigned short|unsigned int|float|BFloat16|Half)")
+        return re.fullmatch(pattern.replace("(I)", r"(?P<I>unsigned char|int|long)"), kernel)
+
+
+def _rows(value: int, index: int, n: Mapping[str, int]) -> int:
+    grain = min(16 // value, 4 if n["s"] == 3 else 8)
+    return grain if n["s"] == 3 else max(1, grain // n["s"])
+
+
+def _vector(value: int, index: int, n: Mapping[str, int]) -> int:
+    return n["V"]
+
+
+_KSP = r"(?P<k>\d), (?P<s>\d), (?P<p>\d)"
+FAST = [
+    Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, false> >", _rows),
+    Family("forward, rows in depth", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, true> >", _rows),
+    Family("forward, channels", rf"forward_channels<(T), (I), (?P<V>\d), ChannelShape<(?P<k>[^0]), (?P<s>\d), (?P<p>\d)> >", _vector),
+    Family("backward, rows", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 2, 2, gathers=True),
+    Family("backward, rows", r"backward<GiveLast<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 3, 2, {2: 2}, gathers=True),
+    Family("backward, channels", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>[^1]), \(Group\)0>", _vector, 2, 2, gathers=True),
+    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), true>", _vector, 2, 2, {2: 2}),
+    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), false>", _vector, 3, 2, {2: 3}),
+    Family("pool, channels", r"pool_channels<(T), (I), unsigned int, (?P<V>[^1])>", _vector, 3, 2, {2: 3}),
+]  # fmt: skip
+# One of these is in the name of each kernel whose time is not counted: any windows, any layout, what
+# is stray, rows that do not divide into vectors, 64-bit offsets; elements of other sizes.
+NOT_FAST = [
+    r"forward_windows|irregular_(for|back)ward|RowShape<.*, false, \w+>|ChannelShape<0",
+    r"unsigned long, 1|GiveAll|GiveLast|GiveMean|, 1, \(Group\)|\(Group\)1|unsigned int, 1>",
+    r"<(Give\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
+]
+
+
+# Of what is executed: squares of the widths of global accesses, issue slots, bytes, and slots of each
+# pipe. Paths compare by the first two.
+Cost = tuple[float, ...]
+NOTHING: Cost = (0.0,) * (3 + len(PIPES))
+
+
+def _add(a: Cost, b: Cost, times: float = 1) -> Cost:
+    return tuple(x + times * y for x, y in zip(a, b, strict=True))
+
+
+def _cost(opcode: str) -> Cost:
+    name, *parts = opcode.split(".")
+    width = 0
+    if name in ("LDG", "STG"):
+        widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+        width = next((widths[part] for part in parts if part in widths), 4)
+    pipes = [slots if re.fullmatch(of, name) else 0 for slots, of in PIPES.values()]
+    return width**2, 1, width, *(2 * slots if "WIDE" in parts else slots for slots in pipes)
+
+
+@dataclass
+class Block:
+    """Instructions that are executed one after the other."""
+
+    cost: Cost = NOTHING
+    reports: bool = False  # a bad index
+    moves: bool = False  # anything to or from memory
+    ends: bool = False  # the thread, perhaps
+    after: list[int] = field(default_factory=list)
+
+
+Graph = dict[int, Block]  # by address; the first is the entry
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@\S+\s+)?([A-Z][\w.]*)([^;]*);", re.M)
+
+
+def graph_of(code: str) -> Graph:
+    """The blocks of a kernel, as cuobjdump prints it."""
+    found = [(int(a, 16), bool(g), op, rest) for a, g, op, rest in _INSTRUCTION.findall(code)]
+    leaves = re.compile("BRA|BRX|JMP|JMX|EXIT|RET")
+    leaders = {int(rest.split("0x")[1], 16) for _, _, op, rest in found if op.startswith("BRA")}
+    leaders |= {b[0] for a, b in pairwise(found) if leaves.match(a[2])}
+    blocks: Graph = {}
+    block, falls = Block(), False
+    for address, guarded, opcode, rest in found:
+        if not blocks or address in leaders:
+            if falls:
+                block.after.append(address)
+            block = blocks[address] = Block()
+        block.cost = _add(block.cost, _cost(opcode))
+        cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
+        block.reports |= cold and not guarded
+        block.moves |= bool(re.match(r"LDG|LDS|LD\.|ST|ATOM", opcode))
+        falls = True
+        if opcode.startswith("BRA"):
+            block.after.append(int(rest.split("0x")[1], 16))
+            falls = guarded or "," in rest
+        elif leaves.match(opcode):
+            block.ends, falls = True, guarded
+    return blocks
+
+
+def _reach(graph: Graph, start: int, without: Iterable[int] = ()) -> set[int]:
+    seen, todo = set(without), [start]
+    while todo:
+        address = todo.pop()
+        if address not in seen:
+            seen.add(address)
+            todo += graph[address].after
+    return seen - set(without)
+
+
+def hot(graph: Graph) -> Graph:
+    """Without cold blocks: see above."""
+    entry = next(iter(graph))
+    everything = _reach(graph, entry)
+    # What a block leads to, and nothing else does.
+    owned = {a: everything - _reach(graph, entry, [a]) for a in everything if a != entry}
+    cold = set().union(*(owned[a] for a in owned if graph[a].reports))
+
+    def needless(address: int) -> bool:
+        rest = owned[address] - cold
+        if rest == owned[address] or any(graph[a].moves or graph[a].ends for a in rest):
+            return False
+        others = everything - owned[address]  # must get to the end all the same
+        return all(any(graph[b].ends for b in _reach(graph, a, [address])) for a in others)
+
+    cold |= set().union(*[owned[a] for a in owned if a not in cold and needless(a)])
+    blocks = {a: graph[a] for a in graph if a in everything - cold}
+    return {a: replace(b, after=[t for t in b.after if t in blocks]) for a, b in blocks.items()}
+
+
+def _components(graph: Graph, within: set[int], header: int) -> list[set[int]]:
+    """Strongly connected ones, but for the ways back to the header, in topological order."""
+    cut = {
+        a: replace(graph[a], after=[b for b in graph[a].after if b in within and b != header])
+        for a in within
+    }
+    after = {a: _reach(cut, a) for a in within}
+    left, found = sorted(within, key=lambda a: (-len(after[a]), a)), []
+    while left:
+        found.append({b for b in left if b in after[left[0]] and left[0] in after[b]})
+        left = [a for a in left if a not in found[-1]]
+    return found
+
+
+def costs(
+    graph: Graph, within: set[int], entry: int, trips: Mapping[int, float], loops: list[int]
+) -> dict[int, Cost]:
+    """What it takes from the entry up to each block's end. Loops that it finds are added."""
+    best: dict[int, Cost] = {}
+    for component in _components(graph, within, entry):
+        ways = [
+            (best[a], b)
+            for a in best
+            for b in graph[a].after
+            if b in component and b != entry
+        ]
+        if entry in component:
+            ways.append((NOTHING, entry))
+        if not ways:
+            continue  # behind a loop that is not gone through
+        before, header = max(ways)
+        inside = {header: graph[header].cost}
+        if header != entry and (len(component) > 1 or header in graph[header].after):
+            loops.append(header)
+            inside = costs(graph, component, header, trips, loops)
+            turn = max(inside[a] for a in inside if header in graph[a].after)
+            if trips.get(header, 1) == 0:
+                continue
+            before = _add(before, turn, trips.get(header, 1) - 1)
+        best |= {a: _add(before, cost) for a, cost in inside.items()}
+    return best
+
+
+def usual_path(code: str, trips: Mapping[int, float]) -> tuple[Cost, list[int]]:
+    """What a usual warp executes, and where loops begin. Trips are by the loops' number."""
+    graph = hot(graph_of(code))
+    entry, found = next(iter(graph)), list[int]()
+    costs(graph, set(graph), entry, {}, found)
+    loops = sorted(found)
+    by_address = {loops[n]: times for n, times in trips.items() if n < len(loops)}
+    best = costs(graph, set(graph), entry, by_address, [])
+    return max(cost for a, cost in best.items() if graph[a].ends), loops
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a kernel needs at a usual window, and what it is allowed."""
+
+    kernel: str
+    family: str
+    window: str
+    values: str
+    indices: str
+    registers: int
+    blocks: int  # that fit an SM
+    useful: float  # bytes a thread
+    moved: float  # with those that others read as well
+    slots: float
+    pipe: str  # the busiest
+    pipe_slots: float
+    loops: str
+
+    @property
+    def allowed(self) -> float:
+        """Issue slots."""
+        return self.useful * SLOTS_PER_BYTE
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.slots / self.allowed
+
+
+def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Demand:
+    """Of a kernel that the family's pattern matches; usage as cuobjdump -res-usage prints it."""
+    groups = match.groupdict()
+    (value, values), (index, indices) = TYPES[groups["T"]], TYPES[groups["I"]]
+    numbers = {name: int(n) for name, n in groups.items() if name not in "TI"}
+    window, stride = family.window or numbers["k"], family.stride or numbers["s"]
+    cells = family.cells(value, index, numbers)
+    useful = cells * (value + index + stride**2 * value)
+    least = cells * (2 * value + index) if family.gathers else useful
+    (_, slots, moved, *pipes), loops = usual_path(code, family.trips)
+    trips = " ".join(f"{family.trips.get(n, 1):g}" for n in range(len(loops)))
+    if moved < least or len(loops) <= max(family.trips, default=-1):
+        raise LookupError(
+            f"{match[0]}: of {least} bytes {moved} are found; the loops at "
+            f"{', '.join(map(hex, loops))} are gone through {trips} times"
+        )
+    registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
+    allocated = -(-registers * 32 // 256) * 256 * THREADS // 32
+    shared = max(shared, 1024) + family.shared  # a block has 1 KB that is not its own
+    fit = min(SM_THREADS // THREADS, SM_REGISTERS // allocated, SM_SHARED // shared)
+    busiest, pipe = max(zip(pipes, PIPES, strict=True))
+    shape = f"{window}x{window}/{stride}" + (" padded" if numbers.get("p") else "")
+    return Demand(
+        match[0], family.name, shape, values, indices,
+        registers, fit, useful, moved, slots, pipe, busiest, trips,
+    )  # fmt: skip
+
+
+def demands(codes: Mapping[str, str], usages: Mapping[str, str]) -> list[Demand]:
+    """Of all fast kernels at all their usual windows. Both are by mangled names."""
+    found: list[Demand] = []
+    for mangled, name in demangled(codes).items():
+        fits = [(family, match) for family in FAST if (match := family.match(name))]
+        if not fits and not any(re.search(pattern, name) for pattern in NOT_FAST):
+            raise LookupError(f"neither FAST nor NOT_FAST knows {name}")
+        found += [demand(*fit, codes[mangled], usages[mangled]) for fit in fits]
+    return sorted(found, key=lambda d: (d.family, d.window, d.values, d.indices))
+
+
+def demangled(names: Iterable[str]) -> dict[str, str]:
+    """Of each name what it was, without namespaces and parameters."""
+    demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    demangle.restype = ctypes.c_char_p  # allocated, and never freed
+    found = {}
+    for mangled in names:
+        name = demangle(mangled.encode(), None, None, None).decode()
+        name = re.sub(r"^void |\b(maxunpool_cuda|c10)::", "", name)
+        found[mangled] = name[: name.find(">(") + 1 or name.find("(")]
+    return found
+
+
+def disassembler() -> str | None:
+    """CUDA's: from the toolkit, or from Triton, which comes with PyTorch."""
+    triton = util.find_spec("triton")
+    ours = Path(triton.origin).parent / "backends/nvidia/bin" if triton and triton.origin else None
+    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=str(ours))
+
+
+def read_usages(listing: str) -> dict[str, str]:
+    """By mangled names, what cuobjdump -res-usage lists."""
+    return dict(re.findall(r"Function (\S+):\s+(REG.*)", listing))
+
+
+def read(library: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The kernels' machine code, without its encoding, and their usages."""
+    program = disassembler()
+    if program is None:
+        sys.exit("Neither cuobjdump nor Triton is installed.")
+    command = [program, "-arch", f"sm_{ARCHITECTURE}", str(library)]
+    usage = subprocess.run([*command, "-res-usage"], check=True, capture_output=True, text=True)
+    codes: dict[str, list[str]] = {}
+    with subprocess.Popen([*command, "-sass"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "Function : " in line:
+                lines = codes[line.split()[-1]] = []
+            elif ";" in line:
+                lines.append(line.partition(";")[0] + ";")
+    return {name: "\n".join(found) for name, found in codes.items()}, read_usages(usage.stdout)
+
+
+COLUMNS = {
+    "kernel": lambda d: d.family,
+    "window": lambda d: d.window,
+    "values": lambda d: d.values,
+    "indices": lambda d: d.indices,
+    "registers": lambda d: d.registers,
+    "blocks an SM": lambda d: d.blocks,
+    "useful bytes": lambda d: f"{d.useful:g}",
+    "moved": lambda d: f"{d.moved:g}",
+    "slots needed": lambda d: f"{d.slots:.0f}",
+    "allowed": lambda d: f"{d.allowed:.0f}",
+    "demand": lambda d: f"{d.percent:.0f} %",
+    "busiest pipe": lambda d: f"{d.pipe}, {100 * d.pipe_slots / d.allowed:.0f} %",
+}  # type: dict[str, Callable[[Demand], object]]
+
+
+def table(found: Iterable[Demand], markdown: bool) -> str:
+    """Bytes are those of a thread, slots those of a warp."""
+    rows = [[*COLUMNS], *([str(of(d)) for of in COLUMNS.values()] for d in found)]
+    if markdown:
+        rows.insert(1, ["--"] * 4 + ["--:"] * 7 + ["--"])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def main() -> None:
+    """Print the table of a library, by default of the one that is installed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=Path, nargs="?")
+    parser.add_argument("--kernel", default="", metavar="REGEX", help="of its name without namespaces")
+    parser.add_argument("--markdown", action="store_true")
+    asked = parser.parse_args()
+    installed = (so for path in sys.path for so in Path(path).glob("maxunpool_cuda/_C*.so"))
+    library = asked.library or next(installed, None)
+    if library is None:
+        sys.exit("maxunpool_cuda is not installed.")
+    codes, usages = read(library)
+    found = [d for d in demands(codes, usages) if re.search(asked.kernel, d.kernel)]
+    print(table(found, asked.markdown))
+    print(f"\n{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted.")
+    if asked.kernel:
+        print(*(f"{d.kernel}: loops gone through {d.loops} times" for d in found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
