@@ -76,7 +76,7 @@ class Family:
     cells: Callable[[int, int, Mapping[str, int]], float]
     window: int = 0
     stride: int = 0
-    trips: Mapping[int, float] = field(default_factory=dict)
+    trips: Callable[[int, int], Mapping[int, float]] = lambda value, index: {}
     shared: int = 0  # bytes of a block, beside what is declared
     gathers: bool = False  # one of the others; its sectors hold them all
 
@@ -95,31 +95,42 @@ def _vector(value: int, index: int, n: Mapping[str, int]) -> int:
     return n["V"]
 
 
+def _group(value: int, index: int, n: Mapping[str, int]) -> float:
+    return min(16 / value, 32 / index)
+
+
 _KSP = r"(?P<k>\d), (?P<s>\d), (?P<p>\d)"
 FAST = [
+    Family("forward, rows", rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {_KSP}> >", _rows),
+    Family("pool, rows", r"pool_rows<(T), (I), (?P<k>\d), (?P<V>\d), (?P<R>\d)>", lambda v, i, n: n["V"] * n["R"], 0, 2, lambda v, i: {1: 0}),
+    Family("pool, channels", r"pool_channels<(T), (I), (?P<k>\d), (?P<V>[^1])>", _vector, 0, 2, lambda v, i: {1: 0}),
+    Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2, lambda v, i: {1: _group(v, i, {}), 2: 0, 3: _group(v, i, {}) * v / 4, 4: 0, 5: 0, 6: 0}),
+    Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2, lambda v, i: {1: _group(v, i, {}), 2: 0, 3: 0}, gathers=True),
+    Family("backward", r"backward<(T), (I), (?P<V>[^1]), false>", _vector, 2, 2, gathers=True),
+    Family("backward", r"backward<(T), (I), (?P<V>[^1]), true>", _vector, 3, 2, gathers=True),
     Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, false> >", _rows),
     Family("forward, rows in depth", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, true> >", _rows),
     Family("forward, channels", rf"forward_channels<(T), (I), (?P<V>\d), ChannelShape<(?P<k>[^0]), (?P<s>\d), (?P<p>\d)> >", _vector),
     Family("backward, rows", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 2, 2, gathers=True),
-    Family("backward, rows", r"backward<GiveLast<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 3, 2, {2: 2}, gathers=True),
+    Family("backward, rows", r"backward<GiveLast<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 3, 2, lambda v, i: {2: 2}, gathers=True),
     Family("backward, channels", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>[^1]), \(Group\)0>", _vector, 2, 2, gathers=True),
-    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), true>", _vector, 2, 2, {2: 2}),
-    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), false>", _vector, 3, 2, {2: 3}),
-    Family("pool, channels", r"pool_channels<(T), (I), unsigned int, (?P<V>[^1])>", _vector, 3, 2, {2: 3}),
+    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), true>", _vector, 2, 2, lambda v, i: {2: 2}),
+    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), false>", _vector, 3, 2, lambda v, i: {2: 3}),
+    Family("pool, channels", r"pool_channels<(T), (I), unsigned int, (?P<V>[^1])>", _vector, 3, 2, lambda v, i: {2: 3}),
 ]  # fmt: skip
 # One of these is in the name of each kernel whose time is not counted: any windows, any layout, what
 # is stray, rows that do not divide into vectors, 64-bit offsets; elements of other sizes.
 NOT_FAST = [
     r"forward_windows|irregular_(for|back)ward|RowShape<.*, false, \w+>|ChannelShape<0",
+    r"reference::|backward_any|pool_windows|void|_stray|, 1, (true|false)>",
     r"unsigned long, 1|GiveAll|GiveLast|GiveMean|, 1, \(Group\)|\(Group\)1|unsigned int, 1>",
-    r"<(Give\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
+    r"<((Give|Take)\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
 ]
 
-
-# Of what is executed: squares of the widths of global accesses, issue slots, bytes, and slots of each
-# pipe. Paths compare by the first two.
+# Of what is executed: squares of the widths of global accesses, accesses to any memory, issue slots,
+# bytes from and to global memory, and slots of each pipe.
 Cost = tuple[float, ...]
-NOTHING: Cost = (0.0,) * (3 + len(PIPES))
+NOTHING: Cost = (0.0,) * (4 + len(PIPES))
 
 
 def _add(a: Cost, b: Cost, times: float = 1) -> Cost:
@@ -133,7 +144,8 @@ def _cost(opcode: str) -> Cost:
         widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
         width = next((widths[part] for part in parts if part in widths), 4)
     pipes = [slots if re.fullmatch(of, name) else 0 for slots, of in PIPES.values()]
-    return width**2, 1, width, *(2 * slots if "WIDE" in parts else slots for slots in pipes)
+    accesses = bool(re.fullmatch(PIPES["memory"][1], name))
+    return width**2, accesses, 1, width, *(2 * slots if "WIDE" in parts else slots for slots in pipes)
 
 
 @dataclass
@@ -142,7 +154,6 @@ class Block:
 
     cost: Cost = NOTHING
     reports: bool = False  # a bad index
-    moves: bool = False  # anything to or from memory
     ends: bool = False  # the thread, perhaps
     after: list[int] = field(default_factory=list)
 
@@ -167,7 +178,6 @@ def graph_of(code: str) -> Graph:
         block.cost = _add(block.cost, _cost(opcode))
         cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
         block.reports |= cold and not guarded
-        block.moves |= bool(re.match(r"LDG|LDS|LD\.|ST|ATOM", opcode))
         falls = True
         if opcode.startswith("BRA"):
             block.after.append(int(rest.split("0x")[1], 16))
@@ -197,7 +207,7 @@ def hot(graph: Graph) -> Graph:
 
     def needless(address: int) -> bool:
         rest = owned[address] - cold
-        if rest == owned[address] or any(graph[a].moves or graph[a].ends for a in rest):
+        if rest == owned[address] or any(graph[a].cost[1] or graph[a].ends for a in rest):
             return False
         others = everything - owned[address]  # must get to the end all the same
         return all(any(graph[b].ends for b in _reach(graph, a, [address])) for a in others)
@@ -207,58 +217,64 @@ def hot(graph: Graph) -> Graph:
     return {a: replace(b, after=[t for t in b.after if t in blocks]) for a, b in blocks.items()}
 
 
-def _components(graph: Graph, within: set[int], header: int) -> list[set[int]]:
-    """Strongly connected ones, but for the ways back to the header, in topological order."""
-    cut = {
-        a: replace(graph[a], after=[b for b in graph[a].after if b in within and b != header])
-        for a in within
-    }
-    after = {a: _reach(cut, a) for a in within}
-    left, found = sorted(within, key=lambda a: (-len(after[a]), a)), []
-    while left:
-        found.append({b for b in left if b in after[left[0]] and left[0] in after[b]})
-        left = [a for a in left if a not in found[-1]]
-    return found
+def _usual(ways: list[Cost], origin: Cost) -> Cost:
+    """Of the costs of ways that part at the origin and meet again, that of the usual one."""
+    widest = [way for way in ways if way[0] == max(ways)[0]]
+    same = all(way[1] > origin[1] for way in widest)
+    return (min if same else max)(widest, key=lambda way: way[2])
 
 
-def costs(
-    graph: Graph, within: set[int], entry: int, trips: Mapping[int, float], loops: list[int]
-) -> dict[int, Cost]:
-    """What it takes from the entry up to each block's end. Loops that it finds are added."""
-    best: dict[int, Cost] = {}
-    for component in _components(graph, within, entry):
-        ways = [
-            (best[a], b)
-            for a in best
-            for b in graph[a].after
-            if b in component and b != entry
-        ]
-        if entry in component:
-            ways.append((NOTHING, entry))
-        if not ways:
-            continue  # behind a loop that is not gone through
-        before, header = max(ways)
-        inside = {header: graph[header].cost}
-        if header != entry and (len(component) > 1 or header in graph[header].after):
-            loops.append(header)
-            inside = costs(graph, component, header, trips, loops)
-            turn = max(inside[a] for a in inside if header in graph[a].after)
-            if trips.get(header, 1) == 0:
-                continue
-            before = _add(before, turn, trips.get(header, 1) - 1)
-        best |= {a: _add(before, cost) for a, cost in inside.items()}
-    return best
+class Paths:
+    """Through a graph without cold blocks. `trips` is of loops by their number."""
 
+    def __init__(self, graph: Graph, trips: Mapping[int, float]) -> None:
+        self.graph, self.entry = graph, next(iter(graph))
+        # The blocks that each is reached through only.
+        reached = {a: _reach(graph, self.entry, [a]) for a in graph}
+        self.through = {b: {a for a in graph if b not in reached[a]} for b in graph}
+        self.trips: dict[int, float] = {}
+        self.loops: dict[int, Cost] = {}  # what once through takes
+        self.costs(set(graph), self.entry)
+        self.trips = {header: trips.get(n, 1) for n, header in enumerate(sorted(self.loops))}
 
-def usual_path(code: str, trips: Mapping[int, float]) -> tuple[Cost, list[int]]:
-    """What a usual warp executes, and where loops begin. Trips are by the loops' number."""
-    graph = hot(graph_of(code))
-    entry, found = next(iter(graph)), list[int]()
-    costs(graph, set(graph), entry, {}, found)
-    loops = sorted(found)
-    by_address = {loops[n]: times for n, times in trips.items() if n < len(loops)}
-    best = costs(graph, set(graph), entry, by_address, [])
-    return max(cost for a, cost in best.items() if graph[a].ends), loops
+    def usual(self) -> Cost:
+        best = self.costs(set(self.graph), self.entry)
+        return max(cost for a, cost in best.items() if self.graph[a].ends)
+
+    def costs(self, within: set[int], entry: int) -> dict[int, Cost]:
+        """What it takes from the entry up to each block's end."""
+        graph, best = self.graph, dict[int, Cost]()
+        for component in self._components(within, entry):
+            into = {b: [best[a] for a in best if b in graph[a].after] for b in component}
+            header = entry if entry in component else min((b for b in into if into[b]), default=-1)
+            if header < 0:
+                continue  # behind a loop that is not gone through
+            before = NOTHING
+            if header != entry:
+                parting = max(self.through[header] - {header}, key=lambda a: len(self.through[a]))
+                before = _usual(into[header], best.get(parting, NOTHING))
+            inside = {header: graph[header].cost}
+            if header != entry and (len(component) > 1 or header in graph[header].after):
+                inside = self.costs(component, header)
+                self.loops[header] = max(inside[a] for a in inside if header in graph[a].after)
+                before = _add(before, self.loops[header], self.trips.get(header, 1) - 1)
+                if self.trips.get(header, 1) == 0:
+                    continue
+            best |= {a: _add(before, cost) for a, cost in inside.items()}
+        return best
+
+    def _components(self, within: set[int], header: int) -> list[set[int]]:
+        """Strongly connected ones but for the ways back to the header, in topological order."""
+        graph, outside = self.graph, set(self.graph) - within
+        after = {
+            a: {a}.union(*(_reach(graph, b, outside | {header}) for b in graph[a].after))
+            for a in within
+        }
+        found: list[set[int]] = []
+        for a in sorted(within, key=lambda a: (-len(after[a]), a)):
+            if not found or a not in found[-1]:
+                found.append({b for b in after[a] if a in after[b]})
+        return found
 
 
 @dataclass(frozen=True)
@@ -277,7 +293,7 @@ class Demand:
     slots: float
     pipe: str  # the busiest
     pipe_slots: float
-    loops: str
+    loops: list[str]
 
     @property
     def allowed(self) -> float:
@@ -298,13 +314,14 @@ def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Deman
     cells = family.cells(value, index, numbers)
     useful = cells * (value + index + stride**2 * value)
     least = cells * (2 * value + index) if family.gathers else useful
-    (_, slots, moved, *pipes), loops = usual_path(code, family.trips)
-    trips = " ".join(f"{family.trips.get(n, 1):g}" for n in range(len(loops)))
-    if moved < least or len(loops) <= max(family.trips, default=-1):
-        raise LookupError(
-            f"{match[0]}: of {least} bytes {moved} are found; the loops at "
-            f"{', '.join(map(hex, loops))} are gone through {trips} times"
-        )
+    paths = Paths(hot(graph_of(code)), family.trips(value, index))
+    _, _, slots, moved, *pipes = paths.usual()
+    loops = [
+        f"at {a:x} {n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes"
+        for a, n in paths.trips.items()
+    ]
+    if moved < least:
+        raise LookupError(f"{match[0]}: of {least} bytes {moved} are found; loops: {loops}")
     registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
     allocated = -(-registers * 32 // 256) * 256 * THREADS // 32
     shared = max(shared, 1024) + family.shared  # a block has 1 KB that is not its own
@@ -313,7 +330,7 @@ def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Deman
     shape = f"{window}x{window}/{stride}" + (" padded" if numbers.get("p") else "")
     return Demand(
         match[0], family.name, shape, values, indices,
-        registers, fit, useful, moved, slots, pipe, busiest, trips,
+        registers, fit, useful, moved, slots, pipe, busiest, loops,
     )  # fmt: skip
 
 
@@ -412,7 +429,7 @@ def main() -> None:
     print(table(found, asked.markdown))
     print(f"\n{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted.")
     if asked.kernel:
-        print(*(f"{d.kernel}: loops gone through {d.loops} times" for d in found), sep="\n")
+        print(*(f"{d.kernel}: loops {'; '.join(d.loops)}" for d in found), sep="\n")
 
 
 if __name__ == "__main__":
