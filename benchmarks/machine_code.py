@@ -3,21 +3,21 @@
     python -m benchmarks.machine_code [--markdown] [--kernel REGEX] [LIBRARY]
 
 reads sm_90 code with cuobjdump, of the toolkit or of Triton; no GPU is needed. A kernel that needs
-more issue slots than its bytes allow is slower than a copy: tests/test_library.py fails above 100 %.
-
-Counted is the path of a usual warp, all of whose indices are good, through the control flow graph:
+more issue slots than its bytes allow is slower than a copy: tests/test_library.py fails above
+100 %. Counted is the path of a usual warp through the control flow graph:
 
 - Cold blocks are left out: those that reach the error record (atomics on global memory, volatile
-  accesses, calls), and what leads nowhere but there, or around it, and touches no memory.
-- Of the paths left, the one is taken that moves the widest vectors, and of several the longest. So
-  it may be too long, where a warp skips what it has no use for; and too short, where half a warp
-  goes one way and half the other.
+  accesses, calls), and what accesses no memory and leads nowhere but there or around it.
+- Of several ways to a block the usual one moves the widest vectors. Of those that move the same it
+  is the shortest if all of them access memory, as do whole vectors beside ones in parts; else the
+  longest. That may be too long where a warp skips what it has no use for, and too short where half
+  of a warp goes either way.
 - A loop is gone through once, or as often as FAST says.
-- Each instruction is an issue slot, be it predicated off. Those that share a pipe slower than the
-  issue are a figure of their own, of the busiest pipe. Stalls and cache misses are not counted.
+- Each instruction is an issue slot, be it predicated off. Those of the busiest pipe among the pipes
+  slower than the issue are a figure of their own. Stalls and misses are not counted.
 
-A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path with fewer bytes than the
-useful ones, which has missed a loop or a branch.
+A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path with fewer bytes than
+the useful ones, which has missed a loop or a branch.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ from dataclasses import dataclass, field, replace
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-# While an H200's memory moves a byte for each lane of a warp, these many issue slots pass: 4 a clock
-# and SM, 132 SMs, 1.98 GHz, 4.8 TB/s of which a copy reaches 0.9, 32 lanes.
+# While an H200's memory moves a byte for each lane of a warp, these many issue slots pass: 4 a
+# clock and SM, 132 SMs, 1.98 GHz, 4.8 TB/s of which a copy reaches 0.9, 32 lanes.
 SLOTS_PER_BYTE = 4 * 132 * 1.98e9 / (0.9 * 4.8e12) * 32  # 7.7
 ARCHITECTURE = "90"
 MOST_KERNELS = 350  # of an architecture
 THREADS, SM_THREADS, SM_REGISTERS, SM_SHARED = 256, 2048, 65536, 228 * 1024
 
-# The issue slots that pass while a pipe takes one instruction (CUDA C++ Programming Guide, arithmetic
-# instructions, compute capability 9.0). The rest is as fast as the issue, or rare.
+# Issue slots that pass while a pipe takes one instruction (CUDA C++ Programming Guide, throughput
+# of arithmetic instructions, compute capability 9.0).
+INTEGER = "ISETP|SEL|P?LOP3|SHF|IADD3|IABS|PRMT|VIADD|LEA|VIMNMX|VIADDMNMX|MOV|F(SETP|SEL|MNMX)"
+MEMORY = "LDG|STG|LDS|STS|ATOMS|LD|ST"
 PIPES = {
-    "integer": (2, r"ISETP|I?SEL|LOP3|SHF|IADD3|IABS|PRMT|VIADD|LEA|P?LOP3|VIMNMX|VIADDMNMX|MOV|F(SETP|SEL|MNMX)"),
-    "multiply": (2, r"IMAD"),
-    "memory": (4, r"LDG|STG|LDS|STS|ATOMS|LD|ST"),
-    "double": (2, r"DADD|DFMA|DMUL|DSETP"),
-    "special": (8, r"MUFU|I2F|F2I|F2F|POPC|FLO"),
-}  # fmt: skip
+    "integer": (2, INTEGER),
+    "multiply": (2, "IMAD"),
+    "memory": (4, MEMORY),
+    "double": (2, "DADD|DFMA|DMUL|DSETP"),
+    "special": (8, "MUFU|I2F|F2I|F2F|POPC|FLO"),
+}
 TYPES = {
     "unsigned short": (2, "2 bytes"),
     "unsigned int": (4, "4 bytes"),
@@ -62,73 +65,93 @@ TYPES = {
 }
 
 
+Given = Mapping[str, int]  # sizes of the values, T, and indices, I; numbers of a pattern
+
+
+def _own(given: Given) -> float:
+    return given["V"]
+
+
+def _row(given: Given) -> float:
+    grain = 16 // given["T"]
+    return min(grain, 4) if given["s"] == 3 else max(1, grain // given["s"])
+
+
+def _group(given: Given) -> float:
+    return min(16 / given["T"], 32 / given["I"])
+
+
+VALUES = "(?P<T>unsigned short|unsigned int|float|BFloat16|Half)"
+INDICES = "(?P<I>unsigned char|int|long)"
+
+
 @dataclass(frozen=True)
 class Family:
-    """Kernels at a window. `pattern` is of the demangled name; T and I stand for types in it.
+    """Kernels at a usual window: of `pattern`'s groups k, s and p (padding), or as given.
 
-    A thread has `cells` pooled elements, each with its index and stride x stride others: a number,
-    or what it is of the sizes of both and of the pattern's numbers. `window` and `stride`: of that
-    pattern's groups `k` and `s`, if not given. `trips`: of loops, in the order of their addresses.
+    The pattern is of the demangled name; (T) and (I) stand for the values' type and the indices'. A
+    thread has so many `cells`, each with its index and stride x stride others. `trips`: of loops,
+    by their number in the order of addresses; others are gone through once.
     """
 
     name: str
     pattern: str
-    cells: Callable[[int, int, Mapping[str, int]], float]
+    cells: Callable[[Given], float] = _own
     window: int = 0
     stride: int = 0
-    trips: Callable[[int, int], Mapping[int, float]] = lambda value, index: {}
-    shared: int = 0  # bytes of a block, beside what is declared
-    gathers: bool = False  # one of the others; its sectors hold them all
+    trips: Callable[[Given], Mapping[int, float]] = lambda given: {}
+    gathers: bool = False  # only one of the others, though sectors hold them all
+    shared: int = 0  # bytes of a block that only the launch knows
 
     def match(self, kernel: str) -> re.Match[str] | None:
         """Of a name as demangled() gives it."""
-        pattern = self.pattern.replace("(T)", r"(?P<T>unsigned short|unsigned int|float|BFloat16|Half)")
-        return re.fullmatch(pattern.replace("(I)", r"(?P<I>unsigned char|int|long)"), kernel)
+        pattern = self.pattern.replace(
+            "(T)", "(?P<T>unsigned short|unsigned int|float|BFloat16|Half)"
+        )
+        return re.fullmatch(pattern.replace("(I)", INDICES), kernel)
 
 
-def _rows(value: int, index: int, n: Mapping[str, int]) -> int:
-    grain = min(16 // value, 4 if n["s"] == 3 else 8)
-    return grain if n["s"] == 3 else max(1, grain // n["s"])
-
-
-def _vector(value: int, index: int, n: Mapping[str, int]) -> int:
-    return n["V"]
-
-
-def _group(value: int, index: int, n: Mapping[str, int]) -> float:
-    return min(16 / value, 32 / index)
-
-
-_KSP = r"(?P<k>\d), (?P<s>\d), (?P<p>\d)"
+KSP = r"(?P<k>[1-9]), (?P<s>\d), (?P<p>\d)"
+V = r"(?P<V>[2-9]|\d\d)"
+# fmt: off
 FAST = [
-    Family("forward, rows", rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {_KSP}> >", _rows),
-    Family("pool, rows", r"pool_rows<(T), (I), (?P<k>\d), (?P<V>\d), (?P<R>\d)>", lambda v, i, n: n["V"] * n["R"], 0, 2, lambda v, i: {1: 0}),
-    Family("pool, channels", r"pool_channels<(T), (I), (?P<k>\d), (?P<V>[^1])>", _vector, 0, 2, lambda v, i: {1: 0}),
-    Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2, lambda v, i: {1: _group(v, i, {}), 2: 0, 3: _group(v, i, {}) * v / 4, 4: 0, 5: 0, 6: 0}),
-    Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2, lambda v, i: {1: _group(v, i, {}), 2: 0, 3: 0}, gathers=True),
-    Family("backward", r"backward<(T), (I), (?P<V>[^1]), false>", _vector, 2, 2, gathers=True),
-    Family("backward", r"backward<(T), (I), (?P<V>[^1]), true>", _vector, 3, 2, gathers=True),
-    Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, false> >", _rows),
-    Family("forward, rows in depth", rf"forward_rows<(T), (I), RowShape<[\w ]+, {_KSP}, true, true> >", _rows),
-    Family("forward, channels", rf"forward_channels<(T), (I), (?P<V>\d), ChannelShape<(?P<k>[^0]), (?P<s>\d), (?P<p>\d)> >", _vector),
-    Family("backward, rows", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 2, 2, gathers=True),
-    Family("backward, rows", r"backward<GiveLast<(T)>, (I), unsigned int, (?P<V>\d), \(Group\)2>", _vector, 3, 2, lambda v, i: {2: 2}, gathers=True),
-    Family("backward, channels", r"backward<GiveAlone<(T)>, (I), unsigned int, (?P<V>[^1]), \(Group\)0>", _vector, 2, 2, gathers=True),
-    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), true>", _vector, 2, 2, lambda v, i: {2: 2}),
-    Family("pool, rows", r"pool_rows<(T), (I), (?P<V>\d), false>", _vector, 3, 2, lambda v, i: {2: 3}),
-    Family("pool, channels", r"pool_channels<(T), (I), unsigned int, (?P<V>[^1])>", _vector, 3, 2, lambda v, i: {2: 3}),
-]  # fmt: skip
-# One of these is in the name of each kernel whose time is not counted: any windows, any layout, what
-# is stray, rows that do not divide into vectors, 64-bit offsets; elements of other sizes.
+    Family("forward, rows", rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {KSP}> >", _row),
+    Family("forward, channels", rf"forward_channels<(T), (I), {V}, ChannelShape<{KSP}> >"),
+    # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
+    Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2,
+           lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0}),
+    Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2,
+           lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True),
+    # The second loop of both is that of depth.
+    Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), {V}, 1>", _own, 0, 2, lambda g: {1: 0}),
+    Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2,
+           lambda g: {1: 0}),
+    # What is to be replaced.
+    Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, false> >",
+           _row),
+    Family("forward, deep", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, true> >", _row),
+    Family("backward, rows", rf"backward<GiveAlone<(T)>, (I), unsigned int, {V}, \(Group\)2>",
+           _own, 2, 2, gathers=True),
+    Family("backward, rows", rf"backward<GiveLast<(T)>, (I), unsigned int, {V}, \(Group\)2>",
+           _own, 3, 2, lambda g: {2: 2}, gathers=True),
+    Family("backward, channels", rf"backward<GiveAlone<(T)>, (I), unsigned int, {V}, \(Group\)0>",
+           _own, 2, 2, gathers=True),
+    Family("pool, rows", rf"pool_rows<(T), (I), {V}, true>", _own, 2, 2, lambda g: {2: 2}),
+    Family("pool, rows", rf"pool_rows<(T), (I), {V}, false>", _own, 3, 2, lambda g: {2: 3}),
+    Family("pool, channels", rf"pool_channels<(T), (I), unsigned int, {V}>", _own, 3, 2,
+           lambda g: {2: 3}),
+]
+# fmt: on
+# One of these is in the name of every other kernel: any windows, layouts and offsets; what is
+# stray; rows that do not divide into vectors; elements of other sizes.
 NOT_FAST = [
-    r"forward_windows|irregular_(for|back)ward|RowShape<.*, false, \w+>|ChannelShape<0",
-    r"reference::|backward_any|pool_windows|void|_stray|, 1, (true|false)>",
+    r"(forward|pool)_windows|irregular_|_stray|_any|RowShape<.*, false, \w+>|ChannelShape<0|void",
     r"unsigned long, 1|GiveAll|GiveLast|GiveMean|, 1, \(Group\)|\(Group\)1|unsigned int, 1>",
     r"<((Give|Take)\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
 ]
 
-# Of what is executed: squares of the widths of global accesses, accesses to any memory, issue slots,
-# bytes from and to global memory, and slots of each pipe.
+# Of what is executed: squares of the widths of global accesses, accesses to any memory, issue
+# slots, bytes from and to global memory, and slots of each pipe.
 Cost = tuple[float, ...]
 NOTHING: Cost = (0.0,) * (4 + len(PIPES))
 
@@ -143,9 +166,9 @@ def _cost(opcode: str) -> Cost:
     if name in ("LDG", "STG"):
         widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
         width = next((widths[part] for part in parts if part in widths), 4)
-    pipes = [slots if re.fullmatch(of, name) else 0 for slots, of in PIPES.values()]
-    accesses = bool(re.fullmatch(PIPES["memory"][1], name))
-    return width**2, accesses, 1, width, *(2 * slots if "WIDE" in parts else slots for slots in pipes)
+    accesses = bool(re.fullmatch(MEMORY, name))
+    slots = (slots if re.fullmatch(of, name) else 0 for slots, of in PIPES.values())
+    return width**2, accesses, 1, width, *(2 * n if "WIDE" in parts else n for n in slots)
 
 
 @dataclass
@@ -159,12 +182,12 @@ class Block:
 
 
 Graph = dict[int, Block]  # by address; the first is the entry
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@\S+\s+)?([A-Z][\w.]*)([^;]*);", re.M)
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@\S+\s+)?([A-Z][\w.]*)([^;]*);", re.M)
 
 
 def graph_of(code: str) -> Graph:
     """The blocks of a kernel, as cuobjdump prints it."""
-    found = [(int(a, 16), bool(g), op, rest) for a, g, op, rest in _INSTRUCTION.findall(code)]
+    found = [(int(a, 16), bool(g), op, rest) for a, g, op, rest in INSTRUCTION.findall(code)]
     leaves = re.compile("BRA|BRX|JMP|JMX|EXIT|RET")
     leaders = {int(rest.split("0x")[1], 16) for _, _, op, rest in found if op.startswith("BRA")}
     leaders |= {b[0] for a, b in pairwise(found) if leaves.match(a[2])}
@@ -198,23 +221,23 @@ def _reach(graph: Graph, start: int, without: Iterable[int] = ()) -> set[int]:
 
 
 def hot(graph: Graph) -> Graph:
-    """Without cold blocks: see above."""
+    """Without cold blocks."""
     entry = next(iter(graph))
     everything = _reach(graph, entry)
     # What a block leads to, and nothing else does.
     owned = {a: everything - _reach(graph, entry, [a]) for a in everything if a != entry}
     cold = set().union(*(owned[a] for a in owned if graph[a].reports))
 
-    def needless(address: int) -> bool:
+    def is_needless(address: int) -> bool:
         rest = owned[address] - cold
         if rest == owned[address] or any(graph[a].cost[1] or graph[a].ends for a in rest):
             return False
         others = everything - owned[address]  # must get to the end all the same
         return all(any(graph[b].ends for b in _reach(graph, a, [address])) for a in others)
 
-    cold |= set().union(*[owned[a] for a in owned if a not in cold and needless(a)])
-    blocks = {a: graph[a] for a in graph if a in everything - cold}
-    return {a: replace(b, after=[t for t in b.after if t in blocks]) for a, b in blocks.items()}
+    cold |= set().union(*[owned[a] for a in owned if a not in cold and is_needless(a)])
+    kept = {a: graph[a] for a in graph if a in everything - cold}
+    return {a: replace(b, after=[t for t in b.after if t in kept]) for a, b in kept.items()}
 
 
 def _usual(ways: list[Cost], origin: Cost) -> Cost:
@@ -234,14 +257,15 @@ class Paths:
         self.through = {b: {a for a in graph if b not in reached[a]} for b in graph}
         self.trips: dict[int, float] = {}
         self.loops: dict[int, Cost] = {}  # what once through takes
-        self.costs(set(graph), self.entry)
+        self._costs(set(graph), self.entry)
         self.trips = {header: trips.get(n, 1) for n, header in enumerate(sorted(self.loops))}
 
     def usual(self) -> Cost:
-        best = self.costs(set(self.graph), self.entry)
-        return max(cost for a, cost in best.items() if self.graph[a].ends)
+        """What the usual path takes."""
+        costs = self._costs(set(self.graph), self.entry)
+        return max(cost for a, cost in costs.items() if self.graph[a].ends)
 
-    def costs(self, within: set[int], entry: int) -> dict[int, Cost]:
+    def _costs(self, within: set[int], entry: int) -> dict[int, Cost]:
         """What it takes from the entry up to each block's end."""
         graph, best = self.graph, dict[int, Cost]()
         for component in self._components(within, entry):
@@ -255,7 +279,7 @@ class Paths:
                 before = _usual(into[header], best.get(parting, NOTHING))
             inside = {header: graph[header].cost}
             if header != entry and (len(component) > 1 or header in graph[header].after):
-                inside = self.costs(component, header)
+                inside = self._costs(component, header)
                 self.loops[header] = max(inside[a] for a in inside if header in graph[a].after)
                 before = _add(before, self.loops[header], self.trips.get(header, 1) - 1)
                 if self.trips.get(header, 1) == 0:
@@ -265,73 +289,71 @@ class Paths:
 
     def _components(self, within: set[int], header: int) -> list[set[int]]:
         """Strongly connected ones but for the ways back to the header, in topological order."""
-        graph, outside = self.graph, set(self.graph) - within
+        cut = (set(self.graph) - within) | {header}
         after = {
-            a: {a}.union(*(_reach(graph, b, outside | {header}) for b in graph[a].after))
-            for a in within
+            a: {a}.union(*(_reach(self.graph, b, cut) for b in self.graph[a].after)) for a in within
         }
         found: list[set[int]] = []
+        placed: set[int] = set()
         for a in sorted(within, key=lambda a: (-len(after[a]), a)):
-            if not found or a not in found[-1]:
+            if a not in placed:
                 found.append({b for b in after[a] if a in after[b]})
+                placed |= found[-1]
         return found
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """What a kernel needs at a usual window, and what it is allowed."""
 
     kernel: str
-    family: str
     window: str
     values: str
     indices: str
     registers: int
     blocks: int  # that fit an SM
     useful: float  # bytes a thread
-    moved: float  # with those that others read as well
-    slots: float
-    pipe: str  # the busiest
-    pipe_slots: float
-    loops: list[str]
-
-    @property
-    def allowed(self) -> float:
-        """Issue slots."""
-        return self.useful * SLOTS_PER_BYTE
-
-    @property
-    def percent(self) -> float:
-        return 100 * self.slots / self.allowed
+    moved: float  # those, with what others read too
+    needed: float  # issue slots a warp
+    allowed: float
+    percent: float
+    busiest_pipe: str
+    name: str
+    loops: str
 
 
 def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Demand:
     """Of a kernel that the family's pattern matches; usage as cuobjdump -res-usage prints it."""
     groups = match.groupdict()
     (value, values), (index, indices) = TYPES[groups["T"]], TYPES[groups["I"]]
-    numbers = {name: int(n) for name, n in groups.items() if name not in "TI"}
-    window, stride = family.window or numbers["k"], family.stride or numbers["s"]
-    cells = family.cells(value, index, numbers)
+    given = {name: int(n) for name, n in groups.items() if name not in "TI"}
+    given |= {"T": value, "I": index}
+    window, stride = family.window or given["k"], family.stride or given["s"]
+    cells = family.cells(given)
     useful = cells * (value + index + stride**2 * value)
     least = cells * (2 * value + index) if family.gathers else useful
-    paths = Paths(hot(graph_of(code)), family.trips(value, index))
-    _, _, slots, moved, *pipes = paths.usual()
-    loops = [
-        f"at {a:x} {n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes"
+    paths = Paths(hot(graph_of(code)), family.trips(given))
+    _, _, needed, moved, *pipes = paths.usual()
+    loops = "; ".join(
+        f"{n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes at {a:x}"
         for a, n in paths.trips.items()
-    ]
+    )
     if moved < least:
-        raise LookupError(f"{match[0]}: of {least} bytes {moved} are found; loops: {loops}")
+        raise LookupError(f"{match[0]}: {moved:g} of {least:g} bytes are found; loops: {loops}")
     registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
     allocated = -(-registers * 32 // 256) * 256 * THREADS // 32
-    shared = max(shared, 1024) + family.shared  # a block has 1 KB that is not its own
-    fit = min(SM_THREADS // THREADS, SM_REGISTERS // allocated, SM_SHARED // shared)
+    shared = max(shared, 1024) + family.shared  # 1 KB of a block is not its own
+    blocks = min(SM_THREADS // THREADS, SM_REGISTERS // allocated, SM_SHARED // shared)
+    allowed = useful * SLOTS_PER_BYTE
     busiest, pipe = max(zip(pipes, PIPES, strict=True))
-    shape = f"{window}x{window}/{stride}" + (" padded" if numbers.get("p") else "")
     return Demand(
-        match[0], family.name, shape, values, indices,
-        registers, fit, useful, moved, slots, pipe, busiest, loops,
-    )  # fmt: skip
+        family.name,
+        f"{window}x{window}/{stride}" + (" padded" if given.get("p") else ""),
+        *(values, indices, registers, blocks, useful, moved, needed, allowed),
+        percent=100 * needed / allowed,
+        busiest_pipe=f"{pipe}, {100 * busiest / allowed:.0f} %",
+        name=match[0],
+        loops=loops,
+    )
 
 
 def demands(codes: Mapping[str, str], usages: Mapping[str, str]) -> list[Demand]:
@@ -342,7 +364,7 @@ def demands(codes: Mapping[str, str], usages: Mapping[str, str]) -> list[Demand]
         if not fits and not any(re.search(pattern, name) for pattern in NOT_FAST):
             raise LookupError(f"neither FAST nor NOT_FAST knows {name}")
         found += [demand(*fit, codes[mangled], usages[mangled]) for fit in fits]
-    return sorted(found, key=lambda d: (d.family, d.window, d.values, d.indices))
+    return sorted(found)
 
 
 def demangled(names: Iterable[str]) -> dict[str, str]:
@@ -360,8 +382,9 @@ def demangled(names: Iterable[str]) -> dict[str, str]:
 def disassembler() -> str | None:
     """CUDA's: from the toolkit, or from Triton, which comes with PyTorch."""
     triton = util.find_spec("triton")
-    ours = Path(triton.origin).parent / "backends/nvidia/bin" if triton and triton.origin else None
-    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=str(ours))
+    origin = triton.origin if triton else None
+    ours = Path(origin).parent / "backends" / "nvidia" / "bin" if origin else None
+    return shutil.which("cuobjdump") or (shutil.which("cuobjdump", path=ours) if ours else None)
 
 
 def read_usages(listing: str) -> dict[str, str]:
@@ -373,7 +396,7 @@ def read(library: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The kernels' machine code, without its encoding, and their usages."""
     program = disassembler()
     if program is None:
-        sys.exit("Neither cuobjdump nor Triton is installed.")
+        sys.exit("neither cuobjdump nor Triton is installed")
     command = [program, "-arch", f"sm_{ARCHITECTURE}", str(library)]
     usage = subprocess.run([*command, "-res-usage"], check=True, capture_output=True, text=True)
     codes: dict[str, list[str]] = {}
@@ -384,28 +407,14 @@ def read(library: Path) -> tuple[dict[str, str], dict[str, str]]:
                 lines = codes[line.split()[-1]] = []
             elif ";" in line:
                 lines.append(line.partition(";")[0] + ";")
-    return {name: "\n".join(found) for name, found in codes.items()}, read_usages(usage.stdout)
-
-
-COLUMNS = {
-    "kernel": lambda d: d.family,
-    "window": lambda d: d.window,
-    "values": lambda d: d.values,
-    "indices": lambda d: d.indices,
-    "registers": lambda d: d.registers,
-    "blocks an SM": lambda d: d.blocks,
-    "useful bytes": lambda d: f"{d.useful:g}",
-    "moved": lambda d: f"{d.moved:g}",
-    "slots needed": lambda d: f"{d.slots:.0f}",
-    "allowed": lambda d: f"{d.allowed:.0f}",
-    "demand": lambda d: f"{d.percent:.0f} %",
-    "busiest pipe": lambda d: f"{d.pipe}, {100 * d.pipe_slots / d.allowed:.0f} %",
-}  # type: dict[str, Callable[[Demand], object]]
+    return {name: "\n".join(lines) for name, lines in codes.items()}, read_usages(usage.stdout)
 
 
 def table(found: Iterable[Demand], markdown: bool) -> str:
     """Bytes are those of a thread, slots those of a warp."""
-    rows = [[*COLUMNS], *([str(of(d)) for of in COLUMNS.values()] for d in found)]
+    shown = len(Demand._fields) - 2
+    rows = [[f"{x:.0f}" if isinstance(x, float) else str(x) for x in d[:shown]] for d in found]
+    rows.insert(0, [name.replace("_", " ") for name in Demand._fields[:shown]])
     if markdown:
         rows.insert(1, ["--"] * 4 + ["--:"] * 7 + ["--"])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -415,21 +424,21 @@ def table(found: Iterable[Demand], markdown: bool) -> str:
 
 def main() -> None:
     """Print the table of a library, by default of the one that is installed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("library", type=Path, nargs="?")
-    parser.add_argument("--kernel", default="", metavar="REGEX", help="of its name without namespaces")
+    parser.add_argument("--kernel", metavar="REGEX", help="only such names, and their loops")
     parser.add_argument("--markdown", action="store_true")
     asked = parser.parse_args()
     installed = (so for path in sys.path for so in Path(path).glob("maxunpool_cuda/_C*.so"))
     library = asked.library or next(installed, None)
     if library is None:
-        sys.exit("maxunpool_cuda is not installed.")
+        sys.exit("maxunpool_cuda is not installed")
     codes, usages = read(library)
-    found = [d for d in demands(codes, usages) if re.search(asked.kernel, d.kernel)]
+    found = [d for d in demands(codes, usages) if re.search(asked.kernel or "", d.name)]
     print(table(found, asked.markdown))
     print(f"\n{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted.")
     if asked.kernel:
-        print(*(f"{d.kernel}: loops {'; '.join(d.loops)}" for d in found), sep="\n")
+        print(*(f"{d.name}: {d.loops}" for d in found), sep="\n")
 
 
 if __name__ == "__main__":
