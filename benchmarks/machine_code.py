@@ -7,7 +7,8 @@ more issue slots than its bytes allow is slower than a copy: tests/test_library.
 100 %. Counted is the path of a usual warp through the control flow graph:
 
 - Cold blocks are left out: those that reach the error record (atomics on global memory, volatile
-  accesses, calls), and what accesses no memory and leads nowhere but there or around it.
+  accesses, calls), and what leads nowhere but there or around it, if it writes nothing and loads
+  nothing as wide as other blocks.
 - Of several ways to a block the usual one moves the widest vectors. Of those that move the same it
   is the shortest if all of them access memory, as do whole vectors beside ones in parts; else the
   longest. That may be too long where a warp skips what it has no use for, and too short where half
@@ -81,6 +82,10 @@ def _group(given: Given) -> float:
     return min(16 / given["T"], 32 / given["I"])
 
 
+def _planes(given: Given) -> float:
+    return 4
+
+
 VALUES = "(?P<T>unsigned short|unsigned int|float|BFloat16|Half)"
 INDICES = "(?P<I>unsigned char|int|long)"
 
@@ -126,6 +131,10 @@ FAST = [
     Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), {V}, 1>", _own, 0, 2, lambda g: {1: 0}),
     Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2,
            lambda g: {1: 0}),
+    Family("backward", r"backward<(T), (I), false>", _planes, 2, 2, gathers=True),
+    # The last loops are of a later cell's row and column: four cells, in two rows.
+    Family("backward", r"backward<(T), (I), true>", _planes, 3, 2, lambda g: {2: 2, 3: 2},
+           gathers=True),
     # What is to be replaced.
     Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, false> >",
            _row),
@@ -176,6 +185,8 @@ class Block:
     """Instructions that are executed one after the other."""
 
     cost: Cost = NOTHING
+    loads: int = 0  # bytes of the widest
+    writes: bool = False  # or has to do with shared memory
     reports: bool = False  # a bad index
     ends: bool = False  # the thread, perhaps
     after: list[int] = field(default_factory=list)
@@ -199,6 +210,10 @@ def graph_of(code: str) -> Graph:
                 block.after.append(address)
             block = blocks[address] = Block()
         block.cost = _add(block.cost, _cost(opcode))
+        if opcode.startswith("LDG"):
+            block.loads = max(block.loads, int(_cost(opcode)[3]))
+        else:
+            block.writes |= bool(_cost(opcode)[1])
         cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
         block.reports |= cold and not guarded
         falls = True
@@ -227,10 +242,12 @@ def hot(graph: Graph) -> Graph:
     # What a block leads to, and nothing else does.
     owned = {a: everything - _reach(graph, entry, [a]) for a in everything if a != entry}
     cold = set().union(*(owned[a] for a in owned if graph[a].reports))
+    widest = max(graph[a].loads for a in everything - cold)
 
     def is_needless(address: int) -> bool:
         rest = owned[address] - cold
-        if rest == owned[address] or any(graph[a].cost[1] or graph[a].ends for a in rest):
+        works = (b.loads >= widest or b.writes or b.ends for b in map(graph.__getitem__, rest))
+        if rest == owned[address] or any(works):
             return False
         others = everything - owned[address]  # must get to the end all the same
         return all(any(graph[b].ends for b in _reach(graph, a, [address])) for a in others)
@@ -434,7 +451,9 @@ def main() -> None:
     if library is None:
         sys.exit("maxunpool_cuda is not installed")
     codes, usages = read(library)
-    found = [d for d in demands(codes, usages) if re.search(asked.kernel or "", d.name)]
+    names = demangled(codes)
+    chosen = {name: codes[name] for name in codes if re.search(asked.kernel or "", names[name])}
+    found = demands(chosen, usages)
     print(table(found, asked.markdown))
     print(f"\n{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted.")
     if asked.kernel:

@@ -138,7 +138,7 @@ def test_fast_kernels_leave_room_for_others(name: str) -> None:
 
 
 def test_the_usual_path_is_counted() -> None:
-    """What is skipped by some is on it, what reports an error is not, a loop is there three times."""
+    """What some skip is on it, what reports an error is not, a loop is there three times."""
     code = """
         /*0000*/                   S2R R0, SR_TID.X ;
         /*0010*/               @P0 EXIT ;
