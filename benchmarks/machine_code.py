@@ -9,16 +9,16 @@ more issue slots than its bytes allow is slower than a copy: tests/test_library.
 - Cold blocks are left out: those that reach the error record (atomics on global memory, volatile
   accesses, calls), and what leads nowhere but there or around it, if it writes nothing and loads
   nothing as wide as other blocks.
-- Of several ways to a block the usual one moves the widest vectors. Of those that move the same it
-  is the shortest if all of them access memory, as do whole vectors beside ones in parts; else the
-  longest. That may be too long where a warp skips what it has no use for, and too short where half
-  of a warp goes either way.
+- Of several ways to a block the usual one moves the widest vectors and accesses memory most. Of
+  equal ones it is the shortest, as whole vectors are beside vectors in parts; or the longest, if
+  they access none. That may be too long where a warp skips what it has no use for, and too short
+  where half of a warp goes either way.
 - A loop is gone through once, or as often as FAST says.
 - Each instruction is an issue slot, be it predicated off. Those of the busiest pipe among the pipes
   slower than the issue are a figure of their own. Stalls and misses are not counted.
 
-A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path with fewer bytes than
-the useful ones, which has missed a loop or a branch.
+A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path that moves fewer bytes
+than are useful, or twice as many where windows share none: FAST has its cells or its loops wrong.
 """
 
 from __future__ import annotations
@@ -124,9 +124,10 @@ FAST = [
     Family("forward, channels", rf"forward_channels<(T), (I), {V}, ChannelShape<{KSP}> >"),
     # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
     Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2,
-           lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0}),
+           lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0},
+           shared=16 << 10),
     Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2,
-           lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True),
+           lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True, shared=16 << 10),
     # The second loop of both is that of depth.
     Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), {V}, 1>", _own, 0, 2, lambda g: {1: 0}),
     Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2,
@@ -145,7 +146,8 @@ FAST = [
            _own, 3, 2, lambda g: {2: 2}, gathers=True),
     Family("backward, channels", rf"backward<GiveAlone<(T)>, (I), unsigned int, {V}, \(Group\)0>",
            _own, 2, 2, gathers=True),
-    Family("pool, rows", rf"pool_rows<(T), (I), {V}, true>", _own, 2, 2, lambda g: {2: 2}),
+    Family("pool, rows", rf"pool_rows<(T), (I), {V}, true>", _own, 2, 2,
+           lambda g: {2: 4 / g["T"]}),
     Family("pool, rows", rf"pool_rows<(T), (I), {V}, false>", _own, 3, 2, lambda g: {2: 3}),
     Family("pool, channels", rf"pool_channels<(T), (I), unsigned int, {V}>", _own, 3, 2,
            lambda g: {2: 3}),
@@ -259,9 +261,9 @@ def hot(graph: Graph) -> Graph:
 
 def _usual(ways: list[Cost], origin: Cost) -> Cost:
     """Of the costs of ways that part at the origin and meet again, that of the usual one."""
-    widest = [way for way in ways if way[0] == max(ways)[0]]
-    same = all(way[1] > origin[1] for way in widest)
-    return (min if same else max)(widest, key=lambda way: way[2])
+    most = max(way[:2] for way in ways)
+    same = [way for way in ways if way[:2] == most]
+    return (min if most[1] > origin[1] else max)(same, key=lambda way: way[2])
 
 
 class Paths:
@@ -354,8 +356,9 @@ def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Deman
         f"{n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes at {a:x}"
         for a, n in paths.trips.items()
     )
-    if moved < least:
-        raise LookupError(f"{match[0]}: {moved:g} of {least:g} bytes are found; loops: {loops}")
+    apart = window <= stride and not family.gathers
+    if moved < least or (apart and moved >= 2 * useful):
+        raise LookupError(f"{match[0]}: {moved:g} of {least:g} bytes are moved; loops: {loops}")
     registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
     allocated = -(-registers * 32 // 256) * 256 * THREADS // 32
     shared = max(shared, 1024) + family.shared  # 1 KB of a block is not its own
@@ -415,7 +418,9 @@ def read(library: Path) -> tuple[dict[str, str], dict[str, str]]:
     if program is None:
         sys.exit("neither cuobjdump nor Triton is installed")
     command = [program, "-arch", f"sm_{ARCHITECTURE}", str(library)]
-    usage = subprocess.run([*command, "-res-usage"], check=True, capture_output=True, text=True)
+    usage = subprocess.run([*command, "-res-usage"], capture_output=True, text=True)
+    if usage.returncode != 0:
+        sys.exit(usage.stderr)
     codes: dict[str, list[str]] = {}
     with subprocess.Popen([*command, "-sass"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
