@@ -110,18 +110,19 @@ class Family:
 
     def match(self, kernel: str) -> re.Match[str] | None:
         """Of a name as demangled() gives it."""
-        pattern = self.pattern.replace(
-            "(T)", "(?P<T>unsigned short|unsigned int|float|BFloat16|Half)"
-        )
-        return re.fullmatch(pattern.replace("(I)", INDICES), kernel)
+        pattern = self.pattern.replace("(T)", VALUES).replace("(I)", INDICES)
+        return re.fullmatch(pattern, kernel)
 
 
 KSP = r"(?P<k>[1-9]), (?P<s>\d), (?P<p>\d)"
 V = r"(?P<V>[2-9]|\d\d)"
+CHANNELS = rf"(I), {V}, ChannelShape<{KSP}> >"
 # fmt: off
 FAST = [
     Family("forward, rows", rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {KSP}> >", _row),
-    Family("forward, channels", rf"forward_channels<(T), (I), {V}, ChannelShape<{KSP}> >"),
+    Family("forward, channels", rf"forward_channels<TakeLast<(T)>, {CHANNELS}"),
+    Family("sum, rows", rf"forward_rows<TakeSum<(T)>, (I), RowShape<[\w ]+, {KSP}> >", _row),
+    Family("sum, channels", rf"forward_channels<TakeSum<(T)>, {CHANNELS}"),
     # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
     Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2,
            lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0},
@@ -137,6 +138,7 @@ FAST = [
     Family("backward", r"backward<(T), (I), true>", _planes, 3, 2, lambda g: {2: 2, 3: 2},
            gathers=True),
     # What is to be replaced.
+    Family("forward, channels", rf"forward_channels<(T), {CHANNELS}"),
     Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, false> >",
            _row),
     Family("forward, deep", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, true> >", _row),
@@ -153,10 +155,11 @@ FAST = [
            lambda g: {2: 3}),
 ]
 # fmt: on
-# One of these is in the name of every other kernel: any windows, layouts and offsets; what is
+# One of these is in the name of each other kernel: any windows, layouts and offsets; what is
 # stray; rows that do not divide into vectors; elements of other sizes.
 NOT_FAST = [
-    r"(forward|pool)_windows|irregular_|_stray|_any|RowShape<.*, false, \w+>|ChannelShape<0|void",
+    r"(forward|pool)_windows|irregular_|_stray|_any|TakeMean|void",
+    r"RowShape<.*, false, \w+>|ChannelShape<0",
     r"unsigned long, 1|GiveAll|GiveLast|GiveMean|, 1, \(Group\)|\(Group\)1|unsigned int, 1>",
     r"<((Give|Take)\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
 ]
