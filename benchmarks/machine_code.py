@@ -13,7 +13,8 @@ more issue slots than its bytes allow is slower than a copy: tests/test_library.
   equal ones it is the shortest, as whole vectors are beside vectors in parts; or the longest, if
   they access none. That may be too long where a warp skips what it has no use for, and too short
   where half of a warp goes either way.
-- A loop is gone through once, or as often as FAST says.
+- A loop is gone through as often as FAST says, or once; or not at all if windows share none and
+  their bytes are moved without it, as by the loop for depth beside that for the plane.
 - Each instruction is an issue slot, be it predicated off. Those of the busiest pipe among the pipes
   slower than the issue are a figure of their own. Stalls and misses are not counted.
 
@@ -70,7 +71,7 @@ Given = Mapping[str, int]  # sizes of the values, T, and indices, I; numbers of 
 
 
 def _own(given: Given) -> float:
-    return given["V"]
+    return given["V"] * given.get("R", 1)
 
 
 def _row(given: Given) -> float:
@@ -129,10 +130,8 @@ FAST = [
            shared=16 << 10),
     Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2,
            lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True, shared=16 << 10),
-    # The second loop of both is that of depth.
-    Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), {V}, 1>", _own, 0, 2, lambda g: {1: 0}),
-    Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2,
-           lambda g: {1: 0}),
+    Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), (?P<s>\d), {V}, (?P<R>\d), true>"),
+    Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2),
     Family("backward", r"backward<(T), (I), false>", _planes, 2, 2, gathers=True),
     # The last loops are of a later cell's row and column: four cells, in two rows.
     Family("backward", r"backward<(T), (I), true>", _planes, 3, 2, lambda g: {2: 2, 3: 2},
@@ -287,6 +286,18 @@ class Paths:
         costs = self._costs(set(self.graph), self.entry)
         return max(cost for a, cost in costs.items() if self.graph[a].ends)
 
+    def skip(self, given: Iterable[int], least: float) -> None:
+        """Leave out loops, but for those given, as far as so many bytes are moved without."""
+        for n, header in enumerate(self.trips):
+            kept = self.trips[header]
+            self.trips[header] = kept if n in given else 0
+            if n not in given and not self._moves(least):
+                self.trips[header] = kept
+
+    def _moves(self, least: float) -> bool:
+        costs = self._costs(set(self.graph), self.entry)
+        return any(cost[3] >= least for a, cost in costs.items() if self.graph[a].ends)
+
     def _costs(self, within: set[int], entry: int) -> dict[int, Cost]:
         """What it takes from the entry up to each block's end."""
         graph, best = self.graph, dict[int, Cost]()
@@ -353,13 +364,16 @@ def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Deman
     cells = family.cells(given)
     useful = cells * (value + index + stride**2 * value)
     least = cells * (2 * value + index) if family.gathers else useful
-    paths = Paths(hot(graph_of(code)), family.trips(given))
+    apart = window <= stride and not family.gathers
+    trips = family.trips(given)
+    paths = Paths(hot(graph_of(code)), trips)
+    if apart and paths.usual()[3] >= 2 * useful:
+        paths.skip(trips, useful)
     _, _, needed, moved, *pipes = paths.usual()
     loops = "; ".join(
         f"{n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes at {a:x}"
         for a, n in paths.trips.items()
     )
-    apart = window <= stride and not family.gathers
     if moved < least or (apart and moved >= 2 * useful):
         raise LookupError(f"{match[0]}: {moved:g} of {least:g} bytes are moved; loops: {loops}")
     registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
