@@ -6,6 +6,7 @@
 #                  under sanitizers, the machine code of the CUDA kernels
 #   make soak      the random tests, once for each of many fresh seeds
 #   make bench     times everything
+#   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
 #   SEED    what tests draw their inputs from: a number, or fresh for one that nobody knows
@@ -50,7 +51,7 @@ KERNELS := $(VENV)/.cuda-$(CUDA)
 # Threads that spin while they wait take a busy machine's cores from those they wait for.
 demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all soak bench lint gpu-check clean
+.PHONY: demo test test-all soak bench budget lint gpu-check clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
@@ -66,6 +67,9 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+budget: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.machine_code $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
