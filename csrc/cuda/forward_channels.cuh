@@ -43,7 +43,7 @@ struct ChannelPlan {
 
 // Offsets are 32-bit, pointers aligned, channels a multiple of V.
 template <class Take, class Index, int V, class Shape>
-__global__ void __launch_bounds__(kThreads, 4 * 256 / kThreads) forward_channels(
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
     ChannelPlan plan,
     Report report,
     typename Take::Element negative_zero, // see added_to_zero

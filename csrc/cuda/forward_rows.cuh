@@ -41,9 +41,9 @@ struct RowShape {
   static constexpr int V = std::max(1, kGrain / kStride);
   static constexpr int N = V * kStride; // outputs of a thread in a row
   static_assert(N % kGrain == 0);
-  static constexpr int kRight = (N - 1 + kPadding) / kStride + 1 - V; // cells beyond its own
-  static constexpr int kBelow = (kStride - 1 + kPadding) / kStride;   // rows of them
-  static constexpr int kBlocks = (V >= 4 || kDeep ? 10 : 12) * 128 / kThreads; // resident
+  static constexpr int kRight = (N - 1 + kPadding) / kStride + 1 - V;        // cells beyond its own
+  static constexpr int kBelow = (kStride - 1 + kPadding) / kStride;          // rows of them
+  static constexpr int kBlocks = (V >= 4 || kDeep ? 1280 : 1536) / kThreads; // resident
 };
 
 // Of outputs there are S to a cell in width, and in height one to S to the last cell; no window is

@@ -37,7 +37,7 @@ struct AnyIndices {
 };
 
 template <class Take, class Offset>
-__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 * 256 / kThreads : 1)
+__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
     forward_windows(
         Tiling<Offset> tiling,
         Report report,

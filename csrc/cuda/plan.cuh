@@ -155,7 +155,8 @@ struct Plan {
     planes_bytes = bytes(count);
     const int64_t groups = count * g.in_plane() / group + 1;
     const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
-    planes_threads = std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kThreads);
+    planes_threads =
+        std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kPlanesThreads);
     return count;
   }
   static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kVectorsPerThread = 4;

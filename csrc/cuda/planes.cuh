@@ -30,6 +30,8 @@
 
 namespace maxunpool_cuda {
 
+constexpr int kPlanesThreads = 256; // of a block, at most
+
 // What a thread reads at a time: at most 16 bytes of values and 32 of indices.
 constexpr int cells_of_group(size_t element_size, size_t index_size) {
   const size_t cells = std::min(kVectorBytes / element_size, 2 * kVectorBytes / index_size);
@@ -248,7 +250,7 @@ __device__ inline Element sum_of(
 //   small element is part of it, a larger one lies at stage[claim], of which stage[0] == 0.
 // - otherwise, where no two indices can name one output: the element.
 template <class Element, class Index, bool kClaims>
-__global__ void __launch_bounds__(kThreads, 4) forward_planes(
+__global__ void __launch_bounds__(kPlanesThreads, 4) forward_planes(
     Planes all,
     Element negative_zero,
     const Element* __restrict__ input,
@@ -374,7 +376,7 @@ __global__ void __launch_bounds__(kThreads, 4) forward_planes(
 
 // The gradient of "last": the cell that an output was written from is given the output's.
 template <class Element, class Index>
-__global__ void __launch_bounds__(kThreads, 4) backward_planes(
+__global__ void __launch_bounds__(kPlanesThreads, 4) backward_planes(
     Planes all,
     const Element* __restrict__ grad_output,
     const Index* __restrict__ indices,

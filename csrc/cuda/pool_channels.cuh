@@ -19,7 +19,7 @@ namespace maxunpool_cuda {
 
 // Windows of K cells in height (or 1, in inputs of one row) and width, without dilation.
 template <class T, class Index, int K, int V>
-__global__ void __launch_bounds__(kThreads, 4) pool_channels(
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     Tiling<uint32_t> tiling,
     const T* __restrict__ input,
     T* __restrict__ values,
@@ -101,7 +101,7 @@ struct PoolCells {
 
 // Any windows, of one channel a thread.
 template <class T, class Offset>
-__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 4 : 1) pool_windows(
+__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1) pool_windows(
     Tiling<Offset> tiling,
     PoolCells<Offset> cells,
     T lowest,

@@ -23,7 +23,7 @@ namespace maxunpool_cuda {
 // K == 3 cells left of the thread's vector. Else V is 1, under any padding; then threads that are
 // neighbours still write what is side by side, and R rows share the work.
 template <class T, class Index, int K, int S, int V, int R, bool kEven>
-__global__ void __launch_bounds__(kThreads, 4) pool_rows(
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     Tiling<uint32_t> tiling,
     const T* __restrict__ input,
     T* __restrict__ values,
