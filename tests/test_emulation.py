@@ -416,19 +416,25 @@ def test_a_bad_index_beside_a_stray_one(
         assert same(outcome.result, expected_without(call, where))
 
 
+PLANS = "Tiling|Gather|RowPlan|ChannelPlan|BandPlan|Planes|Pieces"  # what kernels get first
+
+
 def kinds(mangled: Iterable[str]) -> set[str]:
     """Which kernels they are, but for the types of their arrays and the length of vectors."""
     names = "\n".join(mangled)
     done = subprocess.run(["c++filt"], input=names, check=True, capture_output=True, text=True)
     found = set()
     for line in done.stdout.replace("maxunpool_cuda::", "").splitlines():
-        if kernel := re.match(r"void ((?:forward|backward)\w*)<(.*)>\((?:Tiling|Planes|Stray)", line):
+        if kernel := re.match(rf"void ((?:forward|backward)\w*)<(.*)>\((?:{PLANS})", line):
             name, arguments = kernel.groups()
-            values, indices, *rest = re.split(r", (?![^<]*>)", arguments)
-            parts = [name, values.partition("<")[0] if "<" in values else "", *rest]
-            parts.append("offsets" if indices == "unsigned char" else "flat")
-            shapes = (re.sub(r"RowShape<[^,]*,", "RowShape<", part) for part in parts)
-            found.add(" ".join(re.sub(r"^([2-9]|16)$", "V", part) for part in shapes if part))
+            values, *rest = re.split(r", (?![^<]*>)", arguments)
+            parts = [name, values.partition("<")[0] if "<" in values else ""]
+            for i, part in enumerate(rest):
+                if i == 0 and name != "forward_windows" and part not in ("true", "false"):
+                    part = "offsets" if part == "unsigned char" else "flat"
+                part = re.sub(r"RowShape<[^,]*,", "RowShape<", part)
+                parts.append(re.sub(r"^([2-9]|16)$", "V", part))
+            found.add(" ".join(part for part in parts if part))
     return found
 
 

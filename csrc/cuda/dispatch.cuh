@@ -66,7 +66,7 @@ class Dispatch {
       }
       sum<Index>();
       with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-        redo<SumSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
+        redo<SumSlot<T, uint64_t>, uint64_t>(any_indices());
       });
     });
   }
@@ -118,7 +118,7 @@ class Dispatch {
       if (arguments_.reduce == Reduce::mean) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
           run_backward<GiveMean<T>, Index, uint64_t, 1, Group::channels>();
-          redo<CountSlot<T, uint64_t>, Index, uint64_t>();
+          redo<CountSlot<T, uint64_t>, uint64_t>(any_indices());
         });
         return;
       }
@@ -156,6 +156,9 @@ class Dispatch {
   template <class Index>
   const Index* indices() const {
     return static_cast<const Index*>(arguments_.indices);
+  }
+  AnyIndices any_indices() const {
+    return {arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))};
   }
   template <class T>
   T* result() const {
@@ -346,7 +349,7 @@ class Dispatch {
         1,
         maxunpool_cuda::forward_windows<Take, Offset>,
         make_tiling<Offset>(geometry(), tile, counts, geometry().inner),
-        AnyIndices{arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))},
+        any_indices(),
         values<T>(),
         result<T>());
   }
@@ -411,15 +414,16 @@ class Dispatch {
     launch_(kernel, tiling.items, tiling, report(), rest...);
   }
 
+  // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
   template <class T, class Index>
   void second() const {
-    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+    if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
       if (plan_.shared) {
-        redo<LastSlot<T, uint32_t>, Index, uint32_t, true>();
+        redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>());
         return;
       }
     }
-    redo<LastSlot<T, uint64_t>, Index, uint64_t>(); // for the rare, 64 bits will do
+    redo<LastSlot<T, uint64_t>, uint64_t>(any_indices());
   }
 
   template <class Offset>
@@ -444,9 +448,11 @@ class Dispatch {
         plan_.slot_bytes};
   }
 
-  // What the first kernel has found stray.
-  template <class Slot, class Index, class Offset, bool kShared = false>
-  void redo() const {
+  template <class Slot, class Offset, bool kShared = false, class Indices>
+  void redo(Indices indices) const {
+    if (arguments_.index_type == c10::ScalarType::Byte) {
+      return;
+    }
     using T = typename Slot::Element;
     const auto run = [&](auto kernel, const auto&... reduce) {
       const int64_t bytes = kShared ? plan_.slot_bytes : 0;
@@ -456,17 +462,17 @@ class Dispatch {
           pieces<Offset>(),
           reduce...,
           values<T>(),
-          indices<Index>(),
+          indices,
           result<T>());
     };
-    if constexpr (!kIsWindowOffset<Index> && requires { &Slot::grad_input; }) {
+    if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        run(backward_stray<Slot, Index, Offset, kShared>);
+        run(backward_stray<Slot, Indices, Offset, kShared>);
       }
     }
-    if constexpr (!kIsWindowOffset<Index> && !std::is_same_v<Slot, CountSlot<T, Offset>>) {
+    if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        run(forward_stray<Slot, Index, Offset, kShared>, arguments_.reduce);
+        run(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
       }
     }
   }

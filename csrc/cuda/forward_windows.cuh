@@ -19,23 +19,6 @@
 
 namespace maxunpool_cuda {
 
-// Indices of a type that is known when the kernel runs: of one byte they are window offsets.
-struct AnyIndices {
-  const void* indices;
-  int bytes; // of one
-
-  __device__ int64_t at(uint64_t i) const {
-    switch (bytes) {
-      case 8:
-        return static_cast<const int64_t*>(indices)[i];
-      case 4:
-        return static_cast<const int32_t*>(indices)[i];
-      default:
-        return static_cast<const uint8_t*>(indices)[i];
-    }
-  }
-};
-
 template <class Take, class Offset>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
     forward_windows(
@@ -51,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const Position<Offset>& p = item.tile;
     const Offset channel = item.channels;
     const auto target_of_cell = [&](Offset source, Offset d, Offset h, Offset w) {
-      const int64_t index = indices.at(source);
+      const int64_t index = indices[source];
       return indices.bytes > 1
                  ? target_of<Offset>(index)
                  : CellRow<uint8_t, Offset>(tiling, d, h).target(static_cast<uint8_t>(index), w);
@@ -68,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
             tiling.cell(p),
             channel,
             indices.bytes == 1,
-            indices.at(source));
+            indices[source]);
       } else if (
           indices.bytes > 1 &&
           !tiling.template holds<true>(tiling.template window<true>(p), Offset{0}, target)) {

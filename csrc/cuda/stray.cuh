@@ -192,11 +192,11 @@ __device__ inline void for_each_of_plane(
 }
 
 // Clears the slots, and add()s the pooled elements of a piece.
-template <class Slot, bool kVectors, class Index, class Offset>
+template <class Slot, bool kVectors, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece,
     Slot* slots,
-    const Index* __restrict__ indices,
+    const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
   const Pieces<Offset>& all = piece.all;
   const Offset channels = all.channels.divisor(), cells = all.in_plane;
@@ -213,8 +213,7 @@ __device__ inline void fill(
       return;
     }
     const Offset source = piece.pooled(from, from.position);
-    const Index index = indices[source];
-    const Offset target = target_of<Offset>(index);
+    const Offset target = target_of<Offset>(indices[source]);
     const auto value = [&] { return values[source]; };
     if (piece.holds(target)) {
       slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
@@ -270,12 +269,13 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& ru
   }
 }
 
-template <class Slot, class Index, class Offset, bool kShared>
+// Indices are a pointer, or AnyIndices.
+template <class Slot, class Indices, class Offset, bool kShared>
 __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
-    const Index* __restrict__ indices,
+    Indices indices,
     typename Slot::Element* __restrict__ output) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
@@ -309,11 +309,11 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
   });
 }
 
-template <class Slot, class Index, class Offset, bool kShared>
+template <class Slot, class Indices, class Offset, bool kShared>
 __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
-    const Index* __restrict__ indices,
+    Indices indices,
     typename Slot::Element* __restrict__ grad_input) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {

@@ -43,6 +43,23 @@ __device__ inline Offset target_of(Index index) {
   }
 }
 
+// Indices of a type that is known when the kernel runs: of one byte they are window offsets.
+struct AnyIndices {
+  const void* indices;
+  int bytes; // of one
+
+  __device__ int64_t operator[](uint64_t i) const {
+    switch (bytes) {
+      case 8:
+        return static_cast<const int64_t*>(indices)[i];
+      case 4:
+        return static_cast<const int32_t*>(indices)[i];
+      default:
+        return static_cast<const uint8_t*>(indices)[i];
+    }
+  }
+};
+
 // A geometry with what a kernel needs to find its way in it. Offset is uint32_t where every
 // intermediate value stays below 2^31, else uint64_t.
 //
