@@ -12,7 +12,7 @@
     segnet.py          the network of the training step
     training.py        what that step holds in memory
     runner.py          one case: make, check, time, weigh
-    model.py           predicted bytes, times and fractions, and the table of MODEL.md
+    model.py           predicted bytes and fractions, and the table of MODEL.md
     report.py          facts, JSON, tables
     plot.py            plots
     console.py         progress and tables, with rich or without it

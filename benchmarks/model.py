@@ -13,9 +13,6 @@ DOCUMENT = Path(__file__).with_name("MODEL.md")
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 NOT_MEASURED = "not measured yet"
 
-# The GPU that times are predicted for: a clone reaches 0.9 of an H100 SXM's 3.35 TB/s.
-CLONE_BYTES_PER_SECOND = 0.9 * 3.35e12
-LAUNCH_SECONDS = 5e-6
 SECTOR = {"cuda": 32, "cpu": 64}
 CPU_EFFICIENCY = 0.77
 
@@ -79,34 +76,6 @@ def floor_bytes(case: Case, device: str) -> float:
     return sum(_floor(case, operator, device) for part in operators(case) for operator in part)
 
 
-def cuda_efficiency(case: Case, operator: str) -> float:
-    """The aim: which part of a clone's bandwidth the floor moves at."""
-    if case.operation == "unpool" and case.dilation != 1:
-        return 0.5  # irregular: every plane is written again, by atomics
-    if case.stride == 1 or case.dilation != 1:
-        return 0.5  # as many candidates as a window has cells, for each element
-    return {"scatter": 0.95, "gather": 0.85, "pool": 0.9}[operator]
-
-
-def _cuda_bytes(case: Case) -> float:
-    """What a clone would move meanwhile."""
-    return sum(
-        _floor(case, operator, "cuda") / cuda_efficiency(case, operator)
-        for part in operators(case)
-        for operator in part
-    )
-
-
-def cuda_seconds(case: Case) -> float:
-    """Predicted for the H100."""
-    return calls(case) * LAUNCH_SECONDS + _cuda_bytes(case) / CLONE_BYTES_PER_SECOND
-
-
-def cuda_fraction(case: Case) -> float:
-    """Predicted fraction of the clone, launches apart."""
-    return useful_bytes(case) / _cuda_bytes(case)
-
-
 def cpu_fraction(case: Case) -> float:
     """Predicted fraction of the clone on a CPU of few cores, calls' overhead apart."""
     return CPU_EFFICIENCY * useful_bytes(case) / floor_bytes(case, "cpu")
@@ -130,8 +99,8 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
     lines = [
         "Bytes are for each pooled element; fractions are of the clone.",
         f"GPU: {devices['cuda']}. CPU: {devices['cpu']}.\n",
-        "| case | useful | floor | H100, predicted | GPU, measured | CPU, predicted | measured |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| case | useful | floor | GPU, measured | CPU, predicted | measured |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for case in CASES:
         useful, floor = useful_bytes(case), floor_bytes(case, "cuda")
@@ -139,7 +108,6 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
             case.name,
             f"{useful / case.cells:.3g}",
             f"{floor / case.cells:.3g}",
-            f"{cuda_seconds(case) * 1e3:.3g} ms, {cuda_fraction(case):.2f}",
             _measured(measured["cuda"], case),
             f"{cpu_fraction(case):.2f}",
             _measured(measured["cpu"], case),
