@@ -120,9 +120,13 @@ V = r"(?P<V>[2-9]|\d\d)"
 CHANNELS = rf"(I), {V}, ChannelShape<{KSP}> >"
 # fmt: off
 FAST = [
-    Family("forward, rows", rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {KSP}> >", _row),
+    Family("forward, rows",
+           rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {KSP}, false> >", _row),
+    Family("forward, deep rows",
+           rf"forward_rows<TakeLast<(T)>, (I), RowShape<[\w ]+, {KSP}, true> >", _row,
+           trips=lambda g: {1: 2}),
     Family("forward, channels", rf"forward_channels<TakeLast<(T)>, {CHANNELS}"),
-    Family("sum, rows", rf"forward_rows<TakeSum<(T)>, (I), RowShape<[\w ]+, {KSP}> >", _row),
+    Family("sum, rows", rf"forward_rows<TakeSum<(T)>, (I), RowShape<[\w ]+, {KSP}, false> >", _row),
     Family("sum, channels", rf"forward_channels<TakeSum<(T)>, {CHANNELS}"),
     # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
     Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2,
@@ -136,31 +140,13 @@ FAST = [
     # The last loops are of a later cell's row and column: four cells, in two rows.
     Family("backward", r"backward<(T), (I), true>", _planes, 3, 2, lambda g: {2: 2, 3: 2},
            gathers=True),
-    # What is to be replaced.
-    Family("forward, channels", rf"forward_channels<(T), {CHANNELS}"),
-    Family("forward, rows", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, false> >",
-           _row),
-    Family("forward, deep", rf"forward_rows<(T), (I), RowShape<[\w ]+, {KSP}, true, true> >", _row),
-    Family("backward, rows", rf"backward<GiveAlone<(T)>, (I), unsigned int, {V}, \(Group\)2>",
-           _own, 2, 2, gathers=True),
-    Family("backward, rows", rf"backward<GiveLast<(T)>, (I), unsigned int, {V}, \(Group\)2>",
-           _own, 3, 2, lambda g: {2: 2}, gathers=True),
-    Family("backward, channels", rf"backward<GiveAlone<(T)>, (I), unsigned int, {V}, \(Group\)0>",
-           _own, 2, 2, gathers=True),
-    Family("pool, rows", rf"pool_rows<(T), (I), {V}, true>", _own, 2, 2,
-           lambda g: {2: 4 / g["T"]}),
-    Family("pool, rows", rf"pool_rows<(T), (I), {V}, false>", _own, 3, 2, lambda g: {2: 3}),
-    Family("pool, channels", rf"pool_channels<(T), (I), unsigned int, {V}>", _own, 3, 2,
-           lambda g: {2: 3}),
 ]
 # fmt: on
 # One of these is in the name of each other kernel: any windows, layouts and offsets; what is
 # stray; rows that do not divide into vectors; elements of other sizes.
 NOT_FAST = [
-    r"(forward|pool)_windows|irregular_|_stray|_any|TakeMean|void",
-    r"RowShape<.*, false, \w+>|ChannelShape<0",
-    r"unsigned long, 1|GiveAll|GiveLast|GiveMean|, 1, \(Group\)|\(Group\)1|unsigned int, 1>",
-    r"<((Give|Take)\w+<)?((un)?signed )?(char|short|int|long|double|bool|complex|BytesOf)\b",
+    r"(forward|pool)_windows|forward_bands|_stray|_any|TakeMean|void",
+    r"(forward_\w+|backward\w*|pool_\w+)<(TakeLast<)?(unsigned char|unsigned long|double)",
 ]
 
 # Of what is executed: squares of the widths of global accesses, accesses to any memory, issue
@@ -193,6 +179,7 @@ class Block:
     writes: bool = False  # or has to do with shared memory
     reports: bool = False  # a bad index
     ends: bool = False  # the thread, perhaps
+    divides: bool = False
     after: list[int] = field(default_factory=list)
 
 
@@ -220,6 +207,7 @@ def graph_of(code: str) -> Graph:
             block.writes |= bool(_cost(opcode)[1])
         cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
         block.reports |= cold and not guarded
+        block.divides |= opcode.startswith(("MUFU", "I2F"))
         falls = True
         if opcode.startswith("BRA"):
             block.after.append(int(rest.split("0x")[1], 16))

@@ -37,7 +37,6 @@ from cases import (
     position_of,
     random_case,
     random_geometry,
-    random_indices,
     random_input,
     random_limits,
     random_pool,
@@ -242,7 +241,7 @@ def way_of(window: str, even: bool, call: Call) -> str:
     if call.inner > 1:
         compiled = dims == 2 and window in ("2x2/2", "3x3/2 padded", "3x3/2")
         return "forward_channels" if compiled else "forward_windows"
-    if even and (window == "2x2/2" and dims > 1 or window == "3x3/2 padded" and dims == 2):
+    if even and ((window == "2x2/2" and dims > 1) or (window == "3x3/2 padded" and dims == 2)):
         return "forward_rows"
     overlaps = window not in ("2x2/2", "3x3/3", "4x4/4", "3x3/4")
     return "forward_windows" if overlaps and dims == 3 else "forward_bands"
@@ -287,7 +286,7 @@ def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) ->
                 assert way_of(window, False, call) in outcome.kernels[0]
 
 
-@pytest.mark.parametrize("kind", (*INDEX_KINDS, "offset"))
+@pytest.mark.parametrize("kind", [*INDEX_KINDS, "offset"])
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_small_planes_take_one_launch(
     emulator: Path, reduce: str, kind: str, rng: random.Random
@@ -393,9 +392,7 @@ def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-def test_a_bad_index_beside_a_stray_one(
-    emulator: Path, forward: bool, rng: random.Random
-) -> None:
+def test_a_bad_index_beside_a_stray_one(emulator: Path, forward: bool, rng: random.Random) -> None:
     """The one makes a plane the second kernel's, the other is reported all the same."""
     calls, wheres = [], []
     g = Geometry((4, 8), (2, 2), (2, 2), (0, 0), (8, 16))
