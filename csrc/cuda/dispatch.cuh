@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <numeric>
 #include <type_traits>
 
 namespace maxunpool_cuda {
@@ -262,25 +263,18 @@ class Dispatch {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       if (arguments_.reduce == Reduce::mean) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          run_backward<GiveMean<T>, Index, uint64_t, 1, Group::channels>();
+          backward_of_any<T, true>();
           redo<CountSlot<T, uint64_t>, Index, uint64_t>();
         });
         return;
       }
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        if (arguments_.reduce == Reduce::sum) {
-          backward_groups<GiveAll<T>, Index>();
-          return;
-        }
         if (!plan_.alone) {
-          if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
-                                     : windows_are_disjoint(geometry())) {
-            backward_groups<GiveAlone<T>, Index>();
-          } else {
-            backward_groups<GiveLast<T>, Index>();
-          }
+          backward_groups<T, Index>();
         }
-        second<T, Index>();
+        if (arguments_.reduce == Reduce::last) {
+          second<T, Index>();
+        }
       });
     });
   }
@@ -512,53 +506,80 @@ class Dispatch {
     });
   }
 
-  template <class Give, class Index>
-  void backward_groups() const {
-    using T = typename Give::Element;
-    // As many as fit the registers with their indices.
-    constexpr int kChannels = std::min<int>(Give::kLooks ? 4 : 8, kVectorBytes / sizeof(T));
-    constexpr int kCells = std::min<int>(4, kVectorBytes / sizeof(T));
-    const Geometry<int64_t>& g = geometry();
-    if (plan_.wide) {
-      run_backward<Give, Index, uint64_t, 1, Group::channels>();
-      return;
+  // Of the cells whose windows overlap with a cell's, the farthest.
+  template <class Offset>
+  Position<Offset> reach() const {
+    Position<Offset> reach{};
+    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
+      const Axis<int64_t>& axis = geometry().axis[a];
+      reach.at[a] = static_cast<Offset>((axis.kernel - 1) / axis.stride);
     }
-    if constexpr (kChannels > 1) {
-      if (g.inner == 1) {
-        aligned_&& g.axis[2].in % kCells == 0 && (g.axis[2].kernel - 1) / g.axis[2].stride <= 1
-            ? run_backward<Give, Index, uint32_t, kCells, Group::even_row>()
-            : run_backward<Give, Index, uint32_t, kCells, Group::row>();
-        return;
-      }
-      if (aligned_ && g.inner % kChannels == 0) {
-        run_backward<Give, Index, uint32_t, kChannels, Group::channels>();
-        return;
-      }
-    }
-    run_backward<Give, Index, uint32_t, 1, Group::channels>();
+    return reach;
   }
 
-  template <class Give, class Index, class Offset, int V, Group kGroup>
+  template <class T, class Index>
+  void backward_groups() const {
+    if constexpr (sizeof(T) <= 8) {
+      if (!plan_.wide) {
+        const int64_t length = geometry().inner == 1 ? geometry().axis[2].in : geometry().inner;
+        constexpr int V = kBackwardVector<T, Index>;
+        aligned_&& length % V == 0 ? run_backward<T, Index, V>() : run_backward<T, Index, 1>();
+        return;
+      }
+    }
+    backward_of_any<T, false>();
+  }
+
+  template <class T, class Index, int V>
   void run_backward() const {
-    const auto& [depth, height, width] = geometry().axis;
-    const bool row = kGroup != Group::channels;
-    // Windows overlap where their distance is less than the kernel.
-    const auto reach = [](const Axis<int64_t>& axis) {
-      return static_cast<Offset>((axis.kernel - 1) / axis.stride);
-    };
-    using T = typename Give::Element;
-    run_first(
+    const auto& [far, below, right] = reach<uint32_t>().at;
+    if ((far | below | right) != 0) {
+      run_backward(
+          maxunpool_cuda::backward<T, Index, V, true>, V * BW_U, V, indices<Index>(), result<T>());
+    } else {
+      run_backward(
+          maxunpool_cuda::backward<T, Index, V, false>, V * BW_U, V, indices<Index>(), result<T>());
+    }
+  }
+
+  // The way for any windows, layout, size and type.
+  template <class T, bool kMean>
+  void backward_of_any() const {
+    run_backward(
+        backward_any<T, kMean>,
         1,
-        maxunpool_cuda::backward<Give, Index, Offset, V, kGroup>,
-        make_tiling<Offset>(
-            geometry(),
-            {1, 1, 1},
-            {depth.in, height.in, row ? divide_up(width.in, V) : width.in},
-            row ? 1 : geometry().inner / V),
-        Position<Offset>{{reach(depth), reach(height), reach(width)}},
-        values<T>(),
-        indices<Index>(),
+        1,
+        arguments_.indices,
+        static_cast<int>(c10::elementSize(arguments_.index_type)),
         result<T>());
+  }
+
+  // `count`: pooled elements of a thread; `vector`: of them, neighbours in a row or in a cell.
+  template <class Offset, class T, class... Parameters, class... Rest>
+  void run_backward(
+      void (*kernel)(Tiling<Offset>, Report, bool, Position<Offset>, const T*, Parameters...),
+      int64_t count,
+      int64_t vector,
+      const Rest&... rest) const {
+    const auto& [depth, height, width] = geometry().axis;
+    const int64_t inner = geometry().inner, columns = inner == 1 ? vector : 1;
+    Tiling<Offset> tiling = make_tiling<Offset>(
+        geometry(),
+        {1, 1, 1},
+        {depth.in, height.in, width.in / columns},
+        inner / (vector / columns));
+    // Slabs share threads where they do not divide into them.
+    const int64_t slab = geometry().in_slab(), planes = count / std::gcd(count, slab);
+    tiling.items =
+        static_cast<Offset>(divide_up(geometry().outer, planes) * (slab * planes / count));
+    run_first(
+        planes,
+        kernel,
+        tiling,
+        arguments_.reduce != Reduce::sum,
+        reach<Offset>(),
+        values<T>(),
+        rest...);
   }
 
   template <class Offset, class... Parameters, class... Rest>
