@@ -15,10 +15,10 @@
 #include "tiling.cuh"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <numeric>
 #include <type_traits>
 
 namespace maxunpool_cuda {
@@ -506,80 +506,83 @@ class Dispatch {
     });
   }
 
-  // Of the cells whose windows overlap with a cell's, the farthest.
-  template <class Offset>
-  Position<Offset> reach() const {
-    Position<Offset> reach{};
-    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
-      const Axis<int64_t>& axis = geometry().axis[a];
-      reach.at[a] = static_cast<Offset>((axis.kernel - 1) / axis.stride);
-    }
-    return reach;
-  }
-
   template <class T, class Index>
   void backward_groups() const {
     if constexpr (sizeof(T) <= 8) {
-      if (!plan_.wide) {
-        const int64_t length = geometry().inner == 1 ? geometry().axis[2].in : geometry().inner;
-        constexpr int V = kBackwardVector<T, Index>;
-        aligned_&& length % V == 0 ? run_backward<T, Index, V>() : run_backward<T, Index, 1>();
+      // See FlatWindow::reciprocal.
+      const int64_t rows = geometry().axis[1].kernel, columns = geometry().axis[2].out;
+      const bool divides = columns != 1 && rows * columns * columns <= int64_t{1} << 32;
+      if (!plan_.wide && (rows == 1 || divides)) {
+        const auto reach = reach_of_windows();
+        reach[0] + reach[1] + reach[2] != 0
+            ? run_backward(maxunpool_cuda::backward<T, Index, true>)
+            : run_backward(maxunpool_cuda::backward<T, Index, false>);
         return;
       }
     }
     backward_of_any<T, false>();
   }
 
-  template <class T, class Index, int V>
-  void run_backward() const {
-    const auto& [far, below, right] = reach<uint32_t>().at;
-    if ((far | below | right) != 0) {
-      run_backward(
-          maxunpool_cuda::backward<T, Index, V, true>, V * BW_U, V, indices<Index>(), result<T>());
-    } else {
-      run_backward(
-          maxunpool_cuda::backward<T, Index, V, false>, V * BW_U, V, indices<Index>(), result<T>());
+  // Of the cells whose windows meet a cell's, how far away the farthest is.
+  std::array<uint32_t, 3> reach_of_windows() const {
+    std::array<uint32_t, 3> reach{};
+    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
+      const Axis<int64_t>& axis = geometry().axis[a];
+      reach[a] = static_cast<uint32_t>((axis.kernel - 1) / axis.stride);
     }
+    return reach;
+  }
+
+  template <class T, class Index>
+  void run_backward(
+      void (*kernel)(Tiling<uint32_t>, Report, Gather, const T*, const Index*, T*)) const {
+    const Geometry<int64_t>& g = geometry();
+    const auto& [depth, height, width] = g.axis;
+    const bool of_channels = g.inner % kPlanes == 0;
+    const int64_t slabs = of_channels ? 1 : kPlanes;
+    const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
+    const auto narrow = [](int64_t n) { return static_cast<uint32_t>(n); };
+    const auto reach = reach_of_windows();
+    const auto is_clipped = [](const Axis<int64_t>& axis) {
+      return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
+    };
+    const Gather gather{
+        narrow(slabs),
+        narrow(of_channels ? channels : g.in_slab()),
+        narrow(of_channels ? channels : g.out_slab()),
+        arguments_.reduce == Reduce::sum,
+        std::any_of(std::begin(g.axis), std::end(g.axis), is_clipped),
+        {{reach[0], reach[1], reach[2]}},
+        narrow(std::min<int64_t>(depth.kernel * height.kernel * width.kernel, kMostOffsets)),
+        height.kernel == 1 ? 0 : narrow(divide_up(int64_t{1} << 32, width.out)),
+        narrow(divide_up(int64_t{1} << 16, width.kernel)),
+        Divider<uint32_t>(narrow(height.out * width.out))};
+    run_first(
+        slabs,
+        kernel,
+        make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
+        gather,
+        values<T>(),
+        indices<Index>(),
+        result<T>());
   }
 
   // The way for any windows, layout, size and type.
   template <class T, bool kMean>
   void backward_of_any() const {
-    run_backward(
+    const auto reach = reach_of_windows();
+    const auto& [depth, height, width] = geometry().axis;
+    run_first(
+        1,
         backward_any<T, kMean>,
-        1,
-        1,
+        make_tiling<uint64_t>(
+            geometry(), {1, 1, 1}, {depth.in, height.in, width.in}, geometry().inner),
+        arguments_.reduce != Reduce::sum,
+        Position<uint64_t>{{reach[0], reach[1], reach[2]}},
+        values<T>(),
         arguments_.indices,
         static_cast<int>(c10::elementSize(arguments_.index_type)),
         result<T>());
-  }
-
-  // `count`: pooled elements of a thread; `vector`: of them, neighbours in a row or in a cell.
-  template <class Offset, class T, class... Parameters, class... Rest>
-  void run_backward(
-      void (*kernel)(Tiling<Offset>, Report, bool, Position<Offset>, const T*, Parameters...),
-      int64_t count,
-      int64_t vector,
-      const Rest&... rest) const {
-    const auto& [depth, height, width] = geometry().axis;
-    const int64_t inner = geometry().inner, columns = inner == 1 ? vector : 1;
-    Tiling<Offset> tiling = make_tiling<Offset>(
-        geometry(),
-        {1, 1, 1},
-        {depth.in, height.in, width.in / columns},
-        inner / (vector / columns));
-    // Slabs share threads where they do not divide into them.
-    const int64_t slab = geometry().in_slab(), planes = count / std::gcd(count, slab);
-    tiling.items =
-        static_cast<Offset>(divide_up(geometry().outer, planes) * (slab * planes / count));
-    run_first(
-        planes,
-        kernel,
-        tiling,
-        arguments_.reduce != Reduce::sum,
-        reach<Offset>(),
-        values<T>(),
-        rest...);
   }
 
   template <class Offset, class... Parameters, class... Rest>
