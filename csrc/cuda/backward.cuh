@@ -85,7 +85,11 @@ struct FlatWindow {
       span = rows == 0 || depths == 0 ? 0 : (depths - 1) * slice.divisor() + rows;
     }
     left = cell.at[2] * columns.stride - columns.padding;
-    last_column = columns.kernel - 1;
+    if (width != 1) {
+      last_column = columns.kernel - 1;
+    } else if (-left >= columns.kernel) { // rows need no division, unless the window misses them
+      span = 0;
+    }
   }
   __device__ bool find(Index index, uint32_t& target) const {
     using Unsigned = std::make_unsigned_t<Index>;
@@ -172,12 +176,28 @@ struct OffsetWindow {
   }
 };
 
+// Reports that the index of this pooled element, counted through the tensor, is in no plane.
+template <class Index, class Offset>
+__device__ inline void report_element(
+    const Tiling<Offset>& tiling, ErrorRecord* error, Offset element, Index index) {
+  const Geometry<Offset>& g = tiling.geometry;
+  const Offset cells = element / g.inner, planes = cells / g.in_plane();
+  report_bad(
+      error,
+      g,
+      planes,
+      cells - planes * g.in_plane(),
+      element - cells * g.inner,
+      kIsWindowOffset<Index>,
+      index);
+}
+
 // For 32-bit offsets, and elements of up to eight bytes.
 //
 // kLooks: "last" of windows that overlap, which gives to the last cell alone of those whose indices
 // name one output: no later one may have the same.
 template <class T, class Index, bool kLooks>
-__global__ void __launch_bounds__(kThreads, 4) backward(
+__global__ void __launch_bounds__(kThreads, 5) backward(
     Tiling<uint32_t> tiling,
     Report report,
     Gather shared,
@@ -238,15 +258,7 @@ __global__ void __launch_bounds__(kThreads, 4) backward(
         if (!kIsWindowOffset<Index> && target_of<uint32_t>(index[u]) < tiling.out_plane) {
           stray = true;
         } else {
-          const bool slabs = shared.slabs != 1;
-          report_bad(
-              report.error,
-              g,
-              outer + (slabs ? plane(u) : 0),
-              tiling.cell(cell),
-              channel + (slabs ? 0 : u * shared.next_output),
-              kIsWindowOffset<Index>,
-              index[u]);
+          report_element(tiling, report.error, own[u], index[u]);
         }
       }
       if (stray) {
@@ -327,22 +339,6 @@ __device__ inline Named<Offset> named(
     }
   }
   return found;
-}
-
-// Reports that the index of this pooled element, counted through the tensor, is in no plane.
-template <class Index, class Offset>
-__device__ inline void report_element(
-    const Tiling<Offset>& tiling, ErrorRecord* error, Offset element, Index index) {
-  const Geometry<Offset>& g = tiling.geometry;
-  const Offset cells = element / g.inner, planes = cells / g.in_plane();
-  report_bad(
-      error,
-      g,
-      planes,
-      cells - planes * g.in_plane(),
-      element - cells * g.inner,
-      kIsWindowOffset<Index>,
-      index);
 }
 
 // The same for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is

@@ -511,8 +511,7 @@ class Dispatch {
     if constexpr (sizeof(T) <= 8) {
       // See FlatWindow::reciprocal.
       const int64_t rows = geometry().axis[1].kernel, columns = geometry().axis[2].out;
-      const bool divides = columns != 1 && rows * columns * columns <= int64_t{1} << 32;
-      if (!plan_.wide && (rows == 1 || divides)) {
+      if (!plan_.wide && (rows == 1 || rows * columns * columns <= int64_t{1} << 32)) {
         const auto reach = reach_of_windows();
         reach[0] + reach[1] + reach[2] != 0
             ? run_backward(maxunpool_cuda::backward<T, Index, true>)
