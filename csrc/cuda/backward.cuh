@@ -268,19 +268,28 @@ __global__ void __launch_bounds__(kThreads, 5) backward(
 
     if constexpr (kLooks) {
       const Position<uint32_t> reach = shared.reach;
+#pragma unroll 1
       for (uint32_t d = 0; d != reach.at[0] + 1; ++d) {
+#pragma unroll 1
         for (uint32_t h = d == 0 ? 0 : -reach.at[1]; h != reach.at[1] + 1; ++h) {
           if (cell.at[0] + d >= depth.in || cell.at[1] + h >= height.in) {
             continue;
           }
           const uint32_t later = (d * height.in + h) * width.in;
+#pragma unroll 1
           for (uint32_t w = (d | h) == 0 ? 1 : -reach.at[2]; w != reach.at[2] + 1; ++w) {
-            if (cell.at[2] + w < width.in) {
+            if (cell.at[2] + w >= width.in) {
+              continue;
+            }
+            const Index* const around = indices + static_cast<int32_t>((later + w) * g.inner);
+            Index held[kPlanes];
 #pragma unroll
-              for (uint32_t u = 0; u < kPlanes; ++u) {
-                const Index held = indices[own[u] + (later + w) * g.inner];
-                grad[u] = window.same(index[u], held, d, h, w) ? T{} : grad[u];
-              }
+            for (uint32_t u = 0; u < kPlanes; ++u) {
+              held[u] = around[own[u]];
+            }
+#pragma unroll
+            for (uint32_t u = 0; u < kPlanes; ++u) {
+              grad[u] = window.same(index[u], held[u], d, h, w) ? T{} : grad[u];
             }
           }
         }
