@@ -19,6 +19,7 @@
 #include "tiling.cuh"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -117,7 +118,7 @@ class Dispatch {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
       if (arguments_.reduce == Reduce::mean) {
         with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          run_backward<GiveMean<T>, Index, uint64_t, 1, Group::channels>();
+          backward_of_any<T, true>();
           redo<CountSlot<T, uint64_t>, uint64_t>(any_indices());
         });
         return;
@@ -127,17 +128,10 @@ class Dispatch {
           small_planes<T, Index>();
           return;
         }
-        if (arguments_.reduce == Reduce::sum) {
-          backward_groups<GiveAll<T>, Index>();
-          return;
+        backward_groups<T, Index>();
+        if (arguments_.reduce == Reduce::last) {
+          second<T, Index>();
         }
-        if (kIsWindowOffset<Index> ? windows_are_apart(geometry())
-                                   : windows_are_disjoint(geometry())) {
-          backward_groups<GiveAlone<T>, Index>();
-        } else {
-          backward_groups<GiveLast<T>, Index>();
-        }
-        second<T, Index>();
       });
     });
   }
@@ -354,52 +348,81 @@ class Dispatch {
         result<T>());
   }
 
-  template <class Give, class Index>
+  template <class T, class Index>
   void backward_groups() const {
-    using T = typename Give::Element;
-    // As many as fit the registers with their indices.
-    constexpr int kChannels = std::min<int>(Give::kLooks ? 4 : 8, kVectorBytes / sizeof(T));
-    constexpr int kCells = std::min<int>(4, kVectorBytes / sizeof(T));
-    const Geometry<int64_t>& g = geometry();
-    if (plan_.wide) {
-      run_backward<Give, Index, uint64_t, 1, Group::channels>();
-      return;
-    }
-    if constexpr (kChannels > 1) {
-      if (g.inner == 1) {
-        aligned_&& g.axis[2].in % kCells == 0 && (g.axis[2].kernel - 1) / g.axis[2].stride <= 1
-            ? run_backward<Give, Index, uint32_t, kCells, Group::even_row>()
-            : run_backward<Give, Index, uint32_t, kCells, Group::row>();
-        return;
-      }
-      if (aligned_ && g.inner % kChannels == 0) {
-        run_backward<Give, Index, uint32_t, kChannels, Group::channels>();
+    if constexpr (sizeof(T) <= 8) {
+      // See FlatWindow::reciprocal.
+      const int64_t rows = geometry().axis[1].kernel, columns = geometry().axis[2].out;
+      if (!plan_.wide && (rows == 1 || rows * columns * columns <= int64_t{1} << 32)) {
+        const auto reach = reach_of_windows();
+        reach[0] + reach[1] + reach[2] != 0
+            ? run_backward(maxunpool_cuda::backward<T, Index, true>)
+            : run_backward(maxunpool_cuda::backward<T, Index, false>);
         return;
       }
     }
-    run_backward<Give, Index, uint32_t, 1, Group::channels>();
+    backward_of_any<T, false>();
   }
 
-  template <class Give, class Index, class Offset, int V, Group kGroup>
-  void run_backward() const {
-    const auto& [depth, height, width] = geometry().axis;
-    const bool row = kGroup != Group::channels;
-    // Windows overlap where their distance is less than the kernel.
-    const auto reach = [](const Axis<int64_t>& axis) {
-      return static_cast<Offset>((axis.kernel - 1) / axis.stride);
+  // Of the cells whose windows meet a cell's, how far away the farthest is.
+  std::array<uint32_t, 3> reach_of_windows() const {
+    std::array<uint32_t, 3> reach{};
+    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
+      const Axis<int64_t>& axis = geometry().axis[a];
+      reach[a] = static_cast<uint32_t>((axis.kernel - 1) / axis.stride);
+    }
+    return reach;
+  }
+
+  template <class T, class Index>
+  void run_backward(
+      void (*kernel)(Tiling<uint32_t>, Report, Gather, const T*, const Index*, T*)) const {
+    const Geometry<int64_t>& g = geometry();
+    const auto& [depth, height, width] = g.axis;
+    const bool of_channels = g.inner % kPlanes == 0;
+    const int64_t slabs = of_channels ? 1 : kPlanes;
+    const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
+    const auto narrow = [](int64_t n) { return static_cast<uint32_t>(n); };
+    const auto reach = reach_of_windows();
+    const auto is_clipped = [](const Axis<int64_t>& axis) {
+      return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
     };
-    using T = typename Give::Element;
+    const Gather gather{
+        narrow(slabs),
+        narrow(of_channels ? channels : g.in_slab()),
+        narrow(of_channels ? channels : g.out_slab()),
+        arguments_.reduce == Reduce::sum,
+        std::any_of(std::begin(g.axis), std::end(g.axis), is_clipped),
+        {{reach[0], reach[1], reach[2]}},
+        narrow(std::min<int64_t>(depth.kernel * height.kernel * width.kernel, kMostOffsets)),
+        height.kernel == 1 ? 0 : narrow(divide_up(int64_t{1} << 32, width.out)),
+        narrow(divide_up(int64_t{1} << 16, width.kernel)),
+        Divider<uint32_t>(narrow(height.out * width.out))};
     run_first(
-        1,
-        maxunpool_cuda::backward<Give, Index, Offset, V, kGroup>,
-        make_tiling<Offset>(
-            geometry(),
-            {1, 1, 1},
-            {depth.in, height.in, row ? divide_up(width.in, V) : width.in},
-            row ? 1 : geometry().inner / V),
-        Position<Offset>{{reach(depth), reach(height), reach(width)}},
+        slabs,
+        kernel,
+        make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
+        gather,
         values<T>(),
         indices<Index>(),
+        result<T>());
+  }
+
+  // The way for any windows, layout, size and type.
+  template <class T, bool kMean>
+  void backward_of_any() const {
+    const auto reach = reach_of_windows();
+    const auto& [depth, height, width] = geometry().axis;
+    run_first(
+        1,
+        backward_any<T, kMean>,
+        make_tiling<uint64_t>(
+            geometry(), {1, 1, 1}, {depth.in, height.in, width.in}, geometry().inner),
+        arguments_.reduce != Reduce::sum,
+        Position<uint64_t>{{reach[0], reach[1], reach[2]}},
+        values<T>(),
+        arguments_.indices,
+        static_cast<int>(c10::elementSize(arguments_.index_type)),
         result<T>());
   }
 

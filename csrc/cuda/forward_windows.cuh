@@ -35,9 +35,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const Offset channel = item.channels;
     const auto target_of_cell = [&](Offset source, Offset d, Offset h, Offset w) {
       const int64_t index = indices[source];
-      return indices.bytes > 1
-                 ? target_of<Offset>(index)
-                 : CellRow<uint8_t, Offset>(tiling, d, h).target(static_cast<uint8_t>(index), w);
+      return indices.bytes > 1 ? target_of<Offset>(index)
+                               : target_of_offset(tiling, {{d, h, w}}, static_cast<Offset>(index));
     };
     if (tiling.is_cell(p)) {
       const Offset row = tiling.pooled_row(item.outer, p.at[0], p.at[1]);
@@ -52,9 +51,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
             channel,
             indices.bytes == 1,
             indices[source]);
-      } else if (
-          indices.bytes > 1 &&
-          !tiling.template holds<true>(tiling.template window<true>(p), Offset{0}, target)) {
+      } else if (indices.bytes > 1 && !tiling.holds(tiling.window(p), target)) {
         return true;
       }
     }

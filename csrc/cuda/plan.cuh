@@ -217,10 +217,6 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   return to;
 }
 
-inline int64_t floor_divide(int64_t a, int64_t b) {
-  return a >= 0 ? a / b : -((b - 1 - a) / b);
-}
-
 // Windows that share no output and begin at multiples of the stride.
 inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
   const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
@@ -245,11 +241,6 @@ Tiling<Offset> make_tiling(
     tiling.tile[a] = static_cast<Offset>(tile[a]);
     tiling.tiles[a] = Divider<Offset>(static_cast<Offset>(tiles[a]));
     tiling.stride[a] = Divider<Offset>(tiling.geometry.axis[a].stride);
-  }
-  const auto& [in, out, kernel, stride, padding] = geometry.axis[0];
-  for (int64_t r = 0; r < kMostTile; ++r) {
-    tiling.around_first[r] = static_cast<int32_t>(floor_divide(r + padding - kernel, stride) + 1);
-    tiling.around_end[r] = static_cast<int32_t>(floor_divide(r + padding, stride) + 1);
   }
   tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
   tiling.out_height = Divider<Offset>(tiling.geometry.axis[1].out);

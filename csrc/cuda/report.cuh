@@ -78,59 +78,6 @@ __device__ inline bool is_stray(
   return exists && !inside;
 }
 
-// Is one of V indices in the plane but not in the window of its own cell? They are those of the
-// cells p + v in width (kRow), or of cell p and the channels channel + v, where exists(v). Reports
-// the ones that are not in the plane, which is all it does unless kChecksWindow.
-template <
-    bool kRow,
-    bool kDeep,
-    bool kChecksWindow = true,
-    class Index,
-    class Offset,
-    int V,
-    class Exists>
-__device__ inline bool is_astray(
-    const Tiling<Offset>& tiling,
-    ErrorRecord* error,
-    Offset outer,
-    const Position<Offset>& p,
-    const typename Tiling<Offset>::Window& window, // p's
-    Offset channel,
-    const Offset (&target)[V],
-    const Exists& exists,
-    const Index* indices) {
-  bool all_in_plane = true, all_inside = true; // the latter of those in the plane
-  const auto look = [&](const auto& inside) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const bool in_plane = target[v] < tiling.out_plane, there = exists(v);
-      all_in_plane &= in_plane | !there;
-      all_inside &= inside(v) | !in_plane | !there;
-    }
-  };
-  if constexpr (kChecksWindow && !kIsWindowOffset<Index>) {
-    look([&](int v) { return tiling.template holds<kDeep>(window, kRow ? v : 0, target[v]); });
-  } else {
-    look([](int) { return true; });
-  }
-  if (all_in_plane) {
-    return !all_inside;
-  }
-  int bad = V;
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    bad = exists(v) && target[v] >= tiling.out_plane ? v : bad;
-  }
-  if (bad < V) {
-    const Offset lane = kRow ? channel : channel + bad;
-    const Offset cell = tiling.cell(p) + (kRow ? bad : 0);
-    const Offset source =
-        (outer * tiling.geometry.in_plane() + cell) * tiling.geometry.inner + lane;
-    report_bad(error, tiling.geometry, outer, cell, lane, kIsWindowOffset<Index>, indices[source]);
-  }
-  return !all_inside;
-}
-
 // What a first kernel reports to.
 //
 // It works in chunks of blockDim.x consecutive items, each done by one block, which writes

@@ -77,7 +77,6 @@ struct Tiling {
   Divider<Offset> channels; // groups of them
   Divider<Offset> stride[3];
   Divider<Offset> out_height, out_width, kernel_height, kernel_width;
-  int32_t around_first[kMostTile], around_end[kMostTile]; // see cells_around
 
   // Splits an item into (outer, tile, group of channels).
   struct Item {
@@ -125,42 +124,21 @@ struct Tiling {
   struct Window {
     Offset row, depths, heights, left;
   };
-  // Unless kDeep, the plane has no depth.
-  template <bool kDeep>
   __device__ Window window(const Position<Offset>& p) const {
-    const Range<Offset> d = kDeep ? covered(0, p.at[0]) : Range<Offset>{0, 1};
-    const Range<Offset> h = covered(1, p.at[1]);
+    const Range<Offset> d = covered(0, p.at[0]), h = covered(1, p.at[1]);
     return {
         d.first * geometry.axis[1].out + h.first,
         d.end - d.first,
         h.end - h.first,
         p.at[2] * geometry.axis[2].stride - geometry.axis[2].padding};
   }
-  // Does the window, moved by `right` cells, hold this position of the plane?
-  template <bool kDeep>
-  __device__ bool holds(const Window& window, Offset right, Offset target) const {
-    const Offset row = out_width.divide(target);
-    const Offset column = target - row * geometry.axis[2].out;
-    const Offset below = row - window.row;
-    const bool inside =
-        column - window.left - right * geometry.axis[2].stride < geometry.axis[2].kernel;
-    if constexpr (!kDeep) {
-      return inside & (below < window.heights);
-    } else {
-      const Offset depth = out_height.divide(below);
-      return inside & (below < window.depths * geometry.axis[1].out) & (depth < window.depths) &
-             (below - depth * geometry.axis[1].out < window.heights);
-    }
-  }
-
-  // The cells whose windows reach output `r` of tile t, in depth, if tiles are as deep as the
-  // stride.
-  __device__ Range<Offset> cells_around(Offset t, Offset r) const {
-    const auto first = static_cast<int32_t>(t) + around_first[r];
-    const Offset end = t + around_end[r];
-    return {
-        static_cast<Offset>(first < 0 ? 0 : first),
-        end < geometry.axis[0].in ? end : geometry.axis[0].in};
+  // Does the window hold this position of the plane?
+  __device__ bool holds(const Window& window, Offset target) const {
+    const Offset height = geometry.axis[1].out;
+    const Offset row = out_width.divide(target), below = row - window.row;
+    const Offset column = target - row * geometry.axis[2].out, depth = out_height.divide(below);
+    return (column - window.left < geometry.axis[2].kernel) & (below < window.depths * height) &
+           (depth < window.depths) & (below - depth * height < window.heights);
   }
 
   // The tile's outputs in dimension a.
@@ -186,46 +164,22 @@ struct Tiling {
   }
 };
 
-// What the indices of a row of cells, at (d, h) of a slab, name. Two of a plane have the same name
-// if it is the same output.
-template <class Index, class Offset>
-struct CellRow {
-  using Name = Index;
-
-  __device__ CellRow(const Tiling<Offset>&, Offset, Offset) {}
-  __device__ Name name(Index index, Offset) const { return index; }
-  __device__ Offset target(Index index, Offset) const { return target_of<Offset>(index); }
-};
-
+// The position in the plane that a window offset of a cell leads to, or one that no plane has.
 template <class Offset>
-struct CellRow<uint8_t, Offset> {
-  using Name = Offset;
-
-  const Tiling<Offset>& tiling;
-  Offset depth, height; // where the windows begin, or wrap around to
-
-  __device__ CellRow(const Tiling<Offset>& all, Offset d, Offset h)
-      : tiling(all), depth(begin(0, d)), height(begin(1, h)) {}
-  __device__ Name name(uint8_t index, Offset column) const { return target(index, column); }
-  // An offset that leads out of the window or the plane becomes a position that no plane has.
-  __device__ Offset target(uint8_t index, Offset column) const {
-    const Axis<Offset>* axis = tiling.geometry.axis;
-    Offset x = index;
-    Offset y = split(x, tiling.kernel_width);
-    Offset z = split(y, tiling.kernel_height);
-    const bool in_window = z < axis[0].kernel;
-    z += depth;
-    y += height;
-    x += begin(2, column);
-    const bool inside = in_window & (z < axis[0].out) & (y < axis[1].out) & (x < axis[2].out);
-    return inside ? (z * axis[1].out + y) * axis[2].out + x : static_cast<Offset>(-1);
+__device__ inline Offset target_of_offset(
+    const Tiling<Offset>& tiling, const Position<Offset>& cell, Offset offset) {
+  const Axis<Offset>* axis = tiling.geometry.axis;
+  Position<Offset> at{{0, 0, offset}};
+  at.at[1] = split(at.at[2], tiling.kernel_width);
+  at.at[0] = split(at.at[1], tiling.kernel_height);
+  bool inside = at.at[0] < axis[0].kernel;
+  for (int a = 0; a < 3; ++a) {
+    at.at[a] += cell.at[a] * axis[a].stride - axis[a].padding;
+    inside &= at.at[a] < axis[a].out; // also where it wraps around
   }
-
- private:
-  __device__ Offset begin(int a, Offset cell) const {
-    return cell * tiling.geometry.axis[a].stride - tiling.geometry.axis[a].padding;
-  }
-};
+  return inside ? (at.at[0] * axis[1].out + at.at[1]) * axis[2].out + at.at[2]
+                : static_cast<Offset>(-1);
+}
 
 // This thread's share of `items`, under any grid and block size.
 template <class Offset, class Visit>
