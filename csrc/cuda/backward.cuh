@@ -353,7 +353,7 @@ __device__ inline Named<Offset> named(
 // The same for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
 // divided among the elements whose indices name the same output.
 template <class T, bool kMean>
-__global__ void __launch_bounds__(kThreads) backward_any(
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     Tiling<uint64_t> tiling,
     Report report,
     bool checks,

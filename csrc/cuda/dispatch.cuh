@@ -262,8 +262,12 @@ class Dispatch {
     if constexpr (sizeof(T) > 8) {
       return false;
     } else {
-      return (Take::kMoves && channels_if_they_fit<Take, Index, ChannelShape<2, 2, 0>>()) ||
-             channels_if_they_fit<Take, Index, ChannelShape<3, 2, 1>>() ||
+      if constexpr (Take::kMoves) {
+        if (channels_if_they_fit<Take, Index, ChannelShape<2, 2, 0>>()) {
+          return true;
+        }
+      }
+      return channels_if_they_fit<Take, Index, ChannelShape<3, 2, 1>>() ||
              channels_if_they_fit<Take, Index, ChannelShape<3, 2, 0>>();
     }
   }
@@ -272,7 +276,7 @@ class Dispatch {
   bool channels_if_they_fit() const {
     using T = typename Take::Element;
     // As many as fit the registers: indices are up to eight times as large as values.
-    constexpr int kMost = Shape::kDisjoint ? 8 : 2 * kVectorBytes / sizeof(Index);
+    constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
     constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
     const auto plan = make_channel_plan<Shape>(geometry(), V);
     if (plan_.wide || !aligned_ || !plan) {

@@ -97,10 +97,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
               return true;
             }
           }
-          if (Shape::kDisjoint && negative_zero != Element{}) {
+          if constexpr (Shape::kDisjoint) {
+            if (negative_zero != Element{}) {
 #pragma unroll
-            for (int v = 0; v < V; ++v) {
-              value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
+              for (int v = 0; v < V; ++v) {
+                value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
+              }
             }
           }
         }

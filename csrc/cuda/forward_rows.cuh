@@ -139,10 +139,13 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       }
     }
 
-    if (Shape::kDisjoint && negative_zero != Element{}) {
+    if constexpr (Shape::kDisjoint) {
+      if (negative_zero != Element{}) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        value[0][v] = static_cast<Element>(value[0][v]) == negative_zero ? Held{} : value[0][v];
+        for (int v = 0; v < V; ++v) {
+          Held& own = value[0][v];
+          own = static_cast<Element>(own) == negative_zero ? Held{} : own;
+        }
       }
     }
     if (Shape::kDeep && is_reached) {
