@@ -250,7 +250,7 @@ __device__ inline Element sum_of(
 //   small element is part of it, a larger one lies at stage[claim], of which stage[0] == 0.
 // - otherwise, where no two indices can name one output: the element.
 template <class Element, class Index, bool kClaims>
-__global__ void __launch_bounds__(kPlanesThreads, sizeof(T) == 1 ? 3 : 4) forward_planes(
+__global__ void __launch_bounds__(kPlanesThreads, sizeof(Element) == 1 ? 3 : 4) forward_planes(
     Planes all,
     Element negative_zero,
     const Element* __restrict__ input,
