@@ -114,9 +114,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
             if (in_y >= 0 && in_y < kKernel && in_x >= 0 && in_x < kKernel) {
 #pragma unroll
               for (int v = 0; v < V; ++v) {
-                if (named.is(v, in_y, in_x, corner + r * widths.out + e)) {
-                  kept[r][e][v].add(value[v]);
-                }
+                kept[r][e][v].add_if(
+                    named.is(v, in_y, in_x, corner + r * widths.out + e), value[v]);
               }
             }
           }

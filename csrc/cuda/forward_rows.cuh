@@ -161,9 +161,10 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
 #pragma unroll
           for (int v = 0; v < V + kRight; ++v) {
             const int y = r - below * kStride + kPadding, x = e - v * kStride + kPadding;
-            if (y >= 0 && y < kKernel && x >= 0 && x < kKernel &&
-                named[below].is(v, y, x, first + below * kStride * widths.out, widths.out)) {
-              kept[r][e].add(value[below][v]);
+            if (y >= 0 && y < kKernel && x >= 0 && x < kKernel) {
+              kept[r][e].add_if(
+                  named[below].is(v, y, x, first + below * kStride * widths.out, widths.out),
+                  value[below][v]);
             }
           }
         }

@@ -22,6 +22,7 @@ struct TakeLast {
   Held value{};
 
   __device__ void add(Held pooled) { value = pooled; }
+  __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
   __device__ T result() const { return static_cast<T>(value); }
 
   // `from` and `to` are aligned for N elements.
@@ -77,6 +78,11 @@ struct TakeSum {
       sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(pooled));
     } else {
       sum += pooled;
+    }
+  }
+  __device__ void add_if(bool match, Held pooled) {
+    if (match) {
+      add(pooled);
     }
   }
   __device__ T result() const { return static_cast<T>(sum); }
