@@ -509,13 +509,10 @@ class Dispatch {
   template <class T, class Index>
   void backward_groups() const {
     if constexpr (sizeof(T) <= 8) {
-      // See FlatWindow::reciprocal.
-      const int64_t rows = geometry().axis[1].kernel, columns = geometry().axis[2].out;
-      if (!plan_.wide && (rows == 1 || rows * columns * columns <= int64_t{1} << 32)) {
+      if (!plan_.wide) {
         const auto reach = reach_of_windows();
-        reach[0] + reach[1] + reach[2] != 0
-            ? run_backward(maxunpool_cuda::backward<T, Index, true>)
-            : run_backward(maxunpool_cuda::backward<T, Index, false>);
+        reach[0] + reach[1] + reach[2] != 0 ? run_backward<T, Index, true>()
+                                            : run_backward<T, Index, false>();
         return;
       }
     }
@@ -532,9 +529,9 @@ class Dispatch {
     return reach;
   }
 
-  template <class T, class Index>
-  void run_backward(
-      void (*kernel)(Tiling<uint32_t>, Report, Gather, const T*, const Index*, T*)) const {
+  template <class T, class Index, bool kLooks>
+  void run_backward() const {
+    constexpr int kPlanes = kPlanesOfThread<kLooks>;
     const Geometry<int64_t>& g = geometry();
     const auto& [depth, height, width] = g.axis;
     const bool of_channels = g.inner % kPlanes == 0;
@@ -542,23 +539,16 @@ class Dispatch {
     const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
     const auto narrow = [](int64_t n) { return static_cast<uint32_t>(n); };
     const auto reach = reach_of_windows();
-    const auto is_clipped = [](const Axis<int64_t>& axis) {
-      return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
-    };
     const Gather gather{
         narrow(slabs),
         narrow(of_channels ? channels : g.in_slab()),
         narrow(of_channels ? channels : g.out_slab()),
         arguments_.reduce == Reduce::sum,
-        std::any_of(std::begin(g.axis), std::end(g.axis), is_clipped),
-        {{reach[0], reach[1], reach[2]}},
-        narrow(std::min<int64_t>(depth.kernel * height.kernel * width.kernel, kMostOffsets)),
-        height.kernel == 1 ? 0 : narrow(divide_up(int64_t{1} << 32, width.out)),
-        narrow(divide_up(int64_t{1} << 16, width.kernel)),
-        Divider<uint32_t>(narrow(height.out * width.out))};
+        std::max({depth.in, depth.out, depth.kernel}) != 1,
+        {{reach[0], reach[1], reach[2]}}};
     run_first(
         slabs,
-        kernel,
+        maxunpool_cuda::backward<T, Index, kLooks>,
         make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
         gather,
         values<T>(),
