@@ -2,8 +2,8 @@
 // to. Every element of grad_input is written once, by its owner. What indices outside their own
 // windows spoil is reported, and written again by stray.cuh.
 //
-// A thread of backward() owns one cell in kPlanes planes. Of a contiguous tensor with windows of
-// 2x2, threads 0, 1, 2 .. of a warp own and read
+// A thread of backward() owns one cell in two or four planes. Of a contiguous tensor with windows
+// of 2x2, threads 0, 1, 2 .. of a warp own and read
 //
 //            indices, grad_input    grad_output
 //   plane 0  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..    of each window, the element that the index
@@ -26,11 +26,13 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kPlanes = 4; // of a thread
+// Of a thread. The looks need registers, and more of the threads that hide their latency.
+template <bool kLooks>
+constexpr int kPlanesOfThread = kLooks ? 2 : 4;
 
 // What backward() has to know beside its tiling.
 struct Gather {
-  uint32_t slabs;                    // that a thread's planes are of: kPlanes, or one
+  uint32_t slabs;                    // that a thread's planes are of: as many, or one
   uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
   bool any_position;                 // indices need not lie in their own windows: "sum"
   bool deep;                         // there is more than one row of windows to a plane in depth
@@ -112,13 +114,14 @@ __device__ inline void report_element(
 // kLooks: "last" of windows that overlap, which gives to the last cell alone of those whose indices
 // name one output: no later one may name the same.
 template <class T, class Index, bool kLooks>
-__global__ void __launch_bounds__(kThreads, (kLooks ? 1024 : 1280) / kThreads) backward(
+__global__ void __launch_bounds__(kThreads, kLooks ? 6 : 5) backward(
     Tiling<uint32_t> tiling,
     Report report,
     Gather shared,
     const T* __restrict__ grad_output,
     const Index* __restrict__ indices,
     T* __restrict__ grad_input) {
+  constexpr int kPlanes = kPlanesOfThread<kLooks>;
   const bool any_position = !kLooks && shared.any_position;
   const auto gather = [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;

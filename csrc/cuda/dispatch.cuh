@@ -357,9 +357,8 @@ class Dispatch {
     if constexpr (sizeof(T) <= 8) {
       if (!plan_.wide) {
         const auto reach = reach_of_windows();
-        reach[0] + reach[1] + reach[2] != 0
-            ? run_backward(maxunpool_cuda::backward<T, Index, true>)
-            : run_backward(maxunpool_cuda::backward<T, Index, false>);
+        reach[0] + reach[1] + reach[2] != 0 ? run_backward<T, Index, true>()
+                                            : run_backward<T, Index, false>();
         return;
       }
     }
@@ -376,9 +375,9 @@ class Dispatch {
     return reach;
   }
 
-  template <class T, class Index>
-  void run_backward(
-      void (*kernel)(Tiling<uint32_t>, Report, Gather, const T*, const Index*, T*)) const {
+  template <class T, class Index, bool kLooks>
+  void run_backward() const {
+    constexpr int kPlanes = kPlanesOfThread<kLooks>;
     const Geometry<int64_t>& g = geometry();
     const auto& [depth, height, width] = g.axis;
     const bool of_channels = g.inner % kPlanes == 0;
@@ -395,7 +394,7 @@ class Dispatch {
         {{reach[0], reach[1], reach[2]}}};
     run_first(
         slabs,
-        kernel,
+        maxunpool_cuda::backward<T, Index, kLooks>,
         make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
         gather,
         values<T>(),

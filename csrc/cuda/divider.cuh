@@ -29,17 +29,18 @@ class Divider {
   MAXUNPOOL_HOST_DEVICE Offset divide(Offset n) const {
     return (high_product(n, reciprocal_) + n) >> shift_;
   }
+  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
+
+ private:
   MAXUNPOOL_HOST_DEVICE static Offset high_product(Offset a, Offset b) {
 #ifdef __CUDA_ARCH__
-    if constexpr (sizeof(Offset) == sizeof(uint32_t)) {
-      return __umulhi(a, b); // the product alone would take several instructions
+    if constexpr (sizeof(Offset) == 4) {
+      return __umulhi(a, b);
     }
 #endif
     return static_cast<Offset>((static_cast<Product>(a) * b) >> kBits);
   }
-  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 
- private:
   Offset divisor_ = 1;
   Offset reciprocal_ = 1;
   uint32_t shift_ = 0;
