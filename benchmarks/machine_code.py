@@ -87,6 +87,10 @@ def _planes(given: Given) -> float:
     return 4
 
 
+def _looking_planes(given: Given) -> float:
+    return 2
+
+
 VALUES = "(?P<T>unsigned short|unsigned int|float|BFloat16|Half)"
 INDICES = "(?P<I>unsigned char|int|long)"
 
@@ -137,8 +141,7 @@ FAST = [
     Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), (?P<s>\d), {V}, (?P<R>\d), true>"),
     Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2),
     Family("backward", r"backward<(T), (I), false>", _planes, 2, 2, gathers=True),
-    # The last loops are of a later cell's row and column: four cells, in two rows.
-    Family("backward", r"backward<(T), (I), true>", _planes, 3, 2, lambda g: {2: 2, 3: 2},
+    Family("backward", r"backward<(T), (I), true>", _looking_planes, 3, 2,
            gathers=True),
 ]
 # fmt: on
@@ -179,7 +182,6 @@ class Block:
     writes: bool = False  # or has to do with shared memory
     reports: bool = False  # a bad index
     ends: bool = False  # the thread, perhaps
-    divides: bool = False
     after: list[int] = field(default_factory=list)
 
 
@@ -207,7 +209,6 @@ def graph_of(code: str) -> Graph:
             block.writes |= bool(_cost(opcode)[1])
         cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
         block.reports |= cold and not guarded
-        block.divides |= opcode.startswith(("MUFU", "I2F"))
         falls = True
         if opcode.startswith("BRA"):
             block.after.append(int(rest.split("0x")[1], 16))

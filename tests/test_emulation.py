@@ -247,12 +247,6 @@ def way_of(window: str, even: bool, call: Call) -> str:
     return "forward_windows" if overlaps and dims == 3 else "forward_bands"
 
 
-def planes_backward(window: str) -> int:
-    """That a thread does; "last" of windows that overlap looks at later cells, in fewer planes."""
-    kernel, stride, _ = WINDOWS[window]
-    return 2 if kernel > stride else 4
-
-
 @pytest.mark.parametrize("kind", INDEX_KINDS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> None:

@@ -114,7 +114,7 @@ __device__ inline void report_element(
 // kLooks: "last" of windows that overlap, which gives to the last cell alone of those whose indices
 // name one output: no later one may name the same.
 template <class T, class Index, bool kLooks>
-__global__ void __launch_bounds__(kThreads, kLooks ? 6 : 5) backward(
+__global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) backward(
     Tiling<uint32_t> tiling,
     Report report,
     Gather shared,
