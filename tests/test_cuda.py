@@ -295,7 +295,7 @@ def test_any_indices(size: int, layout: torch.memory_format) -> None:
     assert same(gathered.cpu(), _ops.max_unpool_backward(grad, indices, *geometry))
 
 
-def test_a_bad_index_beside_an_irregular_one() -> None:
+def test_a_bad_index_beside_a_stray_one() -> None:
     x = torch.rand(4, 64, 112, 112, device="cuda")
     indices = torch.randint(224 * 224, x.shape, device="cuda")
     indices[3, 5, 111, 7] = 224 * 224
