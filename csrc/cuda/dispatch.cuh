@@ -35,9 +35,9 @@ class Dispatch {
         arguments_(arguments),
         plan_(plan),
         workspace_(static_cast<char*>(workspace)),
-        result_aligned_(is_aligned(arguments.result)),
-        aligned_(result_aligned_ && is_aligned(arguments.values) && is_aligned(arguments.indices)) {
-  }
+        aligned_(
+            is_aligned(arguments.result) && is_aligned(arguments.values) &&
+            is_aligned(arguments.indices)) {}
 
   void run() const { arguments_.forward ? forward() : backward(); }
 
@@ -366,11 +366,11 @@ class Dispatch {
   }
 
   // Of the cells whose windows meet a cell's, how far away the farthest is.
-  std::array<uint32_t, 3> reach_of_windows() const {
-    std::array<uint32_t, 3> reach{};
+  std::array<int64_t, 3> reach_of_windows() const {
+    std::array<int64_t, 3> reach{};
     for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
       const Axis<int64_t>& axis = geometry().axis[a];
-      reach[a] = static_cast<uint32_t>((axis.kernel - 1) / axis.stride);
+      reach[a] = std::min((axis.kernel - 1) / axis.stride, axis.in);
     }
     return reach;
   }
@@ -391,7 +391,7 @@ class Dispatch {
         narrow(of_channels ? channels : g.out_slab()),
         arguments_.reduce == Reduce::sum,
         std::max({depth.in, depth.out, depth.kernel}) != 1,
-        {{reach[0], reach[1], reach[2]}}};
+        {{narrow(reach[0]), narrow(reach[1]), narrow(reach[2])}}};
     run_first(
         slabs,
         maxunpool_cuda::backward<T, Index, kLooks>,
@@ -413,7 +413,10 @@ class Dispatch {
         make_tiling<uint64_t>(
             geometry(), {1, 1, 1}, {depth.in, height.in, width.in}, geometry().inner),
         arguments_.reduce != Reduce::sum,
-        Position<uint64_t>{{reach[0], reach[1], reach[2]}},
+        Position<uint64_t>{
+            {static_cast<uint64_t>(reach[0]),
+             static_cast<uint64_t>(reach[1]),
+             static_cast<uint64_t>(reach[2])}},
         values<T>(),
         arguments_.indices,
         static_cast<int>(c10::elementSize(arguments_.index_type)),
@@ -498,7 +501,7 @@ class Dispatch {
   const Arguments& arguments_;
   const Plan& plan_;
   char* workspace_;
-  const bool result_aligned_, aligned_;
+  const bool aligned_;
   mutable int64_t chunk_items_ = 0, planes_ = 1,
                   slab_items_ = 0; // of the first kernel's threads, and so many slabs'
 };
