@@ -59,12 +59,23 @@ struct Named {
   bool in_plane, in_window;
 };
 
-// Unless `deep`, depth is one everywhere.
+// Unless `deep`, depth is one everywhere. `whole`: the window is not clipped, in such a plane.
 template <class Index, class Offset>
 __device__ inline Named<Offset> named(
-    const Tiling<Offset>& tiling, Index index, const Position<Offset>& start, bool deep) {
+    const Tiling<Offset>& tiling,
+    Index index,
+    const Position<Offset>& start,
+    bool deep,
+    bool whole = false) {
   const auto& [depth, height, width] = tiling.geometry.axis;
   if constexpr (kIsWindowOffset<Index>) {
+    if (whole) {
+      const Offset row = tiling.kernel_width.divide(index);
+      const Offset first = start.at[1] * width.out + start.at[2];
+      const bool inside = index < height.kernel * width.kernel;
+      const Offset target = first + index + row * (width.out - width.kernel);
+      return {inside ? target : static_cast<Offset>(-1), inside, inside};
+    }
     Offset z = 0, x = index, y = split(x, tiling.kernel_width);
     bool inside = true;
     if (deep) {
@@ -157,12 +168,17 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
 
     const Position<uint32_t> start = window_start(tiling, cell);
+    const auto fits = [&](int a) { // also not where the window begins left of the output
+      const uint32_t out = g.axis[a].out, kernel = g.axis[a].kernel;
+      return start.at[a] < out && kernel <= out - start.at[a];
+    };
+    const bool whole = !deep && fits(1) && fits(2);
     const uint32_t output = outer * tiling.out_plane * g.inner + channel;
     T grad[kPlanes];
     bool inside[kPlanes], all_inside = true, stray = false;
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
-      const auto found = named(tiling, index[u], start, deep);
+      const auto found = named(tiling, index[u], start, deep, whole);
       inside[u] = any_position ? found.in_plane : found.in_window;
       all_inside &= inside[u];
       const uint32_t target = inside[u] ? found.target : 0;
