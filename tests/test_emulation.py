@@ -36,7 +36,6 @@ from cases import (
     position_of,
     random_case,
     random_geometry,
-    random_indices,
     random_input,
     random_limits,
     random_pool,
@@ -298,7 +297,7 @@ def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) ->
                 assert outcome.items == 2 * 16 * math.prod(g.pooled) // vector
 
 
-@pytest.mark.parametrize("kind", (*INDEX_KINDS, "offset"))
+@pytest.mark.parametrize("kind", [*INDEX_KINDS, "offset"])
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_small_planes_take_one_launch(
     emulator: Path, reduce: str, kind: str, rng: random.Random
@@ -404,9 +403,7 @@ def expected_without(call: Call, where: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-def test_a_bad_index_beside_a_stray_one(
-    emulator: Path, forward: bool, rng: random.Random
-) -> None:
+def test_a_bad_index_beside_a_stray_one(emulator: Path, forward: bool, rng: random.Random) -> None:
     """The one makes a plane the second kernel's, the other is reported all the same."""
     calls, wheres = [], []
     g = Geometry((4, 8), (2, 2), (2, 2), (0, 0), (8, 16))
@@ -433,7 +430,9 @@ def kinds(mangled: Iterable[str]) -> set[str]:
     done = subprocess.run(["c++filt"], input=names, check=True, capture_output=True, text=True)
     found = set()
     for line in done.stdout.replace("maxunpool_cuda::", "").splitlines():
-        if kernel := re.match(r"void ((?:forward|backward)\w*)<(.*)>\((?:Tiling|Planes|Stray)", line):
+        if kernel := re.match(
+            r"void ((?:forward|backward)\w*)<(.*)>\((?:Tiling|Planes|Pieces)", line
+        ):
             name, arguments = kernel.groups()
             values, indices, *rest = re.split(r", (?![^<]*>)", arguments)
             parts = [name, values.partition("<")[0] if "<" in values else "", *rest]
