@@ -32,7 +32,8 @@ namespace maxunpool_cuda {
 
 // What a thread reads at a time: at most 16 bytes of values and 32 of indices.
 constexpr int cells_of_group(size_t element_size, size_t index_size) {
-  const size_t cells = std::min(kVectorBytes / element_size, 2 * kVectorBytes / index_size);
+  const size_t most = 8; // more do not fit the registers
+  const size_t cells = std::min({kVectorBytes / element_size, 2 * kVectorBytes / index_size, most});
   return static_cast<int>(std::max(cells, sizeof(uint32_t) / index_size)); // whole words
 }
 
