@@ -121,7 +121,8 @@ struct Run {
   __device__ Run(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
-    wholes = aligned ? (to - base) / N - first_whole : 0;
+    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
+    wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
   // What is not in vectors that are whole: so many elements, and which, counted from `base`.
