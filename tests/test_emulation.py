@@ -234,7 +234,10 @@ def test_kernels_agree_with_the_reference(
 
 
 def way_of(window: str, even: bool, call: Call) -> str:
-    """The kernel that a forward "last" is to run, by the window it is compiled for."""
+    """What a forward "last" is to run, by the window that kernels are compiled for: a pattern.
+
+    Rows that need not divide into vectors may all the same.
+    """
     dims, size = call.case.geometry.dims, call.dtype.itemsize
     if size == 16:
         return "forward_windows"
@@ -244,7 +247,7 @@ def way_of(window: str, even: bool, call: Call) -> str:
     if even and ((window == "2x2/2" and dims > 1) or (window == "3x3/2 padded" and dims == 2)):
         return "forward_rows"
     overlaps = window not in ("2x2/2", "3x3/3", "4x4/4", "3x3/4")
-    return "forward_windows" if overlaps and dims == 3 else "forward_bands"
+    return "forward_windows" if overlaps and dims == 3 else "forward_(bands|rows)"
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
@@ -266,7 +269,7 @@ def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> Non
         for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
             assert same(outcome.result, call.expected()), (call.case, call.forward)
             if call.forward:
-                assert way_of(window, even, call) in outcome.kernels[0]
+                assert re.search(way_of(window, even, call), outcome.kernels[0])
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
@@ -283,7 +286,7 @@ def test_channels(emulator: Path, window: str, kind: str, rng: random.Random) ->
         for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
             assert same(outcome.result, call.expected()), (call.case, call.forward)
             if call.forward:
-                assert way_of(window, False, call) in outcome.kernels[0]
+                assert re.search(way_of(window, False, call), outcome.kernels[0])
 
 
 @pytest.mark.parametrize("kind", [*INDEX_KINDS, "offset"])

@@ -34,7 +34,8 @@ constexpr int kPlanesThreads = 256; // of a block, at most
 
 // What a thread reads at a time: at most 16 bytes of values and 32 of indices.
 constexpr int cells_of_group(size_t element_size, size_t index_size) {
-  const size_t cells = std::min(kVectorBytes / element_size, 2 * kVectorBytes / index_size);
+  const size_t most = 8; // more do not fit the registers
+  const size_t cells = std::min({kVectorBytes / element_size, 2 * kVectorBytes / index_size, most});
   return static_cast<int>(std::max(cells, sizeof(uint32_t) / index_size)); // whole words
 }
 
@@ -122,7 +123,8 @@ struct Run {
   __device__ Run(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
-    wholes = aligned ? (to - base) / N - first_whole : 0;
+    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
+    wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
   // What is not in vectors that are whole: so many elements, and which, counted from `base`.

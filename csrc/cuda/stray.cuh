@@ -246,12 +246,13 @@ __device__ inline void fill(
 // one look is enough.
 template <class Offset, class Do>
 __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& run) {
-  const Offset share = (pieces.count - 1) / static_cast<Offset>(gridDim.x) + 1;
-  const Offset begin = blockIdx.x * share;
-  if (begin >= pieces.count) {
+  const Offset blocks = gridDim.x, block = blockIdx.x;
+  const Offset share = pieces.count / blocks, longer = pieces.count - share * blocks;
+  const Offset begin = block * share + (block < longer ? block : longer);
+  const Offset end = begin + share + (block < longer ? 1 : 0);
+  if (begin == end) {
     return;
   }
-  const Offset end = pieces.count - begin < share ? pieces.count : begin + share;
   const auto slab = [&](Offset number) {
     return pieces.groups.divide(pieces.parts.divide(number));
   };
