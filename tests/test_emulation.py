@@ -447,8 +447,8 @@ def calls_of_every_kind(rng: random.Random) -> list[Call]:
         for dtype in (torch.uint8, torch.float16, torch.float32, torch.float64) * 2:
             case = aimed_case(rng, way, window, offsets, dtype)
             calls += [Call(case, rng, forward, **chosen) for forward in (True, False)]
-        for _ in range(4):
-            case = random_case(rng, dtypes=(torch.float32, torch.int32), most_cells=24)
+        for dtype, reduce in itertools.product((torch.int32, torch.complex128), REDUCES):
+            case = random_case(rng, reduce=reduce, dtypes=(dtype,), most_cells=24)
             calls += [Call(case, rng, forward, deterministic=1) for forward in (True, False)]
     return calls
 
