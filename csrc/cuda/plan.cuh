@@ -233,20 +233,15 @@ Tiling<Offset> make_tiling(
     int64_t groups,
     int64_t planes = 1) {
   Tiling<Offset> tiling;
-  tiling.geometry = narrow<Offset>(geometry);
+  static_cast<Windows<Offset>&>(tiling) = windows_of(narrow<Offset>(geometry));
   tiling.items = static_cast<Offset>(
       divide_up(geometry.outer, planes) * tiles[0] * tiles[1] * tiles[2] * groups);
-  tiling.out_plane = static_cast<Offset>(geometry.out_plane());
   for (int a = 0; a < 3; ++a) {
     tiling.tile[a] = static_cast<Offset>(tile[a]);
     tiling.tiles[a] = Divider<Offset>(static_cast<Offset>(tiles[a]));
     tiling.stride[a] = Divider<Offset>(tiling.geometry.axis[a].stride);
   }
   tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
-  tiling.out_height = Divider<Offset>(tiling.geometry.axis[1].out);
-  tiling.out_width = Divider<Offset>(tiling.geometry.axis[2].out);
-  tiling.kernel_height = Divider<Offset>(tiling.geometry.axis[1].kernel);
-  tiling.kernel_width = Divider<Offset>(tiling.geometry.axis[2].kernel);
   return tiling;
 }
 

@@ -3,6 +3,7 @@
 
 #include "../geometry.h"
 #include "divider.cuh"
+#include "windows.cuh"
 
 #include <cstdint>
 
@@ -10,11 +11,6 @@ namespace maxunpool_cuda {
 
 constexpr int kThreads = 128; // in a block of a first kernel
 constexpr int kMostTile = 4;  // outputs of a tile in a dimension
-
-template <class Offset>
-struct Position {
-  Offset at[3];
-};
 
 template <class Offset>
 struct Range {
@@ -31,52 +27,21 @@ __device__ inline Range<Offset> windows_over(
   return {first, end < axis.in ? end : axis.in};
 }
 
-// The flat position in the output plane that an index names, checked before it is narrowed: what
-// does not fit becomes a position that no plane has.
-template <class Offset, class Index>
-__device__ inline Offset target_of(Index index) {
-  if constexpr (sizeof(Index) > sizeof(Offset)) {
-    return static_cast<uint64_t>(index) >> 32 == 0 ? static_cast<Offset>(index)
-                                                   : static_cast<Offset>(-1);
-  } else {
-    return static_cast<Offset>(index);
-  }
-}
-
-// Indices of a type that is known when the kernel runs: of one byte they are window offsets.
-struct AnyIndices {
-  const void* indices;
-  int bytes; // of one
-
-  __device__ int64_t operator[](uint64_t i) const {
-    switch (bytes) {
-      case 8:
-        return static_cast<const int64_t*>(indices)[i];
-      case 4:
-        return static_cast<const int32_t*>(indices)[i];
-      default:
-        return static_cast<const uint8_t*>(indices)[i];
-    }
-  }
-};
-
-// A geometry with what a kernel needs to find its way in it. Offset is uint32_t where every
-// intermediate value stays below 2^31, else uint64_t.
+// A geometry with what a kernel needs to find its way in it.
 //
 // The forward kernels cut the output into tiles. Thread (outer, t, channels) owns tile t, that is
 // the outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also vouches
 // for the indices of the pooled cells t * cells .. (t + 1) * cells, as far as there are any. So
 // every output has one owner, and every index is looked at. Any tile size is right.
 template <class Offset>
-struct Tiling {
-  Geometry<Offset> geometry;
+struct Tiling : Windows<Offset> {
+  using Windows<Offset>::geometry, Windows<Offset>::out_width, Windows<Offset>::out_height;
+
   Offset items; // threads' worth of work
-  Offset out_plane;
   Offset tile[3];
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> channels; // groups of them
   Divider<Offset> stride[3];
-  Divider<Offset> out_height, out_width, kernel_height, kernel_width;
 
   // Splits an item into (outer, tile, group of channels).
   struct Item {

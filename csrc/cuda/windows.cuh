@@ -1,0 +1,134 @@
+// What an index of a cell names, and whether that lies in the cell's window.
+#pragma once
+
+#include "../geometry.h"
+#include "divider.cuh"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+template <class Offset>
+struct Position {
+  Offset at[3];
+};
+
+// A geometry, and its sizes to divide by. Offset is uint32_t where every intermediate value stays
+// below 2^31, else uint64_t.
+template <class Offset>
+struct Windows {
+  Geometry<Offset> geometry;
+  Offset out_plane;
+  Divider<Offset> out_height, out_width, kernel_height, kernel_width;
+};
+
+template <class Offset>
+Windows<Offset> windows_of(const Geometry<Offset>& geometry) {
+  const auto& [depth, height, width] = geometry.axis;
+  const auto divider = [](Offset by) { return Divider<Offset>(by); };
+  return {
+      geometry,
+      geometry.out_plane(),
+      divider(height.out),
+      divider(width.out),
+      divider(height.kernel),
+      divider(width.kernel)};
+}
+
+// The flat position in the output plane that an index names, checked before it is narrowed: what
+// does not fit becomes a position that no plane has.
+template <class Offset, class Index>
+__device__ inline Offset target_of(Index index) {
+  if constexpr (sizeof(Index) > sizeof(Offset)) {
+    return static_cast<uint64_t>(index) >> 32 == 0 ? static_cast<Offset>(index)
+                                                   : static_cast<Offset>(-1);
+  } else {
+    return static_cast<Offset>(index);
+  }
+}
+
+// Indices of a type that is known when the kernel runs: of one byte they are window offsets.
+struct AnyIndices {
+  const void* indices;
+  int bytes; // of one
+
+  __device__ int64_t operator[](uint64_t i) const {
+    switch (bytes) {
+      case 8:
+        return static_cast<const int64_t*>(indices)[i];
+      case 4:
+        return static_cast<const int32_t*>(indices)[i];
+      default:
+        return static_cast<const uint8_t*>(indices)[i];
+    }
+  }
+};
+
+// Where the cell's window begins, or wraps around to.
+template <class Offset>
+__device__ inline Position<Offset> window_start(
+    const Windows<Offset>& windows, const Position<Offset>& cell) {
+  Position<Offset> start;
+#pragma unroll
+  for (int a = 0; a < 3; ++a) {
+    const Axis<Offset>& axis = windows.geometry.axis[a];
+    start.at[a] = cell.at[a] * axis.stride - axis.padding;
+  }
+  return start;
+}
+
+// What an index of a cell names.
+template <class Offset>
+struct Named {
+  Offset target; // in the output plane, or beyond all planes
+  bool in_plane, in_window;
+};
+
+// Of the cell whose window begins at `start`. Unless `deep`, depth is one everywhere. `whole`: the
+// window is not clipped, in such a plane.
+template <class Index, class Offset>
+__device__ inline Named<Offset> named(
+    const Windows<Offset>& windows,
+    Index index,
+    const Position<Offset>& start,
+    bool deep,
+    bool whole = false) {
+  const auto& [depth, height, width] = windows.geometry.axis;
+  if constexpr (kIsWindowOffset<Index>) {
+    if (whole) {
+      const Offset row = windows.kernel_width.divide(index);
+      const Offset first = start.at[1] * width.out + start.at[2];
+      const bool inside = index < height.kernel * width.kernel;
+      const Offset target = first + index + row * (width.out - width.kernel);
+      return {inside ? target : static_cast<Offset>(-1), inside, inside};
+    }
+    Offset z = 0, x = index, y = split(x, windows.kernel_width);
+    bool inside = true;
+    if (deep) {
+      z = split(y, windows.kernel_height);
+      inside = z < depth.kernel;
+      z += start.at[0];
+      inside &= z < depth.out;
+    }
+    inside &= y < height.kernel;
+    y += start.at[1];
+    x += start.at[2];
+    inside &= (y < height.out) & (x < width.out);
+    const Offset target = ((z * height.out) + y) * width.out + x;
+    return {inside ? target : static_cast<Offset>(-1), inside, inside};
+  } else {
+    const bool in_plane = static_cast<std::make_unsigned_t<Index>>(index) < windows.out_plane;
+    bool inside = in_plane;
+    const auto target = static_cast<Offset>(index);
+    Offset x = target, y = split(x, windows.out_width);
+    if (deep) {
+      const Offset z = split(y, windows.out_height);
+      inside &= z - start.at[0] < depth.kernel;
+    }
+    inside &= (y - start.at[1] < height.kernel) & (x - start.at[2] < width.kernel);
+    return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
+  }
+}
+
+} // namespace maxunpool_cuda
