@@ -246,8 +246,7 @@ def way_of(window: str, even: bool, call: Call) -> str:
         return "forward_channels" if compiled else "forward_windows"
     if even and ((window == "2x2/2" and dims > 1) or (window == "3x3/2 padded" and dims == 2)):
         return "forward_rows"
-    overlaps = window not in ("2x2/2", "3x3/3", "4x4/4", "3x3/4")
-    return "forward_windows" if overlaps and dims == 3 else "forward_(bands|rows)"
+    return "forward_(bands|rows)"
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
@@ -314,7 +313,7 @@ def test_small_planes_take_one_launch(
             small = call.forward and apart
         if small and call.dtype.itemsize <= 8:
             assert len(outcome.kernels) == 1
-            assert "_planes" in outcome.kernels[0]
+            assert "_bands" in outcome.kernels[0]
 
 
 @pytest.mark.parametrize("index", [-1, -(2**31), 2**31 - 1])
@@ -416,7 +415,7 @@ def test_a_bad_index_beside_a_stray_one(emulator: Path, forward: bool, rng: rand
         assert same(outcome.result, expected_without(call, where))
 
 
-PLANS = "Tiling|Gather|RowPlan|ChannelPlan|BandPlan|Planes|Pieces"  # what kernels get first
+PLANS = "Tiling|Gather|RowPlan|ChannelPlan|Bands|Pieces"  # what kernels get first
 
 
 def kinds(mangled: Iterable[str]) -> set[str]:

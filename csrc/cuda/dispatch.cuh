@@ -8,12 +8,12 @@
 #include "../geometry.h"
 #include "../reduction.h"
 #include "backward.cuh"
+#include "backward_bands.cuh"
 #include "forward_bands.cuh"
 #include "forward_channels.cuh"
 #include "forward_rows.cuh"
 #include "forward_windows.cuh"
 #include "plan.cuh"
-#include "planes.cuh"
 #include "report.cuh"
 #include "stray.cuh"
 #include "tiling.cuh"
@@ -48,10 +48,9 @@ class Dispatch {
 
   void forward() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      if (plan_.planes != 0) {
-        with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          small_planes<T, Index>();
-        });
+      if (plan_.bands && plan_.bands->of_planes()) {
+        with_bytes(
+            arguments_.element_size, [&]<class T>(std::type_identity<T>) { bands<T, Index>(); });
         return;
       }
       if (arguments_.reduce == Reduce::last) {
@@ -109,7 +108,10 @@ class Dispatch {
       return true;
     }
     if constexpr (Take::kMoves) {
-      return forward_bands<typename Take::Element, Index>();
+      if (plan_.bands && has_room_for_notes(plan_.bands->bands.count)) {
+        bands<typename Take::Element, Index>();
+        return true;
+      }
     }
     return false;
   }
@@ -124,8 +126,8 @@ class Dispatch {
         return;
       }
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        if (plan_.planes != 0) {
-          small_planes<T, Index>();
+        if (plan_.bands) {
+          bands<T, Index>();
           return;
         }
         backward_groups<T, Index>();
@@ -165,37 +167,36 @@ class Dispatch {
     return {offsets ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
   }
 
-  // The only kernel of a call on small planes.
+  // Window offsets need none.
+  bool has_room_for_notes(uint32_t count) const {
+    return arguments_.index_type == c10::ScalarType::Byte ||
+           count <= plan_.global_slots / sizeof(uint32_t);
+  }
+
+  // The way for contiguous tensors of any windows and sizes.
   template <class T, class Index>
-  void small_planes() const {
+  void bands() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      const Geometry<int64_t>& g = geometry();
-      const Planes planes = make_planes(arguments_, plan_, aligned_);
-      const int64_t blocks = divide_up(geometry().outer, plan_.planes);
+      Bands bands = plan_.bands->bands;
+      bands.aligned = aligned_;
+      chunk_items_ = 1;
+      slab_items_ = bands.count / geometry().outer;
       constexpr int64_t kSlotsPerThread = 4; // see Launch
       const SharedShape shape{
-          blocks, plan_.planes_threads * kSlotsPerThread, plan_.planes_bytes, true};
-      if (arguments_.forward) {
-        const auto run = [&](auto kernel) {
-          launch_.shared(
-              kernel,
-              shape,
-              planes,
-              negative_zero<T>(),
-              values<T>(),
-              indices<Index>(),
-              result<T>());
-        };
-        if constexpr (kIsWindowOffset<Index>) {
-          if (windows_are_apart(g)) {
-            run(forward_planes<T, Index, false>);
-            return;
-          }
-        }
-        run(forward_planes<T, Index, true>);
-      } else if constexpr (!kIsWindowOffset<Index>) {
+          bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
+      const auto run = [&](auto kernel, auto... zero) {
         launch_.shared(
-            backward_planes<T, Index>, shape, planes, values<T>(), indices<Index>(), result<T>());
+            kernel, shape, bands, report(), zero..., values<T>(), indices<Index>(), result<T>());
+      };
+      constexpr bool kOffsets = kIsWindowOffset<Index>;
+      if (!arguments_.forward) {
+        if constexpr (!kOffsets) {
+          run(backward_bands<T, Index>);
+        }
+      } else if (!kOffsets || !windows_are_apart(geometry())) {
+        run(forward_bands<T, Index, true>, negative_zero<T>());
+      } else if constexpr (kOffsets) {
+        run(forward_bands<T, Index, false>, negative_zero<T>());
       }
     }
   }
@@ -285,48 +286,6 @@ class Dispatch {
     run_compiled<Take, Index>(
         maxunpool_cuda::forward_channels<Take, Index, V, Shape>, *plan, plan->items);
     return true;
-  }
-
-  // The way for rows of contiguous tensors of any width.
-  template <class T, class Index>
-  bool forward_bands() const {
-    if constexpr (sizeof(T) > 8) {
-      return false;
-    } else {
-      const int64_t notes = kIsWindowOffset<Index> ? std::numeric_limits<int64_t>::max()
-                                                   : plan_.global_slots / sizeof(uint32_t);
-      const auto plan = make_band_plan(geometry(), sizeof(T), notes);
-      const bool adds = arguments_.reduce != Reduce::last;
-      if (plan_.wide || !plan || (adds && plan->kind == Band::overlapping)) {
-        return false;
-      }
-      chunk_items_ = plan->band_strips;
-      slab_items_ = plan->strips / geometry().outer * plan->parts.divisor();
-      const SharedShape shape{plan->bands, 4 * kBandThreads, plan->bytes, true};
-      const auto run = [&](auto kernel) {
-        launch_.shared(
-            kernel,
-            shape,
-            *plan,
-            report(),
-            negative_zero<T>(),
-            values<T>(),
-            indices<Index>(),
-            result<T>());
-      };
-      switch (plan->kind) {
-        case Band::disjoint:
-          run(maxunpool_cuda::forward_bands<T, Index, Band::disjoint>);
-          break;
-        case Band::deep:
-          run(maxunpool_cuda::forward_bands<T, Index, Band::deep>);
-          break;
-        case Band::overlapping:
-          run(maxunpool_cuda::forward_bands<T, Index, Band::overlapping>);
-          break;
-      }
-      return true;
-    }
   }
 
   // At most as large as the stride.

@@ -31,7 +31,6 @@ class Divider {
   }
   MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 
- private:
   MAXUNPOOL_HOST_DEVICE static Offset high_product(Offset a, Offset b) {
 #ifdef __CUDA_ARCH__
     if constexpr (sizeof(Offset) == 4) {
@@ -41,6 +40,7 @@ class Divider {
     return static_cast<Offset>((static_cast<Product>(a) * b) >> kBits);
   }
 
+ private:
   Offset divisor_ = 1;
   Offset reciprocal_ = 1;
   uint32_t shift_ = 0;
@@ -53,5 +53,21 @@ MAXUNPOOL_HOST_DEVICE inline Offset split(Offset& n, const Divider<Offset>& by) 
   n -= quotient * by.divisor();
   return quotient;
 }
+
+// Divides by multiplication with a rounded-up reciprocal, where n * divisor < 2^31, or n is far
+// below the divisor.
+class ShortDivider {
+ public:
+  ShortDivider() = default;
+  explicit ShortDivider(int64_t divisor)
+      : reciprocal_(static_cast<uint32_t>((int64_t{1} << 31) / divisor + 1)) {}
+
+  MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
+    return Divider<uint32_t>::high_product(2 * n, reciprocal_);
+  }
+
+ private:
+  uint32_t reciprocal_ = 0;
+};
 
 } // namespace maxunpool_cuda

@@ -1,28 +1,27 @@
-// Unpooling of contiguous planes (inner == 1) whose rows divide into no vectors, or whose windows
-// no other kernel is compiled for: one pass over the output, which is put together in shared
-// memory.
+// Unpooling of contiguous planes (inner == 1) of any windows and sizes in one pass: a block does a
+// band of the output (see bands.cuh).
 //
-//   strip 0   ======        A strip is the rows of outputs at one row of cells: S of them from
-//   where strip 1   ====== |      those windows begin. Strips are counted through all planes, and
-//   through strip 2   ====== | band the depths of a plane. A block owns the outputs of a band:
-//   consecutive strip 3   ======        strips, which are consecutive in memory, or a part of one
-//   strip that is
-//                           too long.
+//     input,   ... |0 1 2 3 4 5 6|0 1 2 3 4 5 6| ...   cells of two planes, which one block reads
+//     indices        \_______/ \_______/               in groups: vectors where they are whole
+//                      | atomicMax of a claim
+//     slots,       |. 1 . 2 . . .|. 4 . . 7 . .|       one for each output, in shared memory
+//                      | the last cell that named it
+//     output   ... |0 a 0 b 0 0 0|0 c 0 0 d 0 0| ...   in vectors, but at the block's ends
 //
-// A block clears its slots, has every cell whose window reaches the band write to the slot of its
-// output, and copies the slots to the output in vectors, wherever rows begin. Where windows overlap
-// slots hold the last of the cells, found by atomics, else values.
+// "last" is a maximum of positions, so it does not depend on the order the atomics take. Of "sum"
+// and "mean" only windows that share no output come here, so that there is nothing to add but by
+// stray indices.
 //
-// It vouches for the indices of its cells: stray ones are noted (see Report), and have the second
-// kernel write the plane again.
+// Of whole planes, indices may lie anywhere, and there is no second kernel: an output of a sum that
+// several cells name adds them up by itself, in row-major order. Of a part, a block vouches for its
+// own cells: it notes (see Report) what lies outside its own window and outside the part, and sums
+// of several cells, so that the second kernel writes the plane again.
 #pragma once
 
-#include "atomics.cuh"
-#include "cells.cuh"
-#include "divider.cuh"
+#include "../reduction.h"
+#include "bands.cuh"
 #include "report.cuh"
 #include "shared.cuh"
-#include "tiling.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -30,237 +29,170 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kBandThreads = 256; // of a block, at most
-
-enum class Band : int8_t {
-  disjoint,    // windows that share nothing, of planes of one depth
-  deep,        // the same, of any depth
-  overlapping, // of planes of one depth
-};
-
-// Cells of a thread that are read before any is looked at: as many as the registers hold.
-constexpr int cells_ahead(Band band) {
-  return band == Band::deep ? 2 : 4;
+// All cells of a plane that name an output, added up in order; its bits.
+template <class Element, class Index>
+__device__ inline Element sum_of(
+    const Bands& all, uint32_t output, const Element* input, const Index* indices) {
+  const uint32_t plane = output / all.windows.out_plane, target = output % all.windows.out_plane;
+  const auto sum = [&]<class T>(T) {
+    Sum<Accumulator<T>> sum{};
+    for (uint32_t cell = plane * all.in_plane; cell < (plane + 1) * all.in_plane; ++cell) {
+      if (target_of<uint32_t>(indices[cell]) == target) {
+        sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
+      }
+    }
+    return sum.result(all.reduce);
+  };
+  if constexpr (sizeof(Element) == sizeof(double)) {
+    return __builtin_bit_cast(Element, sum(double{}));
+  } else if constexpr (sizeof(Element) == sizeof(float)) {
+    return __builtin_bit_cast(Element, sum(float{}));
+  } else if (all.bfloat16) {
+    return c10::detail::round_to_nearest_even(sum(c10::BFloat16{})); // on any architecture
+  } else {
+    return __builtin_bit_cast(Element, static_cast<c10::Half>(sum(c10::Half{})));
+  }
 }
 
-struct BandPlan {
-  Geometry<uint32_t> geometry;
-  Band kind;
-  uint32_t in_plane;
-  uint32_t bands, strips;
-  uint32_t band_strips;        // of a band; one if it is a part
-  uint32_t above, before;      // cells whose windows reach a strip, or a tile, beside the one there
-  uint32_t part_columns;       // tiles of a part of a strip
-  uint32_t pitch;              // slots of a row
-  uint32_t bytes;              // of slots, and of one vector more
-  Divider<uint32_t> parts;     // of a strip
-  Divider<uint32_t> heights;   // strips in a depth
-  Divider<uint32_t> depths;    // of a plane
-  Divider<uint32_t> row_cells; // that reach a band in a row
-  Divider<uint32_t> out_width, out_height, kernel_width, kernel_height, depth_stride;
-};
-
-template <class Element, class Index, Band kBand>
-__global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) forward_bands(
-    BandPlan plan,
+// What a slot holds.
+// - kClaims: the largest claim of a cell, the later the larger; 0: no cell has named the output. A
+//   small element is part of it, a larger one lies at stage[claim], of which stage[0] == 0.
+// - otherwise, where no two indices can name one output: the element.
+template <class Element, class Index, bool kClaims>
+__global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) forward_bands(
+    Bands all,
     Report report,
-    Element negative_zero, // see added_to_zero
+    Element negative_zero,
     const Element* __restrict__ input,
     const Index* __restrict__ indices,
     Element* __restrict__ output) {
-  constexpr bool kOverlap = kBand == Band::overlapping, kDeep = kBand == Band::deep;
-  constexpr int kAhead = cells_ahead(kBand);
-  using Slot = std::conditional_t<kOverlap, uint32_t, Element>;
-  constexpr uint32_t kGrain = kVectorBytes / sizeof(Element);
-  Slot* const slots = shared_memory<Slot>();
-  const auto& [depths, heights, widths] = plan.geometry.axis;
-  for (uint32_t band = blockIdx.x; band < plan.bands; band += gridDim.x) {
-    const uint32_t first_part = plan.parts.divide(band);
-    const uint32_t first_strip = first_part * plan.band_strips;
-    const uint32_t first_tile = (band - first_part * plan.parts.divisor()) * plan.part_columns;
-    // Rows of outputs are counted through all depths and planes.
-    const auto row_of = [&](uint32_t strip) {
-      const uint32_t volume = plan.heights.divide(strip);
-      const uint32_t y = (strip - volume * plan.heights.divisor()) * heights.stride;
-      const uint32_t row = y < heights.padding ? 0 : y - heights.padding;
-      return volume * heights.out + (row < heights.out ? row : heights.out);
+  constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
+  constexpr int N = kVectorBytes / sizeof(Element);
+  constexpr bool kStaged = kClaims && is_staged(sizeof(Element));
+  constexpr bool kStray = kClaims && !kIsWindowOffset<Index>;
+  constexpr bool kSums = kStray && sizeof(Element) > 1;
+  constexpr uint32_t kMany = 1u << 31; // cells have named an output of a sum: more than any claim
+  using Slot = std::conditional_t<kClaims, uint32_t, Element>;
+  auto* const slots = shared_memory<Slot>();
+  auto* const stage = reinterpret_cast<Element*>(shared_memory<char>() + all.stage);
+  for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
+    const Band band = band_of(all, number);
+    const Run<V> cells(band.first_cell, band.end_cell, all.aligned);
+    const Run<N> outputs(band.first_output, band.end_output, all.aligned);
+    const Slots places(all, band, outputs.begin - outputs.base);
+    bool stray = false;
+    struct Group {
+      bool whole;
+      Neighbours<Index, V> index;
+      Neighbours<Element, V> value;
     };
-    const uint32_t last_strip = first_strip + plan.band_strips;
-    const uint32_t first_row = row_of(first_strip);
-    const uint32_t rows = row_of(last_strip < plan.strips ? last_strip : plan.strips) - first_row;
-    const auto column_of = [&](uint32_t tile) {
-      const uint32_t x = tile * widths.stride;
-      const uint32_t column = x < widths.padding ? 0 : x - widths.padding;
-      return column < widths.out ? column : widths.out;
+    const auto read = [&](uint32_t i) {
+      const uint32_t at = cells.base + i * V;
+      const bool whole = cells.holds_all(i);
+      return Group{whole, {indices, cells, at, whole}, {input, cells, at, whole}};
     };
-    const bool whole = plan.parts.divisor() == 1;
-    const uint32_t first_column = whole ? 0 : column_of(first_tile);
-    const uint32_t columns =
-        (whole ? widths.out : column_of(first_tile + plan.part_columns)) - first_column;
-    // Slots lie in their vectors as outputs do.
-    Element* const to = output + (first_row * widths.out + first_column);
-    const uint32_t shift = reinterpret_cast<uintptr_t>(to) / sizeof(Element) % kGrain;
+    const auto claim = [&](uint32_t i, const Group& group) {
+      Vector<Element, V> value;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        value.at[v] = group.value[v];
+      }
+      if (negative_zero != Element{}) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          value.at[v] = added_to_zero(value.at[v], negative_zero);
+        }
+      }
+      if constexpr (kStaged) {
+        store(stage + (i + 1) * V, value);
+      }
+      stray |= for_each_of_group<V, !kClaims>(
+          all,
+          band,
+          cells,
+          places,
+          report.error,
+          indices,
+          cells.base + i * V,
+          group.whole,
+          group.index,
+          [&](int v, uint32_t number_of_slot) {
+            Slot* const slot = slots + number_of_slot;
+            if constexpr (kClaims) {
+              uint32_t mine = (i + 1) * V + v;
+              if constexpr (!kStaged) {
+                mine = mine << 16 | value.at[v];
+              }
+              if (atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last) {
+                if (all.planes == 0) {
+                  stray = true;
+                } else if constexpr (kSums) {
+                  atomicMax(slot, kMany);
+                }
+              }
+            } else {
+              *slot = value.at[v];
+            }
+          });
+    };
 
-    for (uint32_t i = threadIdx.x; i * kVectorBytes < plan.bytes; i += blockDim.x) {
-      reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
+    Group first;
+    if (threadIdx.x < cells.vectors) {
+      first = read(threadIdx.x);
+    }
+    clear(slots, outputs.vectors * N);
+    if (kStaged && threadIdx.x == 0) {
+      stage[0] = Element{};
     }
     __syncthreads();
-
-    // Where the plane begins in which the band does: slots count cells from there.
-    const uint32_t first_volume = plan.heights.divide(first_strip);
-    const uint32_t base = first_volume * plan.in_plane; // of no use in depth
-    bool stray = false;
-    // Neighbouring threads read neighbouring cells of a strip, groups of them several strips.
-    const uint32_t row_cells = plan.row_cells.divisor();
-    const bool many = row_cells < blockDim.x;
-    const uint32_t groups = many ? plan.row_cells.divide(blockDim.x) : 1;
-    const uint32_t group = many ? plan.row_cells.divide(threadIdx.x) : 0;
-    const uint32_t lane = threadIdx.x - group * row_cells;
-    const uint32_t band_strips = group < groups ? plan.band_strips + plan.above : 0;
-    for (uint32_t k = group; k < band_strips; k += kAhead * groups) {
-      for (uint32_t c = lane; c < row_cells; c += blockDim.x) {
-        const uint32_t column = first_tile + c - (whole ? 0 : plan.before);
-        const uint32_t left = column * widths.stride - widths.padding;
-        struct Cell {
-          uint32_t volume, height, outer, depth, cell_depth, source; // kNowhere: it does not exist
-        };
-        const auto cell_of = [&](uint32_t n) { // of the n-th strip
-          const uint32_t number = k + n * groups, strip = first_strip + number - plan.above;
-          Cell at;
-          at.volume = plan.heights.divide(strip);
-          at.height = strip - at.volume * plan.heights.divisor();
-          at.outer = at.volume;
-          at.depth = at.cell_depth = 0;
-          if constexpr (kDeep) {
-            at.outer = plan.depths.divide(at.volume);
-            at.depth = at.volume - at.outer * plan.depths.divisor();
-            at.cell_depth = plan.depth_stride.divide(at.depth + depths.padding);
-          }
-          // What lies left of or above the plane wraps around.
-          const bool exists = number < band_strips && strip < plan.strips && column < widths.in &&
-                              at.height < heights.in && at.cell_depth < depths.in &&
-                              (number >= plan.above || at.volume == first_volume);
-          at.source = exists ? at.outer * plan.in_plane +
-                                   (at.cell_depth * heights.in + at.height) * widths.in + column
-                             : kNowhere;
-          return at;
-        };
-        Cell cell[kAhead];
-        Index index[kAhead];
-        Element value[kAhead];
-#pragma unroll
-        for (int n = 0; n < kAhead; ++n) { // all are read before any is looked at
-          cell[n] = cell_of(n);
-          if (cell[n].source != kNowhere) {
-            index[n] = indices[cell[n].source];
-            if constexpr (!kOverlap) {
-              value[n] = input[cell[n].source];
-            }
-          }
-        }
-        bool all_inside = true;
-#pragma unroll
-        for (int n = 0; n < kAhead; ++n) {
-          const Cell& at = cell[n];
-          if (at.source == kNowhere) {
-            continue;
-          }
-          const uint32_t top = at.height * heights.stride - heights.padding;
-          const uint32_t front = at.cell_depth * depths.stride - depths.padding;
-          uint32_t z = front, y, x; // of the output
-          if constexpr (kIsWindowOffset<Index>) {
-            y = plan.kernel_width.divide(index[n]);
-            x = left + index[n] - y * widths.kernel;
-            if constexpr (kDeep) {
-              const uint32_t in_depth = plan.kernel_height.divide(y);
-              z += in_depth;
-              y -= in_depth * heights.kernel;
-            }
-            y += top;
-          } else {
-            const uint32_t target = narrow_indices(Vector<Index, 1>{{index[n]}}).at[0];
-            y = plan.out_width.divide(target);
-            x = target - y * widths.out;
-            if constexpr (kDeep) {
-              z = plan.out_height.divide(y);
-              y -= z * heights.out;
-            }
-          }
-          bool inside = (y - top < heights.kernel) & (x - left < widths.kernel) &
-                        (y < heights.out) & (x < widths.out);
-          if constexpr (kDeep) {
-            inside &= (z - front < depths.kernel) & (z < depths.out);
-          }
-          all_inside &= inside;
-          const uint32_t slot_row = at.volume * heights.out + y - first_row,
-                         slot_column = x - first_column;
-          const uint32_t slot = shift + slot_row * plan.pitch + slot_column;
-          if (!inside || (kDeep && z != at.depth)) {
-            continue;
-          }
-          if constexpr (!kOverlap) {
-            slots[slot] = added_to_zero(value[n], negative_zero);
-          } else if (slot_row < rows && slot_column < columns) {
-            atomic_max(&slots[slot], at.source - base + 1);
-          }
-        }
-        if (!all_inside) {
-#pragma unroll 1
-          for (uint32_t n = 0; n < kAhead; ++n) {
-            const Cell at = cell_of(n);
-            stray |= at.source != kNowhere && is_stray(
-                                                  plan.geometry,
-                                                  report.error,
-                                                  at.outer,
-                                                  {{at.cell_depth, at.height, column}},
-                                                  uint32_t{0},
-                                                  indices[at.source]);
-          }
-        }
-      }
+    if (threadIdx.x < cells.vectors) {
+      claim(threadIdx.x, first);
+    }
+    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
+      claim(i, read(i));
     }
     const int any_stray = __syncthreads_or(stray);
-    if (threadIdx.x == 0 && !kIsWindowOffset<Index>) {
-      report.stray[band] = static_cast<uint32_t>(any_stray);
+    if (!kIsWindowOffset<Index> && threadIdx.x == 0 && all.planes == 0) {
+      report.stray[number] = static_cast<uint32_t>(any_stray);
     }
 
-    const auto result = [&](Slot slot) {
-      if constexpr (kOverlap) {
-        return slot == 0 ? Element{} : input[base + slot - 1];
+    const auto element = [&](Slot slot) {
+      if constexpr (kStaged) {
+        return stage[slot & ~kMany];
       } else {
-        return slot;
+        return static_cast<Element>(slot);
       }
     };
-    if (whole) {
-      // Vectors, the first and the last of which may be cut off.
-      constexpr int N = kGrain;
-      const uint32_t end = shift + rows * widths.out;
-      // Before the output if that begins between vectors. As pointers, nvcc would cut vectors up.
-      const uint32_t begin = first_row * widths.out - shift;
-      for (uint32_t i = threadIdx.x * N; i < end; i += blockDim.x * N) {
-        if (i >= shift && i + N <= end) {
-          const auto taken = load<N>(slots + i);
-          Vector<Element, N> stored;
+    const auto add_up = [&](uint32_t i) { // the outputs of sums that many cells name
+      if constexpr (kSums) {
+        if (all.reduce != Reduce::last && slots[i] == kMany) {
+          output[outputs.base + i] = sum_of(all, outputs.base + i, input, indices);
+        }
+      }
+    };
+    Element* const to = output + outputs.base;
+    for_each_in_block(outputs.wholes, [&](uint32_t vector) {
+      const uint32_t i = (outputs.first_whole + vector) * N;
+      const auto taken = load<N>(slots + i);
+      Vector<Element, N> stored;
 #pragma unroll
-          for (int n = 0; n < N; ++n) {
-            stored.at[n] = result(taken.at[n]);
-          }
-          store(output + static_cast<int32_t>(begin + i), stored);
-        } else {
+      for (int v = 0; v < N; ++v) {
+        stored.at[v] = element(taken.at[v]);
+      }
+      store(to + i, stored);
+      if (kSums && all.reduce != Reduce::last) {
 #pragma unroll 1
-          for (uint32_t n = i < shift ? shift : i; n < i + N && n < end; ++n) {
-            output[static_cast<int32_t>(begin + n)] = result(slots[n]);
-          }
+        for (int v = 0; v < N; ++v) {
+          add_up(i + v);
         }
       }
-    } else {
-      for (uint32_t row = 0; row < rows; ++row) {
-        for (uint32_t x = threadIdx.x; x < columns; x += blockDim.x) {
-          to[row * widths.out + x] = result(slots[shift + row * plan.pitch + x]);
-        }
-      }
-    }
-    __syncthreads(); // all slots have been read
+    });
+    for_each_in_block(outputs.rest(), [&](uint32_t number) {
+      const uint32_t i = outputs.number_of_rest(number);
+      to[i] = element(slots[i]);
+      add_up(i);
+    });
+    __syncthreads();
   }
 }
 

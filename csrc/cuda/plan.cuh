@@ -4,12 +4,11 @@
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
+#include "bands.cuh"
 #include "divider.cuh"
-#include "forward_bands.cuh"
 #include "forward_channels.cuh"
 #include "forward_rows.cuh"
 #include "limits.h"
-#include "planes.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
@@ -61,144 +60,6 @@ inline Divider<uint32_t> divider(int64_t by) {
   return Divider<uint32_t>(static_cast<uint32_t>(by));
 }
 
-// How a call is cut up, and its workspace, which may start out as anything.
-struct Plan {
-  bool wide;                                     // 64-bit offsets
-  int64_t planes = 0;                            // of a block that does small planes whole; or 0
-  int64_t stage, planes_bytes, planes_threads;   // its shared memory; see Planes
-  bool shared = false;                           // the second kernel's slots are in shared memory
-  int64_t channels, groups, part, parts, pieces; // of the second kernel; see Pieces
-  int64_t slots;                                 // of a piece
-  int64_t blocks;                                // of the second kernel, at most
-  size_t global_slots, slot_bytes, bytes;        // offset of the slots, each block's, and the whole
-
-  explicit Plan(const Arguments& arguments) {
-    const Geometry<int64_t>& g = arguments.geometry;
-    const Limits& limits = arguments.limits;
-    const bool last = arguments.reduce == Reduce::last;
-    channels = std::min(g.inner, kMostChannels);
-    wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
-    // Window offsets have no second kernel, and so no slots.
-    const bool offsets = arguments.index_type == c10::ScalarType::Byte;
-    int64_t slot = offsets ? 0 : slot_size(arguments);
-    planes = wide ? 0 : small_planes(arguments);
-    part = g.out_plane();
-    if (last && !offsets && !wide && arguments.element_size <= sizeof(uint64_t)) {
-      const auto small = static_cast<int64_t>(sizeof(uint32_t));
-      const int64_t room = limits.shared_bytes / (small * channels) / kGrain * kGrain;
-      part = divide_up(part, kGrain) * kGrain;
-      if (room > 0 && part <= kMostParts * room) {
-        shared = true;
-        slot = small;
-        part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
-      }
-    }
-    part = std::min(part, g.out_plane());
-    parts = divide_up(g.out_plane(), part);
-    groups = divide_up(g.inner, channels);
-    pieces = g.outer * groups * parts;
-    slots = part * channels;
-    blocks = pieces;
-    slot_bytes = align(slots * slot);
-    global_slots = bytes = 0;
-    if (planes == 0 && slot != 0) {
-      global_slots = bytes =
-          align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
-      if (!shared) {
-        const auto room = limits.slot_bytes / static_cast<int64_t>(slot_bytes);
-        blocks = std::clamp<int64_t>(room, 1, std::min(pieces, arguments.blocks));
-        bytes += blocks * slot_bytes;
-      }
-    }
-  }
-
-  static size_t align(size_t size) {
-    return (size + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-  }
-
- private:
-  static constexpr int64_t kMostChannels = 32, kMostParts = 64,
-                           kGrain = 16; // outputs, so that parts begin where vectors do
-
-  // Whether planes.cuh does this call, and so many planes to a block.
-  int64_t small_planes(const Arguments& arguments) {
-    const Geometry<int64_t>& g = arguments.geometry;
-    const auto size = static_cast<int64_t>(arguments.element_size);
-    const auto index_size = static_cast<int64_t>(c10::elementSize(arguments.index_type));
-    const bool any_windows = arguments.reduce == Reduce::last &&
-                             (arguments.forward || arguments.index_type != c10::ScalarType::Byte);
-    const bool one_window = arguments.reduce != Reduce::last && arguments.forward &&
-                            windows_are_apart(g) && c10::isFloatingType(arguments.type);
-    if (g.inner != 1 || size > kMostSmall || !(any_windows || one_window)) {
-      return 0;
-    }
-    // Of so many planes, with the vectors at their ends.
-    const bool claims = arguments.index_type != c10::ScalarType::Byte || !windows_are_apart(g);
-    const bool staged = arguments.forward && claims && is_staged(size);
-    const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
-    const auto bytes = [&](int64_t count) {
-      stage = static_cast<int64_t>(align(count * g.out_plane() * slot + 2 * vector * slot));
-      return stage + (staged ? count * g.in_plane() * size + 8 * vector : 0);
-    };
-    const auto fits = [&](int64_t count) {
-      return bytes(count) <= arguments.limits.small_bytes && count * g.in_plane() <= kMostClaims;
-    };
-    if (!fits(1)) {
-      return 0;
-    }
-    int64_t count = 1;
-    const int64_t group = cells_of_group(size, index_size);
-    while (count < g.outer && count * g.in_plane() < arguments.limits.small_plane * group &&
-           fits(2 * count)) {
-      count *= 2;
-    }
-    planes_bytes = bytes(count);
-    const int64_t groups = count * g.in_plane() / group + 1;
-    const int64_t vectors = arguments.forward ? count * g.out_plane() * size / vector : 0;
-    planes_threads =
-        std::min<int64_t>(std::max(groups, vectors / kVectorsPerThread), kPlanesThreads);
-    return count;
-  }
-  static constexpr int64_t kMostSmall = 8, kMostClaims = 4096, kVectorsPerThread = 4;
-
-  // No kernel has more items than this.
-  static int64_t most_items(const Geometry<int64_t>& g) {
-    int64_t items = g.outer * g.inner;
-    for (const Axis<int64_t>& axis : g.axis) {
-      items *= std::max(axis.in, axis.out);
-    }
-    return items;
-  }
-
-  // Do all intermediate values of all kernels stay below the limit?
-  static bool fits(const Geometry<int64_t>& g, int64_t inner, int64_t limit) {
-    double tiles = 1, reach = 0;
-    for (const Axis<int64_t>& axis : g.axis) {
-      const auto in = static_cast<double>(axis.in), out = static_cast<double>(axis.out);
-      tiles *= std::max(in, out);
-      reach = std::max(
-          reach,
-          (in + 1) * static_cast<double>(axis.stride) + out + static_cast<double>(axis.padding) +
-              static_cast<double>(axis.kernel));
-    }
-    const double slabs = static_cast<double>(g.outer) * static_cast<double>(inner);
-    return std::max(slabs * tiles, reach) < static_cast<double>(limit);
-  }
-
-  int64_t slot_size(const Arguments& arguments) const {
-    if (arguments.reduce == Reduce::last) {
-      return sizeof(uint64_t);
-    }
-    if (!arguments.forward) {
-      return arguments.reduce == Reduce::mean ? sizeof(uint64_t) : 0;
-    }
-    int64_t size = 0;
-    with_arithmetic_type(
-        arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(Sum<T>); });
-    return size;
-  }
-};
-
 template <class Offset>
 Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   Geometry<Offset> to;
@@ -243,41 +104,6 @@ Tiling<Offset> make_tiling(
   }
   tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
   return tiling;
-}
-
-inline Planes make_planes(const Arguments& arguments, const Plan& plan, bool aligned) {
-  const Geometry<int64_t>& g = arguments.geometry;
-  const auto& [depth, height, width] = g.axis;
-  const auto clips = [](const Axis<int64_t>& axis) {
-    return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
-  };
-  const bool deep = depth.in != 1 || depth.kernel != 1;
-  const int64_t next_row = height.stride * width.out - width.in * width.stride;
-  int64_t next_height = g.out_plane() - height.in * height.stride * width.out;
-  const int64_t next_depth = g.out_plane() - depth.in * depth.stride * height.out * width.out;
-  if (deep) {
-    next_height = (depth.stride * height.out - height.in * height.stride) * width.out;
-  }
-  return {
-      narrow<uint32_t>(g),
-      arguments.error,
-      static_cast<uint32_t>(plan.planes),
-      static_cast<uint32_t>(g.in_plane()),
-      static_cast<uint32_t>(g.out_plane()),
-      static_cast<uint32_t>(plan.stage),
-      aligned,
-      arguments.type == c10::ScalarType::BFloat16,
-      arguments.reduce,
-      ShortDivider(g.in_plane()),
-      !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips),
-      static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel),
-      ShortDivider(width.in),
-      ShortDivider(width.in * height.in),
-      ShortDivider(height.kernel),
-      ShortDivider(width.kernel),
-      static_cast<uint32_t>(next_row),
-      static_cast<uint32_t>(next_height),
-      static_cast<uint32_t>(deep ? next_depth : 0)};
 }
 
 // Are these the windows, in width and in height?
@@ -344,67 +170,234 @@ std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, 
       divider(rows)};
 }
 
-// `notes`: of strays, that there is room for.
-inline std::optional<BandPlan> make_band_plan(
-    const Geometry<int64_t>& geometry, size_t element_size, int64_t notes) {
-  const auto& [depth, height, width] = geometry.axis;
-  const bool overlap = height.kernel > height.stride || width.kernel > width.stride;
-  const bool deep = !is_trivial(depth);
-  const Band kind = overlap ? Band::overlapping : deep ? Band::deep : Band::disjoint;
-  if (geometry.inner != 1 || (deep && overlap) || !is_simple_in_depth(depth)) {
+// A call as bands: their kernels' plan, and threads and shared memory of a block.
+struct BandPlan {
+  Bands bands;
+  int64_t threads, bytes;
+
+  bool of_planes() const { return bands.planes != 0; }
+};
+
+// Of any contiguous tensor whose elements fit slots, but sums of windows that overlap, and
+// gradients of parts; empty also where strips are too long.
+inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
+  const Geometry<int64_t>& g = arguments.geometry;
+  const Limits& limits = arguments.limits;
+  const auto& [depth, height, width] = g.axis;
+  const auto size = static_cast<int64_t>(arguments.element_size);
+  const auto index_size = static_cast<int64_t>(c10::elementSize(arguments.index_type));
+  const bool apart = windows_are_apart(g), last = arguments.reduce == Reduce::last;
+  const bool offsets = arguments.index_type == c10::ScalarType::Byte;
+  const bool forward = arguments.forward;
+  const bool adds_nothing = forward && apart && !c10::isComplexType(arguments.type);
+  if (g.inner != 1 || size > 8 || !(last ? forward || !offsets : adds_nothing)) {
     return {};
   }
-  constexpr int64_t kFew = 1 << 13, kMost = 1 << 14; // bytes of a block
-  const auto size = static_cast<int64_t>(overlap ? sizeof(uint32_t) : element_size);
-  // Tiles begin where windows do, and cover all outputs and cells.
-  const auto tiles = [](const Axis<int64_t>& axis) {
-    return std::max(axis.in, divide_up(axis.out + axis.padding, axis.stride));
+  const auto slices = [&](const auto& size_of) { return size_of(height) * size_of(width); };
+  const auto in = [](const Axis<int64_t>& axis) { return axis.in; };
+  const auto out = [](const Axis<int64_t>& axis) { return axis.out; };
+  const auto clips = [](const Axis<int64_t>& axis) {
+    return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
   };
-  const auto beside = [](const Axis<int64_t>& axis) { return (axis.kernel - 1) / axis.stride; };
-  const int64_t heights = tiles(height), columns = tiles(width), before = beside(width);
-  const int64_t strips = geometry.outer * depth.out * heights;
-  const int64_t strip_bytes = height.stride * width.out * size;
-  const bool whole = strip_bytes <= kMost;
-  // A thread then has as many cells as it reads ahead.
-  const int64_t turns = cells_ahead(kind) * std::max<int64_t>(1, kBandThreads / width.in);
-  const int64_t band_strips =
-      whole ? std::clamp<int64_t>(std::min(turns, kMost / strip_bytes), 1, strips) : 1;
-  const int64_t part_columns =
-      whole ? columns : std::max<int64_t>(1, kFew / (height.stride * width.stride * size));
-  const int64_t pitch = whole ? width.out : std::min(part_columns * width.stride, width.out);
-  const int64_t parts = divide_up(columns, part_columns);
-  const int64_t bands = divide_up(strips, band_strips) * parts;
-  // A vector of outputs may begin before the band's.
-  const auto vector = static_cast<int64_t>(kVectorBytes);
-  const int64_t spare = vector / static_cast<int64_t>(element_size) * size;
-  const int64_t bytes =
-      divide_up(band_strips * height.stride * pitch * size + spare, vector) * vector;
-  if (bytes > 2 * kMost || bands > notes) {
-    return {}; // for huge strides
+  const bool deep = !is_trivial(depth);
+
+  // Slots, with the vectors at their ends, and what is staged.
+  const bool claims = !offsets || !apart;
+  const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
+  const bool staged = forward && claims && is_staged(size);
+  const auto stage_of = [&](int64_t outputs) {
+    return divide_up(outputs * slot + 2 * vector * slot, vector) * vector;
+  };
+  const auto bytes_of = [&](int64_t cells, int64_t outputs) {
+    return stage_of(outputs) + (staged ? cells * size + 8 * vector : 0);
+  };
+  const auto fits = [&](int64_t cells, int64_t outputs, int64_t bytes) {
+    return bytes_of(cells, outputs) <= bytes && cells <= kMostClaims;
+  };
+  const int64_t group = cells_of_group(size, index_size);
+
+  Bands all{};
+  all.windows = windows_of(narrow<uint32_t>(g));
+  int64_t cells, outputs, count; // cells and outputs of a band
+  int64_t planes = 0;
+  if (fits(g.in_plane(), g.out_plane(), limits.small_bytes) &&
+      (last || c10::isFloatingType(arguments.type))) {
+    planes = 1;
+    while (planes < g.outer && planes * g.in_plane() < limits.small_plane * group &&
+           fits(2 * planes * g.in_plane(), 2 * planes * g.out_plane(), limits.small_bytes)) {
+      planes *= 2;
+    }
+    cells = planes * g.in_plane();
+    outputs = planes * g.out_plane();
+    count = divide_up(g.outer, planes);
+  } else if (forward) {
+    constexpr int64_t kUsual = 16 << 10, kMost = 48 << 10; // bytes of a block
+    constexpr int64_t kRowGroups = 4;                      // times as many as of planes
+    const bool thin = !deep && height.in == 1 && height.out == 1;
+    // The first axis, unless its slices are too large, and windows share none of them.
+    int cut = thin ? 2 : deep ? 0 : 1;
+    if (cut == 0 && is_simple_in_depth(depth) &&
+        !fits(2 * slices(in), depth.stride * slices(out), kUsual)) {
+      cut = 1;
+    }
+    const Axis<int64_t>& axis = g.axis[cut];
+    const int64_t row_cells = cut == 0 ? slices(in) : cut == 1 ? width.in : 1;
+    const int64_t row_outputs = cut == 0 ? slices(out) : cut == 1 ? width.out : 1;
+    const int64_t above = (axis.kernel - 1) / axis.stride;
+    const auto cells_in = [&](int64_t strips) { return (strips + above) * row_cells; };
+    const auto outputs_in = [&](int64_t strips) { return strips * axis.stride * row_outputs; };
+    const int64_t all_strips = std::max(axis.in, divide_up(axis.out + axis.padding, axis.stride));
+    int64_t strips = 1;
+    while (strips < all_strips && cells_in(strips) < kRowGroups * limits.small_plane * group &&
+           fits(cells_in(strips + 1), outputs_in(strips + 1), kUsual)) {
+      ++strips;
+    }
+    cells = cells_in(strips);
+    outputs = outputs_in(strips);
+    if (!fits(cells, outputs, kMost)) {
+      return {};
+    }
+    const int64_t volumes = cut == 1 ? depth.out : 1, parts = divide_up(all_strips, strips);
+    count = g.outer * volumes * parts;
+    all.cut = cut;
+    all.axis = all.windows.geometry.axis[cut];
+    all.strips = static_cast<uint32_t>(strips);
+    all.above = static_cast<uint32_t>(above);
+    all.row_cells = static_cast<uint32_t>(row_cells);
+    all.row_outputs = static_cast<uint32_t>(row_outputs);
+    all.volume_cells = static_cast<uint32_t>(slices(in));
+    all.volume_outputs = static_cast<uint32_t>(cut == 1 ? slices(out) : g.out_plane());
+    all.parts = divider(parts);
+    all.depths = divider(volumes);
+    all.depth_stride = divider(depth.stride);
+    all.depth_padding = static_cast<uint32_t>(cut == 1 ? depth.padding : 0);
+  } else {
+    return {};
   }
-  return BandPlan{
-      narrow<uint32_t>(geometry),
-      overlap ? Band::overlapping
-      : deep  ? Band::deep
-              : Band::disjoint,
-      static_cast<uint32_t>(geometry.in_plane()),
-      static_cast<uint32_t>(bands),
-      static_cast<uint32_t>(strips),
-      static_cast<uint32_t>(band_strips),
-      static_cast<uint32_t>(beside(height)),
-      static_cast<uint32_t>(before),
-      static_cast<uint32_t>(part_columns),
-      static_cast<uint32_t>(pitch),
-      static_cast<uint32_t>(bytes),
-      divider(parts),
-      divider(heights),
-      divider(depth.out),
-      divider(whole ? width.in : part_columns + before),
-      divider(width.out),
-      divider(height.out),
-      divider(width.kernel),
-      divider(height.kernel),
-      divider(depth.stride)};
+  all.count = static_cast<uint32_t>(count);
+  all.planes = static_cast<uint32_t>(planes);
+  all.in_plane = static_cast<uint32_t>(g.in_plane());
+  all.stage = static_cast<uint32_t>(stage_of(outputs));
+  all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
+  all.reduce = arguments.reduce;
+  all.cells_of_plane = ShortDivider(g.in_plane());
+  all.plain = !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips);
+  all.kernel_volume = static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel);
+  all.cells_of_row = ShortDivider(width.in);
+  all.cells_of_height = ShortDivider(slices(in));
+  all.kernel_height = ShortDivider(height.kernel);
+  all.kernel_width = ShortDivider(width.kernel);
+  const int64_t next_row = height.stride * width.out - width.in * width.stride;
+  const int64_t slice = slices(out);
+  const int64_t next_height =
+      (deep ? depth.stride : 1) * slice - height.in * height.stride * width.out;
+  const int64_t next_depth = deep ? g.out_plane() - depth.in * depth.stride * slice : 0;
+  all.next_row = static_cast<uint32_t>(next_row);
+  all.next_height = static_cast<uint32_t>(next_height);
+  all.next_depth = static_cast<uint32_t>(next_depth);
+  constexpr int64_t kVectorsPerThread = 4;
+  const int64_t vectors = forward ? outputs * size / vector : 0;
+  const int64_t threads =
+      std::min<int64_t>(std::max(cells / group + 1, vectors / kVectorsPerThread), kBandThreads);
+  return BandPlan{all, threads, bytes_of(cells, outputs)};
 }
+
+// How a call is cut up, and its workspace, which may start out as anything.
+struct Plan {
+  bool wide;                                     // 64-bit offsets
+  std::optional<BandPlan> bands;                 // of a call that bands can do
+  bool shared = false;                           // the second kernel's slots are in shared memory
+  int64_t channels, groups, part, parts, pieces; // of the second kernel; see Pieces
+  int64_t slots;                                 // of a piece
+  int64_t blocks;                                // of the second kernel, at most
+  size_t global_slots, slot_bytes, bytes;        // offset of the slots, each block's, and the whole
+
+  explicit Plan(const Arguments& arguments) {
+    const Geometry<int64_t>& g = arguments.geometry;
+    const Limits& limits = arguments.limits;
+    const bool last = arguments.reduce == Reduce::last;
+    channels = std::min(g.inner, kMostChannels);
+    wide = !fits(g, ((g.inner - 1) / channels + 1) * channels, limits.narrow);
+    // Window offsets have no second kernel, and so no slots.
+    const bool offsets = arguments.index_type == c10::ScalarType::Byte;
+    int64_t slot = offsets ? 0 : slot_size(arguments);
+    if (!wide) {
+      bands = make_bands(arguments);
+    }
+    part = g.out_plane();
+    if (last && !offsets && !wide && arguments.element_size <= sizeof(uint64_t)) {
+      const auto small = static_cast<int64_t>(sizeof(uint32_t));
+      const int64_t room = limits.shared_bytes / (small * channels) / kGrain * kGrain;
+      part = divide_up(part, kGrain) * kGrain;
+      if (room > 0 && part <= kMostParts * room) {
+        shared = true;
+        slot = small;
+        part = divide_up(divide_up(part, divide_up(part, room)), kGrain) * kGrain;
+      }
+    }
+    part = std::min(part, g.out_plane());
+    parts = divide_up(g.out_plane(), part);
+    groups = divide_up(g.inner, channels);
+    pieces = g.outer * groups * parts;
+    slots = part * channels;
+    blocks = pieces;
+    slot_bytes = align(slots * slot);
+    global_slots = bytes = 0;
+    if (slot != 0 && !(bands && bands->of_planes())) {
+      global_slots = bytes =
+          align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
+      if (!shared) {
+        const auto room = limits.slot_bytes / static_cast<int64_t>(slot_bytes);
+        blocks = std::clamp<int64_t>(room, 1, std::min(pieces, arguments.blocks));
+        bytes += blocks * slot_bytes;
+      }
+    }
+  }
+
+  static size_t align(size_t size) {
+    return (size + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+  }
+
+ private:
+  static constexpr int64_t kMostChannels = 32, kMostParts = 64,
+                           kGrain = 16; // outputs, so that parts begin where vectors do
+
+  // No kernel has more items than this.
+  static int64_t most_items(const Geometry<int64_t>& g) {
+    int64_t items = g.outer * g.inner;
+    for (const Axis<int64_t>& axis : g.axis) {
+      items *= std::max(axis.in, axis.out);
+    }
+    return items;
+  }
+
+  // Do all intermediate values of all kernels stay below the limit?
+  static bool fits(const Geometry<int64_t>& g, int64_t inner, int64_t limit) {
+    double tiles = 1, reach = 0;
+    for (const Axis<int64_t>& axis : g.axis) {
+      const auto in = static_cast<double>(axis.in), out = static_cast<double>(axis.out);
+      tiles *= std::max(in, out);
+      reach = std::max(
+          reach,
+          (in + 1) * static_cast<double>(axis.stride) + out + static_cast<double>(axis.padding) +
+              static_cast<double>(axis.kernel));
+    }
+    const double slabs = static_cast<double>(g.outer) * static_cast<double>(inner);
+    return std::max(slabs * tiles, reach) < static_cast<double>(limit);
+  }
+
+  int64_t slot_size(const Arguments& arguments) const {
+    if (arguments.reduce == Reduce::last) {
+      return sizeof(uint64_t);
+    }
+    if (!arguments.forward) {
+      return arguments.reduce == Reduce::mean ? sizeof(uint64_t) : 0;
+    }
+    int64_t size = 0;
+    with_arithmetic_type(
+        arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(Sum<T>); });
+    return size;
+  }
+};
 
 } // namespace maxunpool_cuda

@@ -1,0 +1,113 @@
+// The gradient of "last" of contiguous planes (inner == 1) that a block does whole, some at a time
+// (see bands.cuh): the cell that an output was written from is given the output's, wherever indices
+// lie. Claims are forward_bands.cuh's. There is no second kernel.
+//
+//     indices      |0 1 2 3 4 5 6|     each cell claims the output that its index names, and is
+//     slots        |. 1 . 2 . . .|     given the gradient there if its claim is the one that stays
+#pragma once
+
+#include "bands.cuh"
+#include "report.cuh"
+#include "shared.cuh"
+#include "vector.cuh"
+
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// The gradient of "last": the cell that an output was written from is given the output's.
+template <class Element, class Index>
+__global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
+    Bands all,
+    Report report,
+    const Element* __restrict__ grad_output,
+    const Index* __restrict__ indices,
+    Element* __restrict__ grad_input) {
+  constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
+  auto* const slots = shared_memory<uint32_t>();
+  for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
+    const Band band = band_of(all, number);
+    const Run<V> cells(band.first_cell, band.end_cell, all.aligned);
+    const Slots places(all, band, 0);
+    struct Group {
+      uint32_t slot[V];
+      Vector<Element, V> grad;
+    };
+    constexpr uint32_t kNone = ~0u;
+    const auto read = [&](uint32_t i) {
+      const uint32_t at = cells.base + i * V;
+      const bool whole = cells.holds_all(i);
+      const Neighbours<Index, V> index(indices, cells, at, whole);
+      Group group{};
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        group.slot[v] = kNone;
+      }
+      for_each_of_group<V, false>(
+          all,
+          band,
+          cells,
+          places,
+          report.error,
+          indices,
+          at,
+          whole,
+          index,
+          [&](int v, uint32_t slot) {
+            group.slot[v] = slot;
+            group.grad.at[v] = grad_output[band.first_output + slot];
+          });
+      return group;
+    };
+    const auto claim = [&](uint32_t i, const Group& group) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (group.slot[v] != kNone) {
+          atomicMax(slots + group.slot[v], i * V + v + 1);
+        }
+      }
+    };
+    const auto give = [&](uint32_t i, Group group) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (group.slot[v] != kNone && slots[group.slot[v]] != i * V + v + 1) {
+          group.grad.at[v] = Element{};
+        }
+      }
+      Element* const to = grad_input + cells.base + i * V;
+      if (cells.holds_all(i)) {
+        store(to, group.grad);
+        return;
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (cells.holds(cells.base + i * V + v)) {
+          to[v] = group.grad.at[v];
+        }
+      }
+    };
+
+    Group first;
+    if (threadIdx.x < cells.vectors) {
+      first = read(threadIdx.x);
+    }
+    clear(slots, places.count);
+    __syncthreads();
+    if (threadIdx.x < cells.vectors) {
+      claim(threadIdx.x, first);
+    }
+    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
+      claim(i, read(i));
+    }
+    __syncthreads();
+    if (threadIdx.x < cells.vectors) {
+      give(threadIdx.x, first);
+    }
+    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
+      give(i, read(i));
+    }
+    __syncthreads();
+  }
+}
+
+} // namespace maxunpool_cuda

@@ -1,0 +1,319 @@
+// Bands: how blocks share the outputs of contiguous planes (inner == 1), whatever their windows,
+// sizes and alignment, and what the kernels of forward_bands.cuh and backward_bands.cuh have in
+// common.
+//
+// A band is outputs that are consecutive in memory: those of some small planes, or a part of a
+// large one. A part is cut along one axis, the first one that has more than one output:
+//
+//     strip 0   ======        A strip is the outputs from where the windows of one row of cells
+//     strip 1   ====== | part begin to where the next ones do. The cells whose windows reach a part
+//     strip 2   ====== |      are those of its strips, its own, and of so many strips above.
+//     strip 3   ======
+//
+// Cells are read in groups, and outputs written in vectors, of the whole tensor, so that they are
+// aligned wherever a band begins; what it shares of them with its neighbour is done element by
+// element.
+#pragma once
+
+#include "../reduction.h"
+#include "divider.cuh"
+#include "report.cuh"
+#include "shared.cuh"
+#include "vector.cuh"
+#include "windows.cuh"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+constexpr int kBandThreads = 256;     // of a block, at most
+constexpr int64_t kMostClaims = 4096; // cells of a band
+
+// What a thread reads at a time: at most 16 bytes of values and 32 of indices.
+constexpr int cells_of_group(size_t element_size, size_t index_size) {
+  const size_t most = 8; // more do not fit the registers
+  const size_t cells = std::min({kVectorBytes / element_size, 2 * kVectorBytes / index_size, most});
+  return static_cast<int>(std::max(cells, sizeof(uint32_t) / index_size)); // whole words
+}
+
+// Elements of four and eight bytes do not fit a slot, which then names them.
+constexpr bool is_staged(size_t element_size) {
+  return element_size > sizeof(uint16_t);
+}
+
+struct Bands {
+  Windows<uint32_t> windows;
+  uint32_t count;
+  uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
+  uint32_t in_plane;
+  uint32_t stage; // where a block's staged elements begin: bytes after its slots
+  bool aligned;   // all arrays begin where vectors do
+  bool bfloat16;  // of two kinds of numbers of two bytes, for sums
+  Reduce reduce;
+  // Of parts.
+  int cut; // the axis
+  Axis<uint32_t> axis;
+  uint32_t strips, above;          // of a part
+  uint32_t row_cells, row_outputs; // of one coordinate of the axis
+  // Parts lie in volumes: planes, or, if those are cut along their second axis, depths of them.
+  uint32_t volume_cells, volume_outputs;
+  Divider<uint32_t> parts;                // of a volume
+  Divider<uint32_t> depths, depth_stride; // of a plane cut in depths; else one
+  uint32_t depth_padding;                 // the same; else none
+  // Of the band's cells.
+  ShortDivider cells_of_plane;
+  // For window offsets alone.
+  bool plain; // all windows lie in the plane, which has no depth
+  uint32_t kernel_volume;
+  ShortDivider cells_of_row, cells_of_height, kernel_height, kernel_width;
+  // How much further the window of the next cell begins than one stride in width, if that is the
+  // first of a row; of a height of rows; of a depth of them. All may wrap around.
+  uint32_t next_row, next_height, next_depth;
+};
+
+// Cells and outputs are counted in the tensor.
+struct Band {
+  uint32_t first_cell, own_cell, end_cell; // those before its own are another band's too
+  uint32_t first_output, end_output;
+  uint32_t low, size;      // positions of the plane, or of each plane, that it has outputs at
+  Position<uint32_t> cell; // the first one, in the plane
+};
+
+__device__ inline Band band_of(const Bands& all, uint32_t number) {
+  const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
+  if (all.planes != 0) {
+    const uint32_t plane = number * all.planes;
+    const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
+    const uint32_t first = plane * all.in_plane;
+    return {first, first, end * all.in_plane, plane * out_plane, end * out_plane, 0, out_plane, {}};
+  }
+  const uint32_t volume = all.parts.divide(number);
+  const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
+  const uint32_t plane = all.depths.divide(volume), depth = volume - plane * all.depths.divisor();
+  const uint32_t padded = depth + all.depth_padding;
+  const uint32_t cell_depth = all.depth_stride.divide(padded);
+  const auto row_of = [&](uint32_t n) {
+    const uint32_t end = n * all.axis.stride;
+    const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
+    return row < all.axis.out ? row : all.axis.out;
+  };
+  const uint32_t row = row_of(strip), end_row = row_of(strip + all.strips);
+  const uint32_t from = strip < all.above ? 0 : strip - all.above;
+  uint32_t end = strip + all.strips < all.axis.in ? strip + all.strips : all.axis.in;
+  if (cell_depth >= all.windows.geometry.axis[0].in || end < from) {
+    end = from;
+  }
+  // Of depths that windows share, the first one's bands own the cells.
+  const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
+  const uint32_t cells = plane * all.in_plane + cell_depth * all.volume_cells;
+  const uint32_t outputs = volume * all.volume_outputs;
+  return {
+      cells + from * all.row_cells,
+      cells + (owns && strip < end ? strip : end) * all.row_cells,
+      cells + end * all.row_cells,
+      outputs + row * all.row_outputs,
+      outputs + end_row * all.row_outputs,
+      depth * all.volume_outputs + row * all.row_outputs,
+      (end_row - row) * all.row_outputs,
+      {{cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}}};
+}
+
+// Where a band's slots are.
+struct Slots {
+  uint32_t first, count; // numbers of the slots
+  uint32_t low, size;    // see Band
+  uint32_t start;        // the number of the slot where the window of its first cell begins
+
+  __device__ Slots(const Bands& all, const Band& band, uint32_t shift)
+      : first(shift), count(band.end_output - band.first_output), low(band.low), size(band.size) {
+    const auto& [depth, height, width] = all.windows.geometry.axis;
+    const auto& at = band.cell.at;
+    const uint32_t row = at[0] * depth.stride * height.out + at[1] * height.stride;
+    start = first - low + row * width.out + at[2] * width.stride;
+  }
+};
+
+// Finds the slot that a cell's index names, if it is one of the band's. Cells are counted in the
+// band. kPlain: see Bands; kInside: all windows lie in the band then.
+template <class Index, bool kPlain, bool kInside>
+__device__ inline bool find_slot(
+    const Bands& all,
+    const Band& band,
+    const Slots& slots,
+    uint32_t cell,
+    Index index,
+    uint32_t& slot) {
+  if constexpr (!kIsWindowOffset<Index>) {
+    const uint32_t at = target_of<uint32_t>(index) - slots.low;
+    slot = all.cells_of_plane.divide(cell) * slots.size + (slots.first + at);
+    return at < slots.size;
+  } else {
+    const auto& [depth, height, width] = all.windows.geometry.axis;
+    const uint32_t offset = index, y = all.kernel_width.divide(offset);
+    const uint32_t rows = all.cells_of_row.divide(cell);
+    const uint32_t heights = all.cells_of_height.divide(cell);
+    slot = (cell * width.stride + slots.start) + offset + rows * all.next_row +
+           heights * all.next_height + y * (width.out - width.kernel);
+    bool found = offset < all.kernel_volume;
+    if constexpr (kPlain) {
+      return found & (kInside || slot - slots.first < slots.count);
+    }
+    const uint32_t planes = all.cells_of_plane.divide(cell), z = all.kernel_height.divide(y);
+    const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t o) {
+      return p * axis.stride - axis.padding + o < axis.out;
+    };
+    slot += planes * all.next_depth + z * ((height.out - height.kernel) * width.out) -
+            ((depth.padding * height.out + height.padding) * width.out + width.padding);
+    const auto& at = band.cell.at;
+    return found && slot - slots.first < slots.count &&
+           inside(width, at[2] + cell - rows * width.in, offset - y * width.kernel) &&
+           inside(height, at[1] + rows - heights * height.in, y - z * height.kernel) &&
+           inside(depth, at[0] + heights - planes * depth.in, z);
+  }
+}
+
+// Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
+// of which all of some is theirs, if `aligned`.
+template <int N>
+struct Run {
+  uint32_t begin, end, base, vectors, first_whole, wholes;
+
+  __device__ Run(uint32_t from, uint32_t to, bool aligned)
+      : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
+    first_whole = (from - base + N - 1) / N;
+    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
+    wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
+  }
+  __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
+  // What is not in vectors that are whole: so many elements, and which, counted from `base`.
+  __device__ uint32_t rest() const { return end - begin - wholes * N; }
+  __device__ uint32_t number_of_rest(uint32_t i) const {
+    const uint32_t number = begin - base + i;
+    return wholes == 0 || number < first_whole * N ? number : number + wholes * N;
+  }
+  // Of vector i.
+  __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
+};
+
+// N neighbours of an array; element by element, those of the run alone, unless `whole`. Bytes lie
+// in words, which takes fewer instructions than the compiler finds.
+template <class T, int N>
+struct Neighbours {
+  using Word = std::conditional_t<sizeof(T) == 1, uint32_t, T>;
+  static constexpr int kPerWord = sizeof(Word) / sizeof(T);
+
+  Vector<Word, N / kPerWord> words;
+
+  Neighbours() = default;
+  __device__ Neighbours(const T* array, const Run<N>& run, uint32_t i, bool whole) {
+    if (whole) {
+      words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
+      return;
+    }
+    words = {};
+#pragma unroll
+    for (int v = 0; v < N; ++v) {
+      if (run.holds(i + v)) {
+        words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
+      }
+    }
+  }
+  __device__ T operator[](int v) const {
+    return static_cast<T>(words.at[v / kPerWord] >> v % kPerWord * 8);
+  }
+};
+
+// Looks closely at a band's own cells of [i, end): reports what names no output, and answers
+// whether an index lies outside its own window.
+template <class Index>
+__device__ inline bool any_stray(
+    const Bands& all,
+    const Band& band,
+    ErrorRecord* error,
+    uint32_t i,
+    uint32_t end,
+    const Index* indices) {
+  const auto& [depth, height, width] = all.windows.geometry.axis;
+  bool stray = false;
+#pragma unroll 1
+  for (i = i < band.own_cell ? band.own_cell : i; i < end && i < band.end_cell; ++i) {
+    const uint32_t cell = i - band.first_cell;
+    const uint32_t rows = all.cells_of_row.divide(cell);
+    const uint32_t heights = all.cells_of_height.divide(cell);
+    const uint32_t planes = all.cells_of_plane.divide(cell);
+    const auto& at = band.cell.at;
+    const Position<uint32_t> p{
+        {at[0] + heights - planes * depth.in,
+         at[1] + rows - heights * height.in,
+         at[2] + cell - rows * width.in}};
+    const auto found = named(all.windows, indices[i], window_start(all.windows, p), true);
+    stray |= found.in_plane & !found.in_window;
+    if (!found.in_plane) {
+      const uint32_t plane = i / all.in_plane;
+      report_bad(
+          error,
+          all.windows.geometry,
+          plane,
+          i - plane * all.in_plane,
+          0u,
+          kIsWindowOffset<Index>,
+          static_cast<int64_t>(indices[i]));
+    }
+  }
+  return stray;
+}
+
+// Calls take(v, slot) for the cells i + v of a group whose indices name slots of the band; answers
+// as any_stray() does of the others.
+template <int V, bool kInside, class Index, class Take>
+__device__ inline bool for_each_of_group(
+    const Bands& all,
+    const Band& band,
+    const Run<V>& cells,
+    const Slots& slots,
+    ErrorRecord* error,
+    const Index* indices,
+    uint32_t i,
+    bool whole,
+    const Neighbours<Index, V>& index,
+    const Take& take) {
+  bool all_found = true;
+  uint32_t slot[V];
+  bool found[V];
+  if (whole && (!kIsWindowOffset<Index> || all.plain)) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      found[v] =
+          find_slot<Index, true, kInside>(all, band, slots, i - cells.begin + v, index[v], slot[v]);
+      all_found &= found[v];
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const bool exists = cells.holds(i + v);
+      found[v] = exists && find_slot<Index, false, kInside>(
+                               all, band, slots, i - cells.begin + v, index[v], slot[v]);
+      all_found &= found[v] | !exists;
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    if (found[v]) {
+      take(v, slot[v]);
+    }
+  }
+  return !all_found && any_stray(all, band, error, i, i + V, indices);
+}
+
+// Clears a block's slots, in vectors.
+template <class Slot>
+__device__ inline void clear(Slot* slots, uint32_t count) {
+  constexpr int N = kVectorBytes / sizeof(Slot);
+  for_each_in_block(
+      (count + N - 1) / N, [&](uint32_t i) { store(slots + i * N, Vector<Slot, N>{}); });
+}
+
+} // namespace maxunpool_cuda
