@@ -49,9 +49,9 @@ struct Bands {
   uint32_t count;
   uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
   uint32_t in_plane;
-  uint32_t stage; // where a block's staged elements begin: bytes after its slots
-  bool aligned;   // all arrays begin where vectors do
-  bool bfloat16;  // of two kinds of numbers of two bytes, for sums
+  uint32_t staged; // bytes of elements that lie before a block's slots
+  bool aligned;    // all arrays begin where vectors do
+  bool bfloat16;   // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
   // Of parts.
   int cut; // the axis

@@ -56,7 +56,8 @@ __device__ inline Element sum_of(
 
 // What a slot holds.
 // - kClaims: the largest claim of a cell, the later the larger; 0: no cell has named the output. A
-//   small element is part of it, a larger one lies at stage[claim], of which stage[0] == 0.
+//   small element is part of it; of a larger one, it says how many bytes on in the block's memory
+//   that lies. At 0 lies zero.
 // - otherwise, where no two indices can name one output: the element.
 template <class Element, class Index, bool kClaims>
 __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) forward_bands(
@@ -71,15 +72,18 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
   constexpr bool kStaged = kClaims && is_staged(sizeof(Element));
   constexpr bool kStray = kClaims && !kIsWindowOffset<Index>;
   constexpr bool kSums = kStray && sizeof(Element) > 1;
-  constexpr uint32_t kMany = 1u << 31; // cells have named an output of a sum: more than any claim
   using Slot = std::conditional_t<kClaims, uint32_t, Element>;
-  auto* const slots = shared_memory<Slot>();
-  auto* const stage = reinterpret_cast<Element*>(shared_memory<char>() + all.stage);
+  char* const memory = shared_memory<char>();
+  auto* const stage = reinterpret_cast<Element*>(memory);
+  auto* const slots = reinterpret_cast<Slot*>(memory + all.staged);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
     const Band band = band_of(all, number);
     const Run<V> cells(band.first_cell, band.end_cell, all.aligned);
     const Run<N> outputs(band.first_output, band.end_output, all.aligned);
     const Slots places(all, band, outputs.begin - outputs.base);
+    constexpr uint32_t kStep = kStaged ? sizeof(Element) : 1;
+    // Several cells have named an output of a sum: more than any claim, of a cell that is zero.
+    const uint32_t many = kStaged ? (cells.vectors + 1) * V * kStep : 1u << 31;
     bool stray = false;
     struct Group {
       bool whole;
@@ -119,7 +123,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
           [&](int v, uint32_t number_of_slot) {
             Slot* const slot = slots + number_of_slot;
             if constexpr (kClaims) {
-              uint32_t mine = (i + 1) * V + v;
+              uint32_t mine = ((i + 1) * V + v) * kStep;
               if constexpr (!kStaged) {
                 mine = mine << 16 | value.at[v];
               }
@@ -127,7 +131,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
                 if (all.planes == 0) {
                   stray = true;
                 } else if constexpr (kSums) {
-                  atomicMax(slot, kMany);
+                  atomicMax(slot, many);
                 }
               }
             } else {
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     clear(slots, outputs.vectors * N);
     if (kStaged && threadIdx.x == 0) {
-      stage[0] = Element{};
+      stage[0] = stage[many / kStep] = Element{};
     }
     __syncthreads();
     if (threadIdx.x < cells.vectors) {
@@ -158,14 +162,14 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
 
     const auto element = [&](Slot slot) {
       if constexpr (kStaged) {
-        return stage[slot & ~kMany];
+        return *reinterpret_cast<const Element*>(memory + slot);
       } else {
         return static_cast<Element>(slot);
       }
     };
     const auto add_up = [&](uint32_t i) { // the outputs of sums that many cells name
       if constexpr (kSums) {
-        if (all.reduce != Reduce::last && slots[i] == kMany) {
+        if (all.reduce != Reduce::last && slots[i] == many) {
           output[outputs.base + i] = sum_of(all, outputs.base + i, input, indices);
         }
       }

@@ -205,11 +205,11 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const bool claims = !offsets || !apart;
   const int64_t vector = kVectorBytes, slot = claims ? sizeof(uint32_t) : size;
   const bool staged = forward && claims && is_staged(size);
-  const auto stage_of = [&](int64_t outputs) {
-    return divide_up(outputs * slot + 2 * vector * slot, vector) * vector;
+  const auto staged_of = [&](int64_t cells) {
+    return staged ? divide_up(cells * size, vector) * vector + 8 * vector : 0;
   };
   const auto bytes_of = [&](int64_t cells, int64_t outputs) {
-    return stage_of(outputs) + (staged ? cells * size + 8 * vector : 0);
+    return staged_of(cells) + divide_up(outputs * slot, vector) * vector + 2 * vector * slot;
   };
   const auto fits = [&](int64_t cells, int64_t outputs, int64_t bytes) {
     return bytes_of(cells, outputs) <= bytes && cells <= kMostClaims;
@@ -277,7 +277,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.count = static_cast<uint32_t>(count);
   all.planes = static_cast<uint32_t>(planes);
   all.in_plane = static_cast<uint32_t>(g.in_plane());
-  all.stage = static_cast<uint32_t>(stage_of(outputs));
+  all.staged = static_cast<uint32_t>(staged_of(cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;
   all.cells_of_plane = ShortDivider(g.in_plane());
