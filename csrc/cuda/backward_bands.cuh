@@ -24,11 +24,17 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     const Index* __restrict__ indices,
     Element* __restrict__ grad_input) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
-  auto* const slots = shared_memory<uint32_t>();
+  using Share = BandShare<V, 1>;
+  auto* const shared = shared_memory<Share>();
+  auto* const slots = reinterpret_cast<uint32_t*>(shared + 1);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
-    const Band band = band_of(all, number);
-    const Run<V> cells(band.first_cell, band.end_cell, all.aligned);
-    const Slots places(all, band, 0);
+    clear(slots, all.slots);
+    if (threadIdx.x == 0) {
+      *shared = Share(all, number);
+    }
+    __syncthreads();
+    const Share share = *shared;
+    const auto& [band, cells, outputs, places] = share;
     struct Group {
       uint32_t slot[V];
       Vector<Element, V> grad;
@@ -91,8 +97,6 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     if (threadIdx.x < cells.vectors) {
       first = read(threadIdx.x);
     }
-    clear(slots, places.count);
-    __syncthreads();
     if (threadIdx.x < cells.vectors) {
       claim(threadIdx.x, first);
     }

@@ -49,7 +49,8 @@ struct Bands {
   uint32_t count;
   uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
   uint32_t in_plane;
-  uint32_t staged; // bytes of elements that lie before a block's slots
+  uint32_t staged; // bytes of elements that lie in front of a block's memory
+  uint32_t slots;  // of a block, at most
   bool aligned;    // all arrays begin where vectors do
   bool bfloat16;   // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
@@ -136,6 +137,44 @@ struct Slots {
   }
 };
 
+// Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
+// of which all of some is theirs, if `aligned`.
+template <int N>
+struct Run {
+  uint32_t begin, end, base, vectors, first_whole, wholes;
+
+  __device__ Run(uint32_t from, uint32_t to, bool aligned)
+      : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
+    first_whole = (from - base + N - 1) / N;
+    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
+    wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
+  }
+  __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
+  // What is not in vectors that are whole: so many elements, and which, counted from `base`.
+  __device__ uint32_t rest() const { return end - begin - wholes * N; }
+  __device__ uint32_t number_of_rest(uint32_t i) const {
+    const uint32_t number = begin - base + i;
+    return wholes == 0 || number < first_whole * N ? number : number + wholes * N;
+  }
+  // Of vector i.
+  __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
+};
+
+// What all threads of a block have to know, worked out by one.
+template <int V, int N>
+struct alignas(kVectorBytes) BandShare {
+  Band band;
+  Run<V> cells;
+  Run<N> outputs;
+  Slots slots;
+
+  __device__ BandShare(const Bands& all, uint32_t number)
+      : band(band_of(all, number)),
+        cells(band.first_cell, band.end_cell, all.aligned),
+        outputs(band.first_output, band.end_output, all.aligned),
+        slots(all, band, outputs.begin - outputs.base) {}
+};
+
 // Finds the slot that a cell's index names, if it is one of the band's. Cells are counted in the
 // band. kPlain: see Bands; kInside: all windows lie in the band then.
 template <class Index, bool kPlain, bool kInside>
@@ -174,29 +213,6 @@ __device__ inline bool find_slot(
            inside(depth, at[0] + heights - planes * depth.in, z);
   }
 }
-
-// Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
-// of which all of some is theirs, if `aligned`.
-template <int N>
-struct Run {
-  uint32_t begin, end, base, vectors, first_whole, wholes;
-
-  __device__ Run(uint32_t from, uint32_t to, bool aligned)
-      : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
-    first_whole = (from - base + N - 1) / N;
-    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
-    wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
-  }
-  __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
-  // What is not in vectors that are whole: so many elements, and which, counted from `base`.
-  __device__ uint32_t rest() const { return end - begin - wholes * N; }
-  __device__ uint32_t number_of_rest(uint32_t i) const {
-    const uint32_t number = begin - base + i;
-    return wholes == 0 || number < first_whole * N ? number : number + wholes * N;
-  }
-  // Of vector i.
-  __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
-};
 
 // N neighbours of an array; element by element, those of the run alone, unless `whole`. Bytes lie
 // in words, which takes fewer instructions than the compiler finds.

@@ -73,17 +73,25 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
   constexpr bool kStray = kClaims && !kIsWindowOffset<Index>;
   constexpr bool kSums = kStray && sizeof(Element) > 1;
   using Slot = std::conditional_t<kClaims, uint32_t, Element>;
+  using Share = BandShare<V, N>;
+  constexpr uint32_t kStep = kStaged ? sizeof(Element) : 1; // from one claim to the next
+  // Several cells have named an output of a sum: more than any claim, of a cell that is zero.
+  const uint32_t many = kStaged ? all.staged - kStep : 1u << 31;
   char* const memory = shared_memory<char>();
   auto* const stage = reinterpret_cast<Element*>(memory);
-  auto* const slots = reinterpret_cast<Slot*>(memory + all.staged);
+  auto* const shared = reinterpret_cast<Share*>(memory + all.staged);
+  auto* const slots = reinterpret_cast<Slot*>(shared + 1);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
-    const Band band = band_of(all, number);
-    const Run<V> cells(band.first_cell, band.end_cell, all.aligned);
-    const Run<N> outputs(band.first_output, band.end_output, all.aligned);
-    const Slots places(all, band, outputs.begin - outputs.base);
-    constexpr uint32_t kStep = kStaged ? sizeof(Element) : 1;
-    // Several cells have named an output of a sum: more than any claim, of a cell that is zero.
-    const uint32_t many = kStaged ? (cells.vectors + 1) * V * kStep : 1u << 31;
+    clear(slots, all.slots);
+    if (threadIdx.x == 0) {
+      *shared = Share(all, number);
+      if constexpr (kStaged) {
+        stage[0] = stage[many / kStep] = Element{};
+      }
+    }
+    __syncthreads();
+    const Share share = *shared;
+    const auto& [band, cells, outputs, places] = share;
     bool stray = false;
     struct Group {
       bool whole;
@@ -140,19 +148,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
           });
     };
 
-    Group first;
-    if (threadIdx.x < cells.vectors) {
-      first = read(threadIdx.x);
-    }
-    clear(slots, outputs.vectors * N);
-    if (kStaged && threadIdx.x == 0) {
-      stage[0] = stage[many / kStep] = Element{};
-    }
-    __syncthreads();
-    if (threadIdx.x < cells.vectors) {
-      claim(threadIdx.x, first);
-    }
-    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < cells.vectors; i += blockDim.x) {
       claim(i, read(i));
     }
     const int any_stray = __syncthreads_or(stray);

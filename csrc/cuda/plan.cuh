@@ -208,8 +208,12 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const auto staged_of = [&](int64_t cells) {
     return staged ? divide_up(cells * size, vector) * vector + 8 * vector : 0;
   };
+  const auto slots_of = [&](int64_t outputs) {
+    return divide_up(outputs, vector) * vector + 2 * vector;
+  };
   const auto bytes_of = [&](int64_t cells, int64_t outputs) {
-    return staged_of(cells) + divide_up(outputs * slot, vector) * vector + 2 * vector * slot;
+    return staged_of(cells) + slots_of(outputs) * slot +
+           static_cast<int64_t>(sizeof(BandShare<1, 1>));
   };
   const auto fits = [&](int64_t cells, int64_t outputs, int64_t bytes) {
     return bytes_of(cells, outputs) <= bytes && cells <= kMostClaims;
@@ -277,6 +281,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.count = static_cast<uint32_t>(count);
   all.planes = static_cast<uint32_t>(planes);
   all.in_plane = static_cast<uint32_t>(g.in_plane());
+  all.slots = static_cast<uint32_t>(slots_of(outputs));
   all.staged = static_cast<uint32_t>(staged_of(cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;
@@ -295,10 +300,11 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.next_row = static_cast<uint32_t>(next_row);
   all.next_height = static_cast<uint32_t>(next_height);
   all.next_depth = static_cast<uint32_t>(next_depth);
-  constexpr int64_t kVectorsPerThread = 4;
+  // Of groups of cells, or of four vectors of outputs: to find a part takes longer.
+  const int64_t per_thread = planes != 0 ? 2 : 4;
   const int64_t vectors = forward ? outputs * size / vector : 0;
   const int64_t threads =
-      std::min<int64_t>(std::max(cells / group + 1, vectors / kVectorsPerThread), kBandThreads);
+      std::min<int64_t>(std::max(cells / group, vectors / 4) / per_thread + 1, kBandThreads);
   return BandPlan{all, threads, bytes_of(cells, outputs)};
 }
 
