@@ -24,17 +24,16 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     const Index* __restrict__ indices,
     Element* __restrict__ grad_input) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
-  using Share = BandShare<V, 1>;
-  auto* const shared = shared_memory<Share>();
+  auto* const shared = shared_memory<Band<V, 1>>();
   auto* const slots = reinterpret_cast<uint32_t*>(shared + 1);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
     clear(slots, all.slots);
     if (threadIdx.x == 0) {
-      *shared = Share(all, number);
+      *shared = Band<V, 1>(all, number);
     }
     __syncthreads();
-    const Share share = *shared;
-    const auto& [band, cells, outputs, places] = share;
+    const Band<V, 1> band = *shared;
+    const auto& cells = band.cells;
     struct Group {
       uint32_t slot[V];
       Vector<Element, V> grad;
@@ -49,19 +48,10 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
       for (int v = 0; v < V; ++v) {
         group.slot[v] = kNone;
       }
-      for_each_of_group<V, false>(
-          all,
-          band,
-          cells,
-          places,
-          report.error,
-          indices,
-          at,
-          whole,
-          index,
-          [&](int v, uint32_t slot) {
+      for_each_of_group<false>(
+          all, band, report.error, indices, at, whole, index, [&](int v, uint32_t slot) {
             group.slot[v] = slot;
-            group.grad.at[v] = grad_output[band.first_output + slot];
+            group.grad.at[v] = grad_output[band.outputs.begin + slot];
           });
       return group;
     };

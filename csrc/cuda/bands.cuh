@@ -75,74 +75,13 @@ struct Bands {
   uint32_t next_row, next_height, next_depth;
 };
 
-// Cells and outputs are counted in the tensor.
-struct Band {
-  uint32_t first_cell, own_cell, end_cell; // those before its own are another band's too
-  uint32_t first_output, end_output;
-  uint32_t low, size;      // positions of the plane, or of each plane, that it has outputs at
-  Position<uint32_t> cell; // the first one, in the plane
-};
-
-__device__ inline Band band_of(const Bands& all, uint32_t number) {
-  const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
-  if (all.planes != 0) {
-    const uint32_t plane = number * all.planes;
-    const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-    const uint32_t first = plane * all.in_plane;
-    return {first, first, end * all.in_plane, plane * out_plane, end * out_plane, 0, out_plane, {}};
-  }
-  const uint32_t volume = all.parts.divide(number);
-  const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
-  const uint32_t plane = all.depths.divide(volume), depth = volume - plane * all.depths.divisor();
-  const uint32_t padded = depth + all.depth_padding;
-  const uint32_t cell_depth = all.depth_stride.divide(padded);
-  const auto row_of = [&](uint32_t n) {
-    const uint32_t end = n * all.axis.stride;
-    const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
-    return row < all.axis.out ? row : all.axis.out;
-  };
-  const uint32_t row = row_of(strip), end_row = row_of(strip + all.strips);
-  const uint32_t from = strip < all.above ? 0 : strip - all.above;
-  uint32_t end = strip + all.strips < all.axis.in ? strip + all.strips : all.axis.in;
-  if (cell_depth >= all.windows.geometry.axis[0].in || end < from) {
-    end = from;
-  }
-  // Of depths that windows share, the first one's bands own the cells.
-  const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
-  const uint32_t cells = plane * all.in_plane + cell_depth * all.volume_cells;
-  const uint32_t outputs = volume * all.volume_outputs;
-  return {
-      cells + from * all.row_cells,
-      cells + (owns && strip < end ? strip : end) * all.row_cells,
-      cells + end * all.row_cells,
-      outputs + row * all.row_outputs,
-      outputs + end_row * all.row_outputs,
-      depth * all.volume_outputs + row * all.row_outputs,
-      (end_row - row) * all.row_outputs,
-      {{cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}}};
-}
-
-// Where a band's slots are.
-struct Slots {
-  uint32_t first, count; // numbers of the slots
-  uint32_t low, size;    // see Band
-  uint32_t start;        // the number of the slot where the window of its first cell begins
-
-  __device__ Slots(const Bands& all, const Band& band, uint32_t shift)
-      : first(shift), count(band.end_output - band.first_output), low(band.low), size(band.size) {
-    const auto& [depth, height, width] = all.windows.geometry.axis;
-    const auto& at = band.cell.at;
-    const uint32_t row = at[0] * depth.stride * height.out + at[1] * height.stride;
-    start = first - low + row * width.out + at[2] * width.stride;
-  }
-};
-
 // Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
 // of which all of some is theirs, if `aligned`.
 template <int N>
 struct Run {
   uint32_t begin, end, base, vectors, first_whole, wholes;
 
+  Run() = default;
   __device__ Run(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
@@ -160,45 +99,86 @@ struct Run {
   __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
 };
 
-// What all threads of a block have to know, worked out by one.
+// One band: what all threads of its block have to know, worked out by one. Cells are read in groups
+// of V, outputs written in vectors of N.
 template <int V, int N>
-struct alignas(kVectorBytes) BandShare {
-  Band band;
+struct alignas(kVectorBytes) Band {
   Run<V> cells;
   Run<N> outputs;
-  Slots slots;
+  uint32_t own_cell;       // cells before it are another band's too
+  uint32_t low, size;      // positions of the plane, or of each plane, that it has outputs at
+  uint32_t first_slot;     // its first output's; before it there may be a vector's first ones
+  uint32_t start_slot;     // where the window of its first cell begins
+  Position<uint32_t> cell; // the first one, in the plane
 
-  __device__ BandShare(const Bands& all, uint32_t number)
-      : band(band_of(all, number)),
-        cells(band.first_cell, band.end_cell, all.aligned),
-        outputs(band.first_output, band.end_output, all.aligned),
-        slots(all, band, outputs.begin - outputs.base) {}
+  __device__ Band(const Bands& all, uint32_t number) : low(0), size(all.windows.out_plane), cell{} {
+    const auto& [depths, heights, widths] = all.windows.geometry.axis;
+    if (all.planes != 0) {
+      const uint32_t outer = all.windows.geometry.outer, plane = number * all.planes;
+      const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
+      own_cell = plane * all.in_plane;
+      cells = Run<V>(own_cell, end * all.in_plane, all.aligned);
+      outputs = Run<N>(plane * size, end * size, all.aligned);
+    } else {
+      const uint32_t volume = all.parts.divide(number);
+      const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
+      const uint32_t plane = all.depths.divide(volume);
+      const uint32_t depth = volume - plane * all.depths.divisor();
+      const uint32_t padded = depth + all.depth_padding;
+      const uint32_t cell_depth = all.depth_stride.divide(padded);
+      const auto row_of = [&](uint32_t n) {
+        const uint32_t end = n * all.axis.stride;
+        const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
+        return row < all.axis.out ? row : all.axis.out;
+      };
+      const uint32_t row = row_of(strip), rows = row_of(strip + all.strips) - row;
+      const uint32_t from = strip < all.above ? 0 : strip - all.above;
+      uint32_t end = strip + all.strips < all.axis.in ? strip + all.strips : all.axis.in;
+      if (cell_depth >= depths.in || end < from) {
+        end = from;
+      }
+      // Of depths that windows share, the first one's bands own the cells.
+      const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
+      const uint32_t base = plane * all.in_plane + cell_depth * all.volume_cells;
+      own_cell = base + (owns && strip < end ? strip : end) * all.row_cells;
+      cells = Run<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
+      const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
+      low = depth * all.volume_outputs + row * all.row_outputs;
+      size = rows * all.row_outputs;
+      outputs = Run<N>(first, first + size, all.aligned);
+      cell = {
+          {cell_depth + (all.cut == 0 ? from : 0),
+           all.cut == 1 ? from : 0,
+           all.cut == 2 ? from : 0}};
+    }
+    first_slot = outputs.begin - outputs.base;
+    const uint32_t top = cell.at[0] * depths.stride * heights.out + cell.at[1] * heights.stride;
+    start_slot = first_slot - low + top * widths.out + cell.at[2] * widths.stride;
+  }
+  __device__ bool holds_slot(uint32_t slot) const {
+    return slot - first_slot < outputs.end - outputs.begin;
+  }
 };
 
 // Finds the slot that a cell's index names, if it is one of the band's. Cells are counted in the
 // band. kPlain: see Bands; kInside: all windows lie in the band then.
-template <class Index, bool kPlain, bool kInside>
+template <bool kPlain, bool kInside, class Index, class Band>
 __device__ inline bool find_slot(
-    const Bands& all,
-    const Band& band,
-    const Slots& slots,
-    uint32_t cell,
-    Index index,
-    uint32_t& slot) {
+    const Bands& all, const Band& band, uint32_t cell, Index index, uint32_t& slot) {
   if constexpr (!kIsWindowOffset<Index>) {
-    const uint32_t at = target_of<uint32_t>(index) - slots.low;
-    slot = all.cells_of_plane.divide(cell) * slots.size + (slots.first + at);
-    return at < slots.size;
+    const uint32_t at = target_of<uint32_t>(index) - band.low;
+    slot = all.cells_of_plane.divide(cell) * band.size + (band.first_slot + at);
+    return at < band.size;
   } else {
     const auto& [depth, height, width] = all.windows.geometry.axis;
     const uint32_t offset = index, y = all.kernel_width.divide(offset);
     const uint32_t rows = all.cells_of_row.divide(cell);
     const uint32_t heights = all.cells_of_height.divide(cell);
-    slot = (cell * width.stride + slots.start) + offset + rows * all.next_row +
+    slot = (cell * width.stride + band.start_slot) + offset + rows * all.next_row +
            heights * all.next_height + y * (width.out - width.kernel);
     bool found = offset < all.kernel_volume;
     if constexpr (kPlain) {
-      return found & (kInside || slot - slots.first < slots.count);
+      return found & (kInside || band.holds_slot(slot));
     }
     const uint32_t planes = all.cells_of_plane.divide(cell), z = all.kernel_height.divide(y);
     const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t o) {
@@ -207,7 +187,7 @@ __device__ inline bool find_slot(
     slot += planes * all.next_depth + z * ((height.out - height.kernel) * width.out) -
             ((depth.padding * height.out + height.padding) * width.out + width.padding);
     const auto& at = band.cell.at;
-    return found && slot - slots.first < slots.count &&
+    return found && band.holds_slot(slot) &&
            inside(width, at[2] + cell - rows * width.in, offset - y * width.kernel) &&
            inside(height, at[1] + rows - heights * height.in, y - z * height.kernel) &&
            inside(depth, at[0] + heights - planes * depth.in, z);
@@ -244,7 +224,7 @@ struct Neighbours {
 
 // Looks closely at a band's own cells of [i, end): reports what names no output, and answers
 // whether an index lies outside its own window.
-template <class Index>
+template <class Index, class Band>
 __device__ inline bool any_stray(
     const Bands& all,
     const Band& band,
@@ -255,8 +235,8 @@ __device__ inline bool any_stray(
   const auto& [depth, height, width] = all.windows.geometry.axis;
   bool stray = false;
 #pragma unroll 1
-  for (i = i < band.own_cell ? band.own_cell : i; i < end && i < band.end_cell; ++i) {
-    const uint32_t cell = i - band.first_cell;
+  for (i = i < band.own_cell ? band.own_cell : i; i < end && i < band.cells.end; ++i) {
+    const uint32_t cell = i - band.cells.begin;
     const uint32_t rows = all.cells_of_row.divide(cell);
     const uint32_t heights = all.cells_of_height.divide(cell);
     const uint32_t planes = all.cells_of_plane.divide(cell);
@@ -284,12 +264,10 @@ __device__ inline bool any_stray(
 
 // Calls take(v, slot) for the cells i + v of a group whose indices name slots of the band; answers
 // as any_stray() does of the others.
-template <int V, bool kInside, class Index, class Take>
+template <bool kInside, int V, int N, class Index, class Take>
 __device__ inline bool for_each_of_group(
     const Bands& all,
-    const Band& band,
-    const Run<V>& cells,
-    const Slots& slots,
+    const Band<V, N>& band,
     ErrorRecord* error,
     const Index* indices,
     uint32_t i,
@@ -302,16 +280,15 @@ __device__ inline bool for_each_of_group(
   if (whole && (!kIsWindowOffset<Index> || all.plain)) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      found[v] =
-          find_slot<Index, true, kInside>(all, band, slots, i - cells.begin + v, index[v], slot[v]);
+      found[v] = find_slot<true, kInside>(all, band, i - band.cells.begin + v, index[v], slot[v]);
       all_found &= found[v];
     }
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const bool exists = cells.holds(i + v);
-      found[v] = exists && find_slot<Index, false, kInside>(
-                               all, band, slots, i - cells.begin + v, index[v], slot[v]);
+      const bool exists = band.cells.holds(i + v);
+      found[v] = exists &&
+                 find_slot<false, kInside>(all, band, i - band.cells.begin + v, index[v], slot[v]);
       all_found &= found[v] | !exists;
     }
   }

@@ -73,25 +73,25 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
   constexpr bool kStray = kClaims && !kIsWindowOffset<Index>;
   constexpr bool kSums = kStray && sizeof(Element) > 1;
   using Slot = std::conditional_t<kClaims, uint32_t, Element>;
-  using Share = BandShare<V, N>;
   constexpr uint32_t kStep = kStaged ? sizeof(Element) : 1; // from one claim to the next
   // Several cells have named an output of a sum: more than any claim, of a cell that is zero.
   const uint32_t many = kStaged ? all.staged - kStep : 1u << 31;
   char* const memory = shared_memory<char>();
   auto* const stage = reinterpret_cast<Element*>(memory);
-  auto* const shared = reinterpret_cast<Share*>(memory + all.staged);
+  auto* const shared = reinterpret_cast<Band<V, N>*>(memory + all.staged);
   auto* const slots = reinterpret_cast<Slot*>(shared + 1);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
     clear(slots, all.slots);
     if (threadIdx.x == 0) {
-      *shared = Share(all, number);
+      *shared = Band<V, N>(all, number);
       if constexpr (kStaged) {
         stage[0] = stage[many / kStep] = Element{};
       }
     }
     __syncthreads();
-    const Share share = *shared;
-    const auto& [band, cells, outputs, places] = share;
+    const Band<V, N> band = *shared;
+    const auto& cells = band.cells;
+    const auto& outputs = band.outputs;
     bool stray = false;
     struct Group {
       bool whole;
@@ -118,11 +118,9 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }
-      stray |= for_each_of_group<V, !kClaims>(
+      stray |= for_each_of_group<!kClaims>(
           all,
           band,
-          cells,
-          places,
           report.error,
           indices,
           cells.base + i * V,

@@ -212,8 +212,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
     return divide_up(outputs, vector) * vector + 2 * vector;
   };
   const auto bytes_of = [&](int64_t cells, int64_t outputs) {
-    return staged_of(cells) + slots_of(outputs) * slot +
-           static_cast<int64_t>(sizeof(BandShare<1, 1>));
+    return staged_of(cells) + slots_of(outputs) * slot + static_cast<int64_t>(sizeof(Band<1, 1>));
   };
   const auto fits = [&](int64_t cells, int64_t outputs, int64_t bytes) {
     return bytes_of(cells, outputs) <= bytes && cells <= kMostClaims;
@@ -300,11 +299,8 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.next_row = static_cast<uint32_t>(next_row);
   all.next_height = static_cast<uint32_t>(next_height);
   all.next_depth = static_cast<uint32_t>(next_depth);
-  // Of groups of cells, or of four vectors of outputs: to find a part takes longer.
-  const int64_t per_thread = planes != 0 ? 2 : 4;
   const int64_t vectors = forward ? outputs * size / vector : 0;
-  const int64_t threads =
-      std::min<int64_t>(std::max(cells / group, vectors / 4) / per_thread + 1, kBandThreads);
+  const int64_t threads = std::min<int64_t>(std::max(cells / group, vectors / 4) + 1, kBandThreads);
   return BandPlan{all, threads, bytes_of(cells, outputs)};
 }
 
