@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
       const bool whole = cells.holds_all(i);
-      const Neighbours<Index, V> index(indices, cells, at, whole);
+      const bool readable = all.aligned && at + V <= all.cells;
+      const Neighbours<Index, V> index(indices, cells, at, readable);
       Group group{};
 #pragma unroll
       for (int v = 0; v < V; ++v) {

@@ -48,11 +48,11 @@ struct Bands {
   Windows<uint32_t> windows;
   uint32_t count;
   uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
-  uint32_t in_plane;
-  uint32_t staged; // bytes of elements that lie in front of a block's memory
-  uint32_t slots;  // of a block, at most
-  bool aligned;    // all arrays begin where vectors do
-  bool bfloat16;   // of two kinds of numbers of two bytes, for sums
+  uint32_t in_plane, cells; // of the plane, of all of them
+  uint32_t staged;          // bytes of elements that lie in front of a block's memory
+  uint32_t slots;           // of a block, at most
+  bool aligned;             // all arrays begin where vectors do
+  bool bfloat16;            // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
   // Of parts.
   int cut; // the axis
@@ -67,12 +67,13 @@ struct Bands {
   // Of the band's cells.
   ShortDivider cells_of_plane;
   // For window offsets alone.
-  bool plain; // all windows lie in the plane, which has no depth
+  bool deep;  // planes have a depth
+  bool plain; // they have none, and all windows lie in them
   uint32_t kernel_volume;
   ShortDivider cells_of_row, cells_of_height, kernel_height, kernel_width;
   // How much further the window of the next cell begins than one stride in width, if that is the
-  // first of a row; of a height of rows; of a depth of them. All may wrap around.
-  uint32_t next_row, next_height, next_depth;
+  // first of a row; of a plane. Both may wrap around.
+  uint32_t next_row, next_plane;
 };
 
 // Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
@@ -162,40 +163,42 @@ struct alignas(kVectorBytes) Band {
 
 // Finds the slot that a cell's index names, if it is one of the band's. Cells are counted in the
 // band. kPlain: see Bands; kInside: all windows lie in the band then.
-template <bool kPlain, bool kInside, class Index, class Band>
+template <bool kPlain, bool kInside, class Index, int V, int N>
 __device__ inline bool find_slot(
-    const Bands& all, const Band& band, uint32_t cell, Index index, uint32_t& slot) {
+    const Bands& all, const Band<V, N>& band, uint32_t cell, Index index, uint32_t& slot) {
+  const uint32_t planes = all.cells_of_plane.divide(cell);
   if constexpr (!kIsWindowOffset<Index>) {
     const uint32_t at = target_of<uint32_t>(index) - band.low;
-    slot = all.cells_of_plane.divide(cell) * band.size + (band.first_slot + at);
+    slot = planes * band.size + (band.first_slot + at);
     return at < band.size;
-  } else {
-    const auto& [depth, height, width] = all.windows.geometry.axis;
-    const uint32_t offset = index, y = all.kernel_width.divide(offset);
-    const uint32_t rows = all.cells_of_row.divide(cell);
-    const uint32_t heights = all.cells_of_height.divide(cell);
-    slot = (cell * width.stride + band.start_slot) + offset + rows * all.next_row +
-           heights * all.next_height + y * (width.out - width.kernel);
-    bool found = offset < all.kernel_volume;
-    if constexpr (kPlain) {
-      return found & (kInside || band.holds_slot(slot));
-    }
-    const uint32_t planes = all.cells_of_plane.divide(cell), z = all.kernel_height.divide(y);
-    const auto inside = [](const Axis<uint32_t>& axis, uint32_t p, uint32_t o) {
-      return p * axis.stride - axis.padding + o < axis.out;
-    };
-    slot += planes * all.next_depth + z * ((height.out - height.kernel) * width.out) -
-            ((depth.padding * height.out + height.padding) * width.out + width.padding);
-    const auto& at = band.cell.at;
-    return found && band.holds_slot(slot) &&
-           inside(width, at[2] + cell - rows * width.in, offset - y * width.kernel) &&
-           inside(height, at[1] + rows - heights * height.in, y - z * height.kernel) &&
-           inside(depth, at[0] + heights - planes * depth.in, z);
   }
+  const auto& [depth, height, width] = all.windows.geometry.axis;
+  const uint32_t offset = static_cast<uint32_t>(index), rows = all.cells_of_row.divide(cell);
+  uint32_t y = all.kernel_width.divide(offset);
+  if constexpr (kPlain) {
+    slot = (cell * width.stride + band.start_slot) + offset + rows * all.next_row +
+           planes * all.next_plane + y * (width.out - width.kernel);
+    return (offset < all.kernel_volume) & (kInside || band.holds_slot(slot));
+  }
+  const auto& at = band.cell.at;
+  const uint32_t x =
+      (at[2] + cell - rows * width.in) * width.stride - width.padding + (offset - y * width.kernel);
+  uint32_t depths = planes, z = 0;
+  if (all.deep) {
+    z = all.kernel_height.divide(y);
+    y -= z * height.kernel;
+    depths = all.cells_of_height.divide(cell);
+    z += (at[0] + depths - planes * depth.in) * depth.stride - depth.padding;
+  }
+  y += (at[1] + rows - depths * height.in) * height.stride - height.padding;
+  slot = planes * all.windows.out_plane + (z * height.out + y) * width.out + x +
+         (band.first_slot - band.low);
+  return (offset < all.kernel_volume) & (x < width.out) & (y < height.out) & (z < depth.out) &
+         band.holds_slot(slot);
 }
 
-// N neighbours of an array; element by element, those of the run alone, unless `whole`. Bytes lie
-// in words, which takes fewer instructions than the compiler finds.
+// N neighbours of an array from i on, as a vector if that is `readable`, else those of the run
+// alone. Bytes lie in words, which takes fewer instructions than the compiler finds.
 template <class T, int N>
 struct Neighbours {
   using Word = std::conditional_t<sizeof(T) == 1, uint32_t, T>;
@@ -204,8 +207,8 @@ struct Neighbours {
   Vector<Word, N / kPerWord> words;
 
   Neighbours() = default;
-  __device__ Neighbours(const T* array, const Run<N>& run, uint32_t i, bool whole) {
-    if (whole) {
+  __device__ Neighbours(const T* array, const Run<N>& run, uint32_t i, bool readable) {
+    if (readable) {
       words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
       return;
     }
@@ -224,10 +227,10 @@ struct Neighbours {
 
 // Looks closely at a band's own cells of [i, end): reports what names no output, and answers
 // whether an index lies outside its own window.
-template <class Index, class Band>
+template <class Index, int V, int N>
 __device__ inline bool any_stray(
     const Bands& all,
-    const Band& band,
+    const Band<V, N>& band,
     ErrorRecord* error,
     uint32_t i,
     uint32_t end,
@@ -274,10 +277,9 @@ __device__ inline bool for_each_of_group(
     bool whole,
     const Neighbours<Index, V>& index,
     const Take& take) {
-  bool all_found = true;
+  bool all_found = true, found[V];
   uint32_t slot[V];
-  bool found[V];
-  if (whole && (!kIsWindowOffset<Index> || all.plain)) {
+  if (!kIsWindowOffset<Index> || all.plain) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       found[v] = find_slot<true, kInside>(all, band, i - band.cells.begin + v, index[v], slot[v]);
@@ -286,10 +288,17 @@ __device__ inline bool for_each_of_group(
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
+      found[v] = find_slot<false, false>(all, band, i - band.cells.begin + v, index[v], slot[v]);
+      all_found &= found[v];
+    }
+  }
+  if (!whole) {
+    all_found = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
       const bool exists = band.cells.holds(i + v);
-      found[v] = exists &&
-                 find_slot<false, kInside>(all, band, i - band.cells.begin + v, index[v], slot[v]);
       all_found &= found[v] | !exists;
+      found[v] &= exists;
     }
   }
 #pragma unroll

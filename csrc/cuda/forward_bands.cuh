@@ -100,8 +100,9 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const bool whole = cells.holds_all(i);
-      return Group{whole, {indices, cells, at, whole}, {input, cells, at, whole}};
+      const bool readable = all.aligned && at + V <= all.cells;
+      return Group{
+          cells.holds_all(i), {indices, cells, at, readable}, {input, cells, at, readable}};
     };
     const auto claim = [&](uint32_t i, const Group& group) {
       Vector<Element, V> value;

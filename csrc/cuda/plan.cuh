@@ -235,7 +235,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
     count = divide_up(g.outer, planes);
   } else if (forward) {
     constexpr int64_t kUsual = 16 << 10, kMost = 48 << 10; // bytes of a block
-    constexpr int64_t kRowGroups = 4;                      // times as many as of planes
+    constexpr int64_t kUsualCells = 16;
     const bool thin = !deep && height.in == 1 && height.out == 1;
     // The first axis, unless its slices are too large, and windows share none of them.
     int cut = thin ? 2 : deep ? 0 : 1;
@@ -251,10 +251,11 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
     const auto outputs_in = [&](int64_t strips) { return strips * axis.stride * row_outputs; };
     const int64_t all_strips = std::max(axis.in, divide_up(axis.out + axis.padding, axis.stride));
     int64_t strips = 1;
-    while (strips < all_strips && cells_in(strips) < kRowGroups * limits.small_plane * group &&
+    while (strips < all_strips && cells_in(strips + 1) <= kUsualCells * limits.small_plane &&
            fits(cells_in(strips + 1), outputs_in(strips + 1), kUsual)) {
       ++strips;
     }
+    strips = divide_up(all_strips, divide_up(all_strips, strips)); // as long as each other
     cells = cells_in(strips);
     outputs = outputs_in(strips);
     if (!fits(cells, outputs, kMost)) {
@@ -280,11 +281,13 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.count = static_cast<uint32_t>(count);
   all.planes = static_cast<uint32_t>(planes);
   all.in_plane = static_cast<uint32_t>(g.in_plane());
+  all.cells = static_cast<uint32_t>(g.outer * g.in_plane());
   all.slots = static_cast<uint32_t>(slots_of(outputs));
   all.staged = static_cast<uint32_t>(staged_of(cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;
   all.cells_of_plane = ShortDivider(g.in_plane());
+  all.deep = deep;
   all.plain = !deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips);
   all.kernel_volume = static_cast<uint32_t>(depth.kernel * height.kernel * width.kernel);
   all.cells_of_row = ShortDivider(width.in);
@@ -292,13 +295,9 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.kernel_height = ShortDivider(height.kernel);
   all.kernel_width = ShortDivider(width.kernel);
   const int64_t next_row = height.stride * width.out - width.in * width.stride;
-  const int64_t slice = slices(out);
-  const int64_t next_height =
-      (deep ? depth.stride : 1) * slice - height.in * height.stride * width.out;
-  const int64_t next_depth = deep ? g.out_plane() - depth.in * depth.stride * slice : 0;
+  const int64_t next_plane = g.out_plane() - height.in * height.stride * width.out;
   all.next_row = static_cast<uint32_t>(next_row);
-  all.next_height = static_cast<uint32_t>(next_height);
-  all.next_depth = static_cast<uint32_t>(next_depth);
+  all.next_plane = static_cast<uint32_t>(next_plane);
   const int64_t vectors = forward ? outputs * size / vector : 0;
   const int64_t threads = std::min<int64_t>(std::max(cells / group, vectors / 4) + 1, kBandThreads);
   return BandPlan{all, threads, bytes_of(cells, outputs)};
