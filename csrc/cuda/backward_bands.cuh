@@ -41,16 +41,16 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     constexpr uint32_t kNone = ~0u;
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const bool whole = cells.holds_all(i);
       const bool readable = all.aligned && at + V <= all.cells;
-      const Neighbours<Index, V> index(indices, cells, at, readable);
+      Neighbours<Index, V> index(indices, cells, at, readable);
+      index.drop_others(cells, at);
       Group group{};
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         group.slot[v] = kNone;
       }
       for_each_of_group<false>(
-          all, band, report.error, indices, at, whole, index, [&](int v, uint32_t slot) {
+          all, band, report.error, indices, at, index, [&](int v, uint32_t slot) {
             group.slot[v] = slot;
             group.grad.at[v] = grad_output[band.outputs.begin + slot];
           });

@@ -90,6 +90,10 @@ struct Run {
     wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
+  // How many of the N from i on.
+  __device__ uint32_t count_of(uint32_t i) const {
+    return (end < i + N ? end : i + N) - (begin > i ? begin : i);
+  }
   // What is not in vectors that are whole: so many elements, and which, counted from `base`.
   __device__ uint32_t rest() const { return end - begin - wholes * N; }
   __device__ uint32_t number_of_rest(uint32_t i) const {
@@ -161,24 +165,31 @@ struct alignas(kVectorBytes) Band {
   }
 };
 
-// Finds the slot that a cell's index names, if it is one of the band's. Cells are counted in the
-// band. kPlain: see Bands; kInside: all windows lie in the band then.
+// What a cell's index names: a slot, if it is one of the band's. Else an index that is not `sure`
+// is to be looked at closely.
+struct Found {
+  uint32_t slot;
+  bool here, sure;
+};
+
+// Cells are counted in the band. kPlain: see Bands; kInside: all windows lie in the band then.
 template <bool kPlain, bool kInside, class Index, int V, int N>
-__device__ inline bool find_slot(
-    const Bands& all, const Band<V, N>& band, uint32_t cell, Index index, uint32_t& slot) {
+__device__ inline Found find_slot(
+    const Bands& all, const Band<V, N>& band, uint32_t cell, Index index) {
   const uint32_t planes = all.cells_of_plane.divide(cell);
   if constexpr (!kIsWindowOffset<Index>) {
     const uint32_t at = target_of<uint32_t>(index) - band.low;
-    slot = planes * band.size + (band.first_slot + at);
-    return at < band.size;
+    const bool here = at < band.size;
+    return {planes * band.size + (band.first_slot + at), here, here};
   }
   const auto& [depth, height, width] = all.windows.geometry.axis;
   const uint32_t offset = static_cast<uint32_t>(index), rows = all.cells_of_row.divide(cell);
   uint32_t y = all.kernel_width.divide(offset);
   if constexpr (kPlain) {
-    slot = (cell * width.stride + band.start_slot) + offset + rows * all.next_row +
-           planes * all.next_plane + y * (width.out - width.kernel);
-    return (offset < all.kernel_volume) & (kInside || band.holds_slot(slot));
+    const uint32_t slot = (cell * width.stride + band.start_slot) + offset + rows * all.next_row +
+                          planes * all.next_plane + y * (width.out - width.kernel);
+    const bool exists = offset < all.kernel_volume;
+    return {slot, exists && (kInside || band.holds_slot(slot)), exists};
   }
   const auto& at = band.cell.at;
   const uint32_t x =
@@ -191,10 +202,11 @@ __device__ inline bool find_slot(
     z += (at[0] + depths - planes * depth.in) * depth.stride - depth.padding;
   }
   y += (at[1] + rows - depths * height.in) * height.stride - height.padding;
-  slot = planes * all.windows.out_plane + (z * height.out + y) * width.out + x +
-         (band.first_slot - band.low);
-  return (offset < all.kernel_volume) & (x < width.out) & (y < height.out) & (z < depth.out) &
-         band.holds_slot(slot);
+  const uint32_t slot = planes * all.windows.out_plane + (z * height.out + y) * width.out + x +
+                        (band.first_slot - band.low);
+  const bool exists =
+      (offset < all.kernel_volume) & (x < width.out) & (y < height.out) & (z < depth.out);
+  return {slot, exists && band.holds_slot(slot), exists};
 }
 
 // N neighbours of an array from i on, as a vector if that is `readable`, else those of the run
@@ -217,6 +229,16 @@ struct Neighbours {
     for (int v = 0; v < N; ++v) {
       if (run.holds(i + v)) {
         words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
+      }
+    }
+  }
+  // What is not of the run becomes -1, or 255.
+  __device__ void drop_others(const Run<N>& run, uint32_t i) {
+    if (run.count_of(i) < N) {
+#pragma unroll
+      for (int v = 0; v < N; ++v) {
+        const auto ones = static_cast<Word>(static_cast<std::make_unsigned_t<T>>(-1));
+        words.at[v / kPerWord] |= run.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
       }
     }
   }
@@ -274,40 +296,29 @@ __device__ inline bool for_each_of_group(
     ErrorRecord* error,
     const Index* indices,
     uint32_t i,
-    bool whole,
     const Neighbours<Index, V>& index,
     const Take& take) {
-  bool all_found = true, found[V];
-  uint32_t slot[V];
+  Found found[V];
   if (!kIsWindowOffset<Index> || all.plain) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      found[v] = find_slot<true, kInside>(all, band, i - band.cells.begin + v, index[v], slot[v]);
-      all_found &= found[v];
+      found[v] = find_slot<true, kInside>(all, band, i - band.cells.begin + v, index[v]);
     }
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      found[v] = find_slot<false, false>(all, band, i - band.cells.begin + v, index[v], slot[v]);
-      all_found &= found[v];
+      found[v] = find_slot<false, false>(all, band, i - band.cells.begin + v, index[v]);
     }
   }
-  if (!whole) {
-    all_found = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const bool exists = band.cells.holds(i + v);
-      all_found &= found[v] | !exists;
-      found[v] &= exists;
-    }
-  }
+  uint32_t sure = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    if (found[v]) {
-      take(v, slot[v]);
+    if (found[v].here) {
+      take(v, found[v].slot);
     }
+    sure += found[v].sure ? 1 : 0;
   }
-  return !all_found && any_stray(all, band, error, i, i + V, indices);
+  return sure < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
 }
 
 // Clears a block's slots, in vectors.

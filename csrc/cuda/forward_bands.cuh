@@ -94,15 +94,15 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     const auto& outputs = band.outputs;
     bool stray = false;
     struct Group {
-      bool whole;
       Neighbours<Index, V> index;
       Neighbours<Element, V> value;
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
       const bool readable = all.aligned && at + V <= all.cells;
-      return Group{
-          cells.holds_all(i), {indices, cells, at, readable}, {input, cells, at, readable}};
+      Group group{{indices, cells, at, readable}, {input, cells, at, readable}};
+      group.index.drop_others(cells, at);
+      return group;
     };
     const auto claim = [&](uint32_t i, const Group& group) {
       Vector<Element, V> value;
@@ -125,7 +125,6 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
           report.error,
           indices,
           cells.base + i * V,
-          group.whole,
           group.index,
           [&](int v, uint32_t number_of_slot) {
             Slot* const slot = slots + number_of_slot;

@@ -190,6 +190,9 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const bool offsets = arguments.index_type == c10::ScalarType::Byte;
   const bool forward = arguments.forward;
   const bool adds_nothing = forward && apart && !c10::isComplexType(arguments.type);
+  if (offsets && depth.kernel * height.kernel * width.kernel >= kMostOffsets) {
+    return {}; // kernels need an offset that no window has
+  }
   if (g.inner != 1 || size > 8 || !(last ? forward || !offsets : adds_nothing)) {
     return {};
   }
