@@ -24,15 +24,9 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     const Index* __restrict__ indices,
     Element* __restrict__ grad_input) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
-  auto* const shared = shared_memory<Band<V, 1>>();
-  auto* const slots = reinterpret_cast<uint32_t*>(shared + 1);
+  auto* const slots = shared_memory<uint32_t>();
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
-    clear(slots, all.slots);
-    if (threadIdx.x == 0) {
-      *shared = Band<V, 1>(all, number);
-    }
-    __syncthreads();
-    const Band<V, 1> band = *shared;
+    const auto band = Band<V, 1>::of_planes(all, number);
     const auto& cells = band.cells;
     struct Group {
       uint32_t slot[V];
@@ -88,6 +82,8 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     if (threadIdx.x < cells.vectors) {
       first = read(threadIdx.x);
     }
+    clear(slots, band.outputs.vectors);
+    __syncthreads();
     if (threadIdx.x < cells.vectors) {
       claim(threadIdx.x, first);
     }

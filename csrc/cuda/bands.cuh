@@ -50,7 +50,6 @@ struct Bands {
   uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
   uint32_t in_plane, cells; // of the plane, of all of them
   uint32_t staged;          // bytes of elements that lie in front of a block's memory
-  uint32_t slots;           // of a block, at most
   bool aligned;             // all arrays begin where vectors do
   bool bfloat16;            // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
@@ -116,49 +115,57 @@ struct alignas(kVectorBytes) Band {
   uint32_t start_slot;     // where the window of its first cell begins
   Position<uint32_t> cell; // the first one, in the plane
 
-  __device__ Band(const Bands& all, uint32_t number) : low(0), size(all.windows.out_plane), cell{} {
+  Band() = default;
+  // Whole planes are quickly found by every thread.
+  __device__ static Band of_planes(const Bands& all, uint32_t number) {
+    const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
+    const uint32_t plane = number * all.planes;
+    const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
+    Band band{};
+    band.own_cell = plane * all.in_plane;
+    band.cells = Run<V>(band.own_cell, end * all.in_plane, all.aligned);
+    band.outputs = Run<N>(plane * out_plane, end * out_plane, all.aligned);
+    band.size = out_plane;
+    band.first_slot = band.start_slot = band.outputs.begin - band.outputs.base;
+    return band;
+  }
+  __device__ static Band of_part(const Bands& all, uint32_t number) {
     const auto& [depths, heights, widths] = all.windows.geometry.axis;
-    if (all.planes != 0) {
-      const uint32_t outer = all.windows.geometry.outer, plane = number * all.planes;
-      const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
-      own_cell = plane * all.in_plane;
-      cells = Run<V>(own_cell, end * all.in_plane, all.aligned);
-      outputs = Run<N>(plane * size, end * size, all.aligned);
-    } else {
-      const uint32_t volume = all.parts.divide(number);
-      const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
-      const uint32_t plane = all.depths.divide(volume);
-      const uint32_t depth = volume - plane * all.depths.divisor();
-      const uint32_t padded = depth + all.depth_padding;
-      const uint32_t cell_depth = all.depth_stride.divide(padded);
-      const auto row_of = [&](uint32_t n) {
-        const uint32_t end = n * all.axis.stride;
-        const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
-        return row < all.axis.out ? row : all.axis.out;
-      };
-      const uint32_t row = row_of(strip), rows = row_of(strip + all.strips) - row;
-      const uint32_t from = strip < all.above ? 0 : strip - all.above;
-      uint32_t end = strip + all.strips < all.axis.in ? strip + all.strips : all.axis.in;
-      if (cell_depth >= depths.in || end < from) {
-        end = from;
-      }
-      // Of depths that windows share, the first one's bands own the cells.
-      const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
-      const uint32_t base = plane * all.in_plane + cell_depth * all.volume_cells;
-      own_cell = base + (owns && strip < end ? strip : end) * all.row_cells;
-      cells = Run<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
-      const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
-      low = depth * all.volume_outputs + row * all.row_outputs;
-      size = rows * all.row_outputs;
-      outputs = Run<N>(first, first + size, all.aligned);
-      cell = {
-          {cell_depth + (all.cut == 0 ? from : 0),
-           all.cut == 1 ? from : 0,
-           all.cut == 2 ? from : 0}};
+    const uint32_t volume = all.parts.divide(number);
+    const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
+    const uint32_t plane = all.depths.divide(volume);
+    const uint32_t depth = volume - plane * all.depths.divisor();
+    const uint32_t padded = depth + all.depth_padding;
+    const uint32_t cell_depth = all.depth_stride.divide(padded);
+    const auto row_of = [&](uint32_t n) {
+      const uint32_t end = n * all.axis.stride;
+      const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
+      return row < all.axis.out ? row : all.axis.out;
+    };
+    const uint32_t row = row_of(strip), rows = row_of(strip + all.strips) - row;
+    const uint32_t from = strip < all.above ? 0 : strip - all.above;
+    uint32_t end = strip + all.strips < all.axis.in ? strip + all.strips : all.axis.in;
+    if (cell_depth >= depths.in || end < from) {
+      end = from;
     }
-    first_slot = outputs.begin - outputs.base;
-    const uint32_t top = cell.at[0] * depths.stride * heights.out + cell.at[1] * heights.stride;
-    start_slot = first_slot - low + top * widths.out + cell.at[2] * widths.stride;
+    // Of depths that windows share, the first one's bands own the cells.
+    const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
+    const uint32_t base = plane * all.in_plane + cell_depth * all.volume_cells;
+    const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
+    Band band;
+    band.own_cell = base + (owns && strip < end ? strip : end) * all.row_cells;
+    band.cells = Run<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
+    band.size = rows * all.row_outputs;
+    band.low = depth * all.volume_outputs + row * all.row_outputs;
+    band.outputs = Run<N>(first, first + band.size, all.aligned);
+    band.cell = {
+        {cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}};
+    const auto& at = band.cell.at;
+    band.first_slot = band.outputs.begin - band.outputs.base;
+    band.start_slot = band.first_slot - band.low +
+                      (at[0] * depths.stride * heights.out + at[1] * heights.stride) * widths.out +
+                      at[2] * widths.stride;
+    return band;
   }
   __device__ bool holds_slot(uint32_t slot) const {
     return slot - first_slot < outputs.end - outputs.begin;

@@ -81,15 +81,16 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
   auto* const shared = reinterpret_cast<Band<V, N>*>(memory + all.staged);
   auto* const slots = reinterpret_cast<Slot*>(shared + 1);
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {
-    clear(slots, all.slots);
-    if (threadIdx.x == 0) {
-      *shared = Band<V, N>(all, number);
-      if constexpr (kStaged) {
-        stage[0] = stage[many / kStep] = Element{};
+    Band<V, N> band;
+    if (all.planes != 0) {
+      band = Band<V, N>::of_planes(all, number);
+    } else {
+      if (threadIdx.x == 0) {
+        *shared = Band<V, N>::of_part(all, number);
       }
+      __syncthreads();
+      band = *shared;
     }
-    __syncthreads();
-    const Band<V, N> band = *shared;
     const auto& cells = band.cells;
     const auto& outputs = band.outputs;
     bool stray = false;
@@ -146,7 +147,19 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
           });
     };
 
-    for (uint32_t i = threadIdx.x; i < cells.vectors; i += blockDim.x) {
+    Group first;
+    if (threadIdx.x < cells.vectors) {
+      first = read(threadIdx.x);
+    }
+    clear(slots, outputs.vectors * N);
+    if (kStaged && threadIdx.x == 0) {
+      stage[0] = stage[many / kStep] = Element{};
+    }
+    __syncthreads();
+    if (threadIdx.x < cells.vectors) {
+      claim(threadIdx.x, first);
+    }
+    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
       claim(i, read(i));
     }
     const int any_stray = __syncthreads_or(stray);

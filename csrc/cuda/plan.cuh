@@ -285,7 +285,6 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.planes = static_cast<uint32_t>(planes);
   all.in_plane = static_cast<uint32_t>(g.in_plane());
   all.cells = static_cast<uint32_t>(g.outer * g.in_plane());
-  all.slots = static_cast<uint32_t>(slots_of(outputs));
   all.staged = static_cast<uint32_t>(staged_of(cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;
@@ -301,8 +300,11 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const int64_t next_plane = g.out_plane() - height.in * height.stride * width.out;
   all.next_row = static_cast<uint32_t>(next_row);
   all.next_plane = static_cast<uint32_t>(next_plane);
+  // Of groups, each some 32 bytes or less, or of four vectors.
+  const int64_t per_thread = group * (size + index_size) < 32 ? 2 : 1;
   const int64_t vectors = forward ? outputs * size / vector : 0;
-  const int64_t threads = std::min<int64_t>(std::max(cells / group, vectors / 4) + 1, kBandThreads);
+  const int64_t threads =
+      std::min<int64_t>(std::max(cells / group, vectors / 4) / per_thread + 1, kBandThreads);
   return BandPlan{all, threads, bytes_of(cells, outputs)};
 }
 
