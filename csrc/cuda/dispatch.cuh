@@ -418,8 +418,7 @@ class Dispatch {
              static_cast<uint64_t>(reach[1]),
              static_cast<uint64_t>(reach[2])}},
         values<T>(),
-        arguments_.indices,
-        static_cast<int>(c10::elementSize(arguments_.index_type)),
+        any_indices(),
         result<T>());
   }
 

@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
       look(k, false);
     }
-    const uint32_t to =
-        (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + channel;
+    const uint32_t to = tiling.pooled(item.outer, p, channel);
     store_values(values + to, best);
     indices.store_names(to, best);
   });
@@ -139,8 +138,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
         }
       }
     }
-    const Offset to =
-        (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + item.channels;
+    const Offset to = tiling.pooled(item.outer, p, item.channels);
     store_values(values + to, best);
     indices.store_names(to, best);
   });

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
   for_each_item(tiling.items, [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const bool deep = g.rank == 3;
-    const auto item = deep ? tiling.template row_item<true>(i) : tiling.template row_item<false>(i);
+    const auto item = tiling.item(i, false, deep);
     const Position<uint32_t>& p = item.tile;
     const uint32_t own = p.at[2] * (V * S);
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // or beyond it
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
       look(k, false);
     }
-    const uint32_t to = tiling.pooled_row(item.outer, p.at[0], p.at[1] * R) + p.at[2] * V;
+    const uint32_t to = tiling.pooled(item.outer, {{p.at[0], p.at[1] * R, p.at[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
       if (w == 0 || p.at[1] * R + w < g.axis[1].in) {

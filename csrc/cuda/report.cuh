@@ -48,6 +48,19 @@ __device__ inline void report_bad(
   store_for_host(error->ready, 1u);
 }
 
+// The same of a pooled element, counted through the tensor.
+template <class Offset>
+__device__ inline void report_element(
+    ErrorRecord* error,
+    const Geometry<Offset>& geometry,
+    Offset element,
+    bool in_window,
+    int64_t index) {
+  const Offset cells = element / geometry.inner, plane = cells / geometry.in_plane();
+  const Offset position = cells - plane * geometry.in_plane();
+  report_bad(error, geometry, plane, position, element - cells * geometry.inner, in_window, index);
+}
+
 // Looks at the index of a cell closely: reports it if it names no output, and answers whether it
 // names one that the cell's window does not cover.
 template <class Index, class Offset>

@@ -53,6 +53,7 @@ struct AnyIndices {
   const void* indices;
   int bytes; // of one
 
+  __device__ bool are_offsets() const { return bytes == 1; }
   __device__ int64_t operator[](uint64_t i) const {
     switch (bytes) {
       case 8:
@@ -129,6 +130,19 @@ __device__ inline Named<Offset> named(
     inside &= (y - start.at[1] < height.kernel) & (x - start.at[2] < width.kernel);
     return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
   }
+}
+
+// The same of a cell, an element of AnyIndices.
+template <class Offset>
+__device__ inline Named<Offset> named(
+    const Windows<Offset>& windows,
+    const AnyIndices& indices,
+    Offset element,
+    const Position<Offset>& cell) {
+  const Position<Offset> start = window_start(windows, cell);
+  const int64_t index = indices[element];
+  return indices.are_offsets() ? named(windows, static_cast<uint8_t>(index), start, true)
+                               : named(windows, index, start, true);
 }
 
 } // namespace maxunpool_cuda
