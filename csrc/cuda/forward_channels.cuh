@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
         LaneIndices<Index, V, kKernel> named;
         named.read(indices + from);
         Held value[V];
-        Take::template load<V>(input + from, value);
+        load_held<V>(input + from, value);
         if (x == 0 && y == 0) {
           const uint32_t first = corner - kPadding * (widths.out + 1);
           const bool is_clipped = top < kPadding || left < kPadding ||
@@ -98,12 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
             }
           }
           if constexpr (Shape::kDisjoint) {
-            if (negative_zero != Element{}) {
-#pragma unroll
-              for (int v = 0; v < V; ++v) {
-                value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
-              }
-            }
+            add_to_zero(value, negative_zero);
           }
         }
 #pragma unroll
@@ -128,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
 #pragma unroll
       for (int e = 0; e < kStride; ++e) {
         if (top + r < heights.out && left + e < widths.out) {
-          Take::template store<V>(to + e * inner, kept[r][e]);
+          store_results<V>(to + e * inner, kept[r][e]);
         }
       }
     }

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       const bool exist = below == 0 ? is_reached : height + below < heights.in;
       named[below].read(at, exist, exist && right_exist);
       if (exist) {
-        Take::template load<V>(values, value[below]);
+        load_held<V>(values, value[below]);
       }
       if (exist && right_exist) {
 #pragma unroll
@@ -140,13 +140,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     if constexpr (Shape::kDisjoint) {
-      if (negative_zero != Element{}) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Held& own = value[0][v];
-          own = static_cast<Element>(own) == negative_zero ? Held{} : own;
-        }
-      }
+      add_to_zero(value[0], negative_zero);
     }
     if (Shape::kDeep && is_reached) {
       named[0].move_to_depth(in_depth);
@@ -176,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       if (r == 0 || top + r < heights.out) {
 #pragma unroll
         for (int e = 0; e < N; e += kGrain) {
-          Take::template store<kGrain>(to + e, kept[r] + e);
+          store_results<kGrain>(to + e, kept[r] + e);
         }
       }
     }
