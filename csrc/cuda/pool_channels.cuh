@@ -29,45 +29,33 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     const auto item = tiling.item(i);
     const Position<uint32_t>& p = item.tile;
     const uint32_t channel = item.channels * V;
-    const uint32_t top = p.at[1] * g.axis[1].stride - g.axis[1].padding;
-    const uint32_t left = p.at[2] * g.axis[2].stride - g.axis[2].padding;
-    const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
+    const auto start = window_start(tiling, p);
     const T* slab = input + (item.outer * tiling.out_plane * g.inner + channel);
     uint32_t columns[K], names[K];
 #pragma unroll
     for (int c = 0; c < K; ++c) {
-      const uint32_t x = brought_inside(left + c, g.axis[2].out);
+      const uint32_t x = brought_inside(start.at[2] + c, g.axis[2].out);
       columns[c] = x * g.inner;
-      names[c] = indices.takes_numbers() ? x - left : x;
+      names[c] = indices.takes_numbers() ? x - start.at[2] : x;
     }
     Best<T, uint32_t> best[V]{};
-    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
-      const uint32_t z = brought_inside(front + k, g.axis[0].out);
+    const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
+      Cell<T> cells[K][V];
 #pragma unroll
-      for (int r = 0; r < K; ++r) {
-        const uint32_t y = brought_inside(top + r, g.axis[1].out);
-        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-        const uint32_t name = indices.takes_numbers() ? ((z - front) * K + y - top) * K : row;
-        Cell<T> cells[K][V];
+      for (int c = 0; c < K; ++c) {
+        unpack(load<V>(slab + (row * g.inner + columns[c])), cells[c]);
+      }
 #pragma unroll
-        for (int c = 0; c < K; ++c) {
-          unpack(load<V>(slab + (row * g.inner + columns[c])), cells[c]);
+      for (int v = 0; v < V; ++v) {
+        Best<T, uint32_t> of_row{cells[0][v], names[0]};
+#pragma unroll
+        for (int c = 1; c < K; ++c) {
+          of_row.look_at(cells[c][v], names[c]);
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Best<T, uint32_t> of_row{cells[0][v], names[0]};
-#pragma unroll
-          for (int c = 1; c < K; ++c) {
-            of_row.look_at(cells[c][v], names[c]);
-          }
-          best[v].look_at(of_row.cell, name + of_row.name, first && r == 0);
-        }
+        best[v].look_at(of_row.cell, name + of_row.name, is_first && r == 0);
       }
     };
-    look(0, true);
-    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-      look(k, false);
-    }
+    for_each_row<K, K>(g, start.at[0], start.at[1], indices.takes_numbers(), look);
     const uint32_t to = tiling.pooled(item.outer, p, channel);
     store_values(values + to, best);
     indices.store_names(to, best);
