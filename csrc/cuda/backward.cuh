@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
           if (!kIsWindowOffset<Index> && target_of<uint32_t>(index[u]) < tiling.out_plane) {
             stray = true;
           } else {
-            report_element(report.error, g, own[u], kIsWindowOffset<Index>, index[u]);
+            report_bad(report.error, g, own[u], kIsWindowOffset<Index>, index[u]);
           }
         }
       }
@@ -172,11 +172,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
     return stray;
   };
-  if (!any_position) {
-    for_each_chunk<Index>(tiling.items, report, gather);
-  } else {
-    for_each_item(tiling.items, gather);
-  }
+  for_each_chunk<Index>(tiling.items, report, gather, !any_position);
 }
 
 // The same for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
@@ -193,10 +189,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
   const Geometry<uint64_t>& g = tiling.geometry;
   const auto gather = [&](uint64_t i) {
     const auto [outer, p, channel] = tiling.item(i);
-    const auto own = named(tiling, indices, i, p);
+    const auto own = named_by(tiling, indices, i, p);
     T grad{};
     if (!own.in_plane) {
-      report_element(report.error, g, i, indices.are_offsets(), indices[i]);
+      report_bad(report.error, g, i, are_offsets(indices), indices[i]);
     } else if (checks && !own.in_window) {
       return true;
     } else {
@@ -211,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
             if ((kMean || later) && tiling.is_cell(q)) {
-              count += named(tiling, indices, i + shift * g.inner, q).target == own.target;
+              count += named_by(tiling, indices, i + shift * g.inner, q).target == own.target;
             }
           }
         }
@@ -225,11 +221,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     grad_input[i] = grad;
     return false;
   };
-  if (checks && !indices.are_offsets()) {
-    for_each_chunk<int64_t>(tiling.items, report, gather);
-  } else {
-    for_each_item(tiling.items, gather);
-  }
+  for_each_chunk<int64_t>(tiling.items, report, gather, checks && !are_offsets(indices));
 }
 
 } // namespace maxunpool_cuda

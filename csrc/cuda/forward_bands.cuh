@@ -209,12 +209,17 @@ __global__ void __launch_bounds__(kBandThreads, kBand == Band::deep ? 4 : 5) for
           for (uint32_t n = 0; n < kAhead; ++n) {
             const Cell at = cell_of(n);
             stray |= at.source != kNowhere && is_stray(
-                                                  plan.geometry,
+                                                  Windows<uint32_t>{
+                                                      plan.geometry,
+                                                      plan.geometry.out_plane(),
+                                                      plan.out_height,
+                                                      plan.out_width,
+                                                      plan.kernel_height,
+                                                      plan.kernel_width},
                                                   report.error,
-                                                  at.outer,
-                                                  {{at.cell_depth, at.height, column}},
-                                                  uint32_t{0},
-                                                  indices[at.source]);
+                                                  indices,
+                                                  at.source,
+                                                  {{at.cell_depth, at.height, column}});
           }
         }
       }

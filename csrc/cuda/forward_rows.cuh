@@ -3,10 +3,8 @@
 //
 //   cells      | c  c | (c)       A thread owns V cells of a row and the S rows of outputs at them:
 //   below      |(c)(c)| (c)       S x (V * S) outputs, written in vectors. Cells in brackets are
-//                                 others', but their windows reach these outputs too, unless
-//                                 windows
-//   outputs    | oo oo|           share nothing.
-//   (S = 2)    | oo oo|
+//   outputs    | oo oo|           others', but their windows reach these outputs too, unless
+//   (S = 2)    | oo oo|           windows share nothing.
 //
 // An owner compares its outputs with the indices of all cells whose windows reach them, in
 // row-major order: the last match is kept, or all matches are added. It vouches for the indices of
@@ -32,7 +30,7 @@ namespace maxunpool_cuda {
 template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize, bool kIsDeep = false>
 struct RowShape {
   static constexpr bool kDeep = kIsDeep;
-  static_assert(!kDeep || (kKernelSize & (kKernelSize - 1)) == 0); // see RowIndices::in_depth
+  static_assert(!kDeep || (kKernelSize & (kKernelSize - 1)) == 0); // see RowIndices::move_to_depth
   static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
   static_assert(kKernel - kPadding <= kStride && kPadding <= kStride);
   static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
@@ -49,9 +47,8 @@ struct RowShape {
 // Of outputs there are S to a cell in width, and in height one to S to the last cell; no window is
 // clipped on the right.
 struct RowPlan {
-  Geometry<uint32_t> geometry;
-  uint32_t items; // groups of V cells, for each depth of the outputs
-  uint32_t out_plane;
+  Windows<uint32_t> windows;
+  uint32_t items;           // groups of V cells, for each depth of the outputs
   Divider<uint32_t> groups; // in a row
   Divider<uint32_t> rows;   // of cells, in one depth of a plane
   Divider<uint32_t> depths; // of a plane's outputs
@@ -71,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
   using Held = typename Take::Held;
   constexpr int V = Shape::V, N = Shape::N, kGrain = Shape::kGrain, kRight = Shape::kRight;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
-  const auto& [depths, heights, widths] = plan.geometry.axis;
+  const auto& [depths, heights, widths] = plan.windows.geometry.axis;
   for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
     const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
     const uint32_t volume = plan.rows.divide(row), height = row - volume * plan.rows.divisor();
@@ -126,13 +123,8 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        stray |= is_stray(
-            plan.geometry,
-            report.error,
-            plane,
-            {{cell_depth, height, group * V + v}},
-            uint32_t{0},
-            indices[source + v]);
+        const Position<uint32_t> cell{{cell_depth, height, group * V + v}};
+        stray |= is_stray(plan.windows, report.error, indices, source + v, cell);
       }
       if (stray) {
         return true;
@@ -164,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
         }
       }
     }
-    Element* to = output + (plane * plan.out_plane + first_output);
+    Element* to = output + (plane * plan.windows.out_plane + first_output);
 #pragma unroll
     for (int r = 0; r < kStride; ++r, to += widths.out) {
       if (r == 0 || top + r < heights.out) {

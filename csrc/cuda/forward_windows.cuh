@@ -27,19 +27,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
         const typename Take::Element* __restrict__ input,
         typename Take::Element* __restrict__ output) {
   const Geometry<Offset>& g = tiling.geometry;
-  const Offset step = indices.are_offsets() ? g.axis[2].stride : 0; // from name to name, in a row
+  const Offset step = are_offsets(indices) ? g.axis[2].stride : 0; // from name to name, in a row
   for_each_chunk<int64_t>(tiling.items, report, [&](Offset i) {
     const auto item = tiling.item(i);
     const Position<Offset>& p = item.tile;
     const Offset outer = item.outer, channel = item.channels;
-    if (tiling.is_cell(p)) {
-      const Offset source = tiling.pooled(outer, p, channel);
-      const auto found = named(tiling, indices, source, p);
-      if (!found.in_plane) {
-        report_element(report.error, g, source, indices.are_offsets(), indices[source]);
-      } else if (!found.in_window) {
-        return true;
-      }
+    if (tiling.is_cell(p) &&
+        is_stray(tiling, report.error, indices, tiling.pooled(outer, p, channel), p)) {
+      return true;
     }
 
     const auto depth = tiling.outputs(0, p.at[0]), height = tiling.outputs(1, p.at[1]),
@@ -56,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
             for (Offset y = heights.first; y < heights.end; ++y) {
               const Position<Offset> cell{{z, y, widths.first}}, start = window_start(tiling, cell);
               Offset source = tiling.pooled(outer, cell, channel), name = position;
-              if (indices.are_offsets()) {
+              if (are_offsets(indices)) {
                 const Offset row = (d - start.at[0]) * g.axis[1].kernel + h - start.at[1];
                 name = row * g.axis[2].kernel + w - start.at[2];
               }

@@ -316,9 +316,8 @@ std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
   }
   const int64_t groups = width.in / Shape::V;
   return RowPlan{
-      narrow<uint32_t>(geometry),
+      windows_of(narrow<uint32_t>(geometry)),
       static_cast<uint32_t>(geometry.outer * depth.out * height.in * groups),
-      static_cast<uint32_t>(geometry.out_plane()),
       divider(groups),
       divider(height.in),
       divider(depth.out),
@@ -335,10 +334,9 @@ std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, 
   const int64_t groups = geometry.inner / channels, rows = tiles_of(height, Shape::kStride),
                 columns = tiles_of(width, Shape::kStride);
   return ChannelPlan{
-      narrow<uint32_t>(geometry),
+      windows_of(narrow<uint32_t>(geometry)),
       static_cast<uint32_t>(geometry.outer * rows * columns * groups),
       static_cast<uint32_t>(geometry.in_plane()),
-      static_cast<uint32_t>(geometry.out_plane()),
       divider(groups),
       divider(columns),
       divider(rows)};

@@ -209,8 +209,7 @@ __device__ inline void for_each_of_group(
     for (int v = 0; v < V; ++v) {
       number = v == bad ? static_cast<int64_t>(index[v]) : number;
     }
-    const uint32_t plane = (i + bad) / all.in_plane, cell = (i + bad) % all.in_plane;
-    report_bad(all.error, all.geometry, plane, cell, 0u, kIsWindowOffset<Index>, number);
+    report_bad(all.error, all.geometry, i + bad, kIsWindowOffset<Index>, number);
   }
 }
 

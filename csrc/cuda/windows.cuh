@@ -52,8 +52,6 @@ __device__ inline Offset target_of(Index index) {
 struct AnyIndices {
   const void* indices;
   int bytes; // of one
-
-  __device__ bool are_offsets() const { return bytes == 1; }
   __device__ int64_t operator[](uint64_t i) const {
     switch (bytes) {
       case 8:
@@ -65,6 +63,14 @@ struct AnyIndices {
     }
   }
 };
+
+__device__ inline bool are_offsets(const AnyIndices& indices) {
+  return indices.bytes == 1;
+}
+template <class Index>
+__device__ inline bool are_offsets(const Index*) {
+  return kIsWindowOffset<Index>;
+}
 
 // Where the cell's window begins, or wraps around to.
 template <class Offset>
@@ -132,17 +138,21 @@ __device__ inline Named<Offset> named(
   }
 }
 
-// The same of a cell, an element of AnyIndices.
-template <class Offset>
-__device__ inline Named<Offset> named(
+// What the index of a pooled element, of that cell, names. Indices are a pointer, or AnyIndices.
+template <class Indices, class Offset>
+__device__ inline Named<Offset> named_by(
     const Windows<Offset>& windows,
-    const AnyIndices& indices,
+    const Indices& indices,
     Offset element,
     const Position<Offset>& cell) {
   const Position<Offset> start = window_start(windows, cell);
-  const int64_t index = indices[element];
-  return indices.are_offsets() ? named(windows, static_cast<uint8_t>(index), start, true)
-                               : named(windows, index, start, true);
+  const auto index = indices[element];
+  if constexpr (std::is_same_v<Indices, AnyIndices>) {
+    if (are_offsets(indices)) {
+      return named(windows, static_cast<uint8_t>(index), start, true);
+    }
+  }
+  return named(windows, index, start, true);
 }
 
 } // namespace maxunpool_cuda
