@@ -137,30 +137,25 @@ class RowIndices {
     return index_[v] - (first + y * width) == static_cast<uint32_t>(x + v * kStride);
   }
   // Does every own index name a cell of its window, none of which is clipped but kPadding columns
-  // of the first cell's, if it `is_clipped`?
+  // of the first cell's, if it `is_clipped`? Windows are so deep, in planes whose depths are
+  // `slice` apart.
   template <int kPadding>
-  __device__ bool all_inside(bool is_clipped, uint32_t first, uint32_t width) const {
-    bool all = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
-      all &= names_cell<kKernel>(index_[v] - v * kStride, first, width, skipped);
-    }
-    return all;
-  }
-  // The same of windows that are so deep, in planes whose depths are `slice` apart, without
-  // padding.
-  __device__ bool all_inside_deep(
-      uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
-    uint32_t inside = 0;
+  __device__ bool all_inside(
+      bool is_clipped, uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
+    bool inside[V]{}, all = true;
 #pragma unroll 1
     for (uint32_t z = 0; z < depth; ++z, first += slice) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        inside |= names_cell<kKernel>(index_[v] - v * kStride, first, width) ? 1u << v : 0;
+        const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
+        inside[v] |= names_cell<kKernel>(index_[v] - v * kStride, first, width, skipped);
       }
     }
-    return inside == (1u << V) - 1;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      all &= inside[v];
+    }
+    return all;
   }
   // is() then asks of this depth of the windows. Positions differ anyway.
   __device__ void move_to_depth(uint32_t) {}
@@ -191,8 +186,9 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> : LaneIndices<uint8_t, V,
     return v < V ? Own::is(v, y, x, 0) : right_[v - V] == static_cast<uint32_t>(y * kKernel + x);
   }
   template <int kPadding>
-  __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t) const {
-    bool all = Own::all_inside(0, 0);
+  __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t, uint32_t depth, uint32_t) const {
+    const uint32_t end = depth * (kKernel * kKernel);
+    bool all = end <= 128 && all_below(end, this->words_[0]);
     if constexpr (kPadding > 0) {
       bool in_padding = false;
 #pragma unroll
@@ -202,10 +198,6 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> : LaneIndices<uint8_t, V,
       all &= !(is_clipped && in_padding);
     }
     return all;
-  }
-  __device__ bool all_inside_deep(uint32_t, uint32_t, uint32_t depth, uint32_t) const {
-    const uint32_t end = depth * (kKernel * kKernel);
-    return end <= 128 && all_below(end, this->words_[0]);
   }
   // A power of two of offsets to a depth, which they then count from.
   __device__ void move_to_depth(uint32_t z) {

@@ -112,12 +112,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     const uint32_t first = first_output - kPadding * (widths.out + 1);
     bool is_sure = in_depth > 0 || !is_reached; // what another thread vouches for
     if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
-      if constexpr (Shape::kDeep) {
-        is_sure = depth + depths.kernel <= depths.out &&
-                  named[0].all_inside_deep(first, widths.out, depths.kernel, slice);
-      } else {
-        is_sure = named[0].template all_inside<kPadding>(group == 0, first, widths.out);
-      }
+      is_sure = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
+                named[0].template all_inside<kPadding>(
+                    group == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
     }
     if (!is_sure) {
       bool stray = false;
