@@ -52,6 +52,7 @@ __device__ inline Offset target_of(Index index) {
 struct AnyIndices {
   const void* indices;
   int bytes; // of one
+
   __device__ int64_t operator[](uint64_t i) const {
     switch (bytes) {
       case 8:
@@ -103,26 +104,25 @@ __device__ inline Named<Offset> named(
     bool whole = false) {
   const auto& [depth, height, width] = windows.geometry.axis;
   if constexpr (kIsWindowOffset<Index>) {
-    if (whole) {
-      const Offset row = windows.kernel_width.divide(index);
-      const Offset first = start.at[1] * width.out + start.at[2];
-      const bool inside = index < height.kernel * width.kernel;
-      const Offset target = first + index + row * (width.out - width.kernel);
-      return {inside ? target : static_cast<Offset>(-1), inside, inside};
-    }
-    Offset z = 0, x = index, y = split(x, windows.kernel_width);
+    Offset target, y = windows.kernel_width.divide(index), x = index - y * width.kernel;
     bool inside = true;
-    if (deep) {
-      z = split(y, windows.kernel_height);
-      inside = z < depth.kernel;
-      z += start.at[0];
-      inside &= z < depth.out;
+    if (whole) {
+      inside = index < height.kernel * width.kernel;
+      target = start.at[1] * width.out + start.at[2] + index + y * (width.out - width.kernel);
+    } else {
+      Offset z = 0;
+      if (deep) {
+        z = split(y, windows.kernel_height);
+        inside = z < depth.kernel;
+        z += start.at[0];
+        inside &= z < depth.out;
+      }
+      inside &= y < height.kernel;
+      y += start.at[1];
+      x += start.at[2];
+      inside &= (y < height.out) & (x < width.out);
+      target = (z * height.out + y) * width.out + x;
     }
-    inside &= y < height.kernel;
-    y += start.at[1];
-    x += start.at[2];
-    inside &= (y < height.out) & (x < width.out);
-    const Offset target = ((z * height.out) + y) * width.out + x;
     return {inside ? target : static_cast<Offset>(-1), inside, inside};
   } else {
     const bool in_plane = static_cast<std::make_unsigned_t<Index>>(index) < windows.out_plane;
