@@ -3,9 +3,8 @@
 
 #include "../dtypes.h"
 #include "../geometry.h"
-#include "../reduction.h"
-#include "dispatch.cuh"
 #include "divider.cuh"
+#include "plan.cuh"
 #include "pool_channels.cuh"
 #include "pool_rows.cuh"
 #include "tiling.cuh"
@@ -91,7 +90,7 @@ class PoolDispatch {
           return run_rows<T, void, 3, 1, 1, kMostRows, false>();
         }
         if (inner % V == 0 && is_aligned()) {
-          return run_channels<T, Index, K, V>();
+          return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
         }
       }
       run_windows<T, uint32_t>();
@@ -140,10 +139,6 @@ class PoolDispatch {
   void run_rows() const {
     static_assert(R <= kMostRows);
     launch<uint32_t, T, Index>(pool_rows<T, Index, K, S, V, R, kEven>, R, V, 1);
-  }
-  template <class T, class Index, int K, int V>
-  void run_channels() const {
-    launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
   }
   template <class T, class Offset>
   void run_windows() const {
