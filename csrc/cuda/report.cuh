@@ -33,13 +33,16 @@ __device__ inline void report_bad(
     Offset element,
     bool in_window,
     int64_t index) {
+  // All of this before the claim: then it takes fewer registers.
+  const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
+  const Offset position = cell - outer * geometry.in_plane();
+  const Offset channel = element - cell * geometry.inner;
   if (load_relaxed(&error->claimed) != 0 || atomicExch(&error->claimed, 1u) != 0) {
     return;
   }
-  const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
   error->index = index;
-  error->position = static_cast<int64_t>(cell - outer * geometry.in_plane());
-  error->plane = static_cast<int64_t>(outer * geometry.inner + (element - cell * geometry.inner));
+  error->position = static_cast<int64_t>(position);
+  error->plane = static_cast<int64_t>(outer * geometry.inner + channel);
   for (int a = 0; a < 3; ++a) {
     error->out[a] = static_cast<int64_t>(geometry.axis[a].out);
   }
@@ -79,15 +82,17 @@ struct Report {
 template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(
     Offset items, const Report& report, const Visit& visit, bool notes = true) {
-  if (kIsWindowOffset<Index> || !notes) {
+  if constexpr (kIsWindowOffset<Index>) {
     for_each_item(items, visit);
-    return;
-  }
-  for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
-    const Offset i = chunk * blockDim.x + threadIdx.x;
-    const int stray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0 && report.stray != nullptr) {
-      report.stray[chunk] = static_cast<uint32_t>(stray);
+  } else if (!notes) {
+    for_each_item(items, visit);
+  } else {
+    for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
+      const Offset i = chunk * blockDim.x + threadIdx.x;
+      const int stray = __syncthreads_or(i < items && visit(i));
+      if (threadIdx.x == 0 && report.stray != nullptr) {
+        report.stray[chunk] = static_cast<uint32_t>(stray);
+      }
     }
   }
 }
