@@ -39,22 +39,6 @@ struct Gather {
   Position<uint32_t> reach;          // windows meet those of the cells up to so far away
 };
 
-// Reports that the index of this pooled element, counted through the tensor, is in no plane.
-template <class Index, class Offset>
-__device__ inline void report_element(
-    const Tiling<Offset>& tiling, ErrorRecord* error, Offset element, Index index) {
-  const Geometry<Offset>& g = tiling.geometry;
-  const Offset cells = element / g.inner, planes = cells / g.in_plane();
-  report_bad(
-      error,
-      g,
-      planes,
-      cells - planes * g.in_plane(),
-      element - cells * g.inner,
-      kIsWindowOffset<Index>,
-      index);
-}
-
 // For 32-bit offsets, and elements of up to eight bytes.
 //
 // kLooks: "last" of windows that overlap, which gives to the last cell alone of those whose indices
@@ -73,25 +57,13 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     const Geometry<uint32_t>& g = tiling.geometry;
     const auto& [depth, height, width] = g.axis;
     const bool deep = shared.deep;
-    uint32_t channel = 0, rest = i;
-    if (g.inner != 1) {
-      channel = i;
-      rest = split(channel, tiling.channels);
-    }
-    Position<uint32_t> cell{{0, 0, rest}};
-    cell.at[1] = split(cell.at[2], tiling.tiles[2]);
-    uint32_t outer = split(cell.at[1], tiling.tiles[1]);
-    if (deep) {
-      cell.at[0] = outer;
-      outer = split(cell.at[0], tiling.tiles[0]);
-    }
-    outer *= shared.slabs;
+    const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
+    const uint32_t outer = slabs * shared.slabs;
     // There may be fewer planes than the thread has room for: then it does the first one again,
     // but for the writing.
     const uint32_t planes = shared.slabs == 1 ? kPlanes : g.outer - outer;
     const auto plane = [&](uint32_t u) { return u < planes ? u : 0; };
-    const uint32_t row = tiling.pooled_row(outer, cell.at[0], cell.at[1]);
-    const uint32_t first = (row + cell.at[2]) * g.inner + channel;
+    const uint32_t first = tiling.pooled(outer, cell, channel);
     uint32_t own[kPlanes];
     const Index* source[kPlanes];
     Index index[kPlanes];
@@ -127,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
           if (!kIsWindowOffset<Index> && target_of<uint32_t>(index[u]) < tiling.out_plane) {
             stray = true;
           } else {
-            report_element(tiling, report.error, own[u], index[u]);
+            report_bad(report.error, g, own[u], kIsWindowOffset<Index>, index[u]);
           }
         }
       }
@@ -200,11 +172,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
     return stray;
   };
-  if (!any_position) {
-    for_each_chunk<Index>(tiling.items, report, gather);
-  } else {
-    for_each_item(tiling.items, gather);
-  }
+  for_each_chunk<Index>(tiling.items, report, gather, !any_position);
 }
 
 // The same for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
@@ -216,28 +184,15 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     bool checks,
     Position<uint64_t> reach,
     const T* __restrict__ grad_output,
-    const void* __restrict__ indices,
-    int index_size,
+    AnyIndices indices,
     T* __restrict__ grad_input) {
   const Geometry<uint64_t>& g = tiling.geometry;
-  const bool offsets = index_size == 1;
-  const auto index_of = [&](uint64_t element) {
-    return offsets           ? static_cast<const uint8_t*>(indices)[element]
-           : index_size == 4 ? static_cast<const int32_t*>(indices)[element]
-                             : static_cast<const int64_t*>(indices)[element];
-  };
-  const auto name_of = [&](uint64_t element, const Position<uint64_t>& cell) {
-    const Position<uint64_t> start = window_start(tiling, cell);
-    const int64_t index = index_of(element);
-    return offsets ? named(tiling, static_cast<uint8_t>(index), start, true)
-                   : named(tiling, index, start, true);
-  };
   const auto gather = [&](uint64_t i) {
     const auto [outer, p, channel] = tiling.item(i);
-    const auto own = name_of(i, p);
+    const auto own = named_by(tiling, indices, i, p);
     T grad{};
     if (!own.in_plane) {
-      report_element(tiling, report.error, i, index_of(i));
+      report_bad(report.error, g, i, are_offsets(indices), indices[i]);
     } else if (checks && !own.in_window) {
       return true;
     } else {
@@ -252,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
             if ((kMean || later) && tiling.is_cell(q)) {
-              count += name_of(i + shift * g.inner, q).target == own.target;
+              count += named_by(tiling, indices, i + shift * g.inner, q).target == own.target;
             }
           }
         }
@@ -266,11 +221,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     grad_input[i] = grad;
     return false;
   };
-  if (checks && !offsets) {
-    for_each_chunk<int64_t>(tiling.items, report, gather);
-  } else {
-    for_each_item(tiling.items, gather);
-  }
+  for_each_chunk<int64_t>(tiling.items, report, gather, checks && !are_offsets(indices));
 }
 
 } // namespace maxunpool_cuda

@@ -277,19 +277,7 @@ __device__ inline bool any_stray(
         {at[0] + heights - planes * depth.in,
          at[1] + rows - heights * height.in,
          at[2] + cell - rows * width.in}};
-    const auto found = named(all.windows, indices[i], window_start(all.windows, p), true);
-    stray |= found.in_plane & !found.in_window;
-    if (!found.in_plane) {
-      const uint32_t plane = i / all.in_plane;
-      report_bad(
-          error,
-          all.windows.geometry,
-          plane,
-          i - plane * all.in_plane,
-          0u,
-          kIsWindowOffset<Index>,
-          static_cast<int64_t>(indices[i]));
-    }
+    stray |= is_stray(all.windows, error, indices, i, p);
   }
   return stray;
 }

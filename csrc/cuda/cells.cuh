@@ -37,13 +37,78 @@ __device__ inline Vector<uint32_t, N> narrow_indices(const Vector<Index, N>& fro
   return to;
 }
 
-// Are all four bytes below kEnd?
-template <int kEnd>
-__device__ inline bool all_below(uint32_t bytes) {
-  static_assert(kEnd <= 128);
-  constexpr uint32_t kOnes = 0x01010101u, kHighest = 0x80u * kOnes;
-  return (((bytes + (0x80u - kEnd) * kOnes) | bytes) & kHighest) == 0; // the sum lifts what is not
+constexpr uint32_t kOnes = 0x01010101u; // in each byte
+
+// Are all four bytes below an end of at most 128?
+__device__ inline bool all_below(uint32_t end, uint32_t bytes) {
+  return (((bytes + (0x80u - end) * kOnes) | bytes) & 0x80u * kOnes) == 0; // the sum lifts others
 }
+
+// Does an index name a cell of a window of kKernel rows that begins at `first`, and not of its
+// first `skipped` columns?
+template <int kKernel>
+__device__ inline bool names_cell(
+    uint32_t index, uint32_t first, uint32_t width, uint32_t skipped = 0) {
+  bool inside = false;
+#pragma unroll
+  for (int y = 0; y < kKernel; ++y) {
+    inside |= index - (first + y * width) - skipped < kKernel - skipped;
+  }
+  return inside;
+}
+
+// What an owner asks of the indices of V channels of a cell, an aligned vector.
+template <class Index, int V, int kKernel>
+class LaneIndices {
+ public:
+  __device__ void read(const Index* indices) { index_ = narrow_indices(load<V>(indices)); }
+  // Does the index of channel v name cell (y, x) of its window, which is the output `position`?
+  __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
+  // Does every index name a cell of the window, which begins at `first` and is not clipped?
+  __device__ bool all_inside(uint32_t first, uint32_t width) const {
+    bool all = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      all &= names_cell<kKernel>(index_.at[v], first, width);
+    }
+    return all;
+  }
+
+ private:
+  Vector<uint32_t, V> index_;
+};
+
+template <int V, int kKernel>
+class LaneIndices<uint8_t, V, kKernel> {
+ public:
+  __device__ LaneIndices() { set_all(words_, ~0u); } // which name nothing
+  __device__ void read(const uint8_t* indices) {
+    using Word =
+        std::conditional_t<V == 1, uint8_t, std::conditional_t<V == 2, uint16_t, uint32_t>>;
+    static_assert(V % sizeof(Word) == 0);
+    const auto words = load<kWords>(reinterpret_cast<const Word*>(indices));
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words_[i] = words.at[i];
+    }
+  }
+  __device__ bool is(int v, int y, int x, uint32_t) const {
+    const uint32_t offset = y * kKernel + x;
+    return (words_[v / 4] & 0xffu << v % 4 * 8) == offset << v % 4 * 8;
+  }
+  __device__ bool all_inside(uint32_t, uint32_t) const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      all &= all_below(kKernel * kKernel, words_[i]);
+    }
+    return all;
+  }
+
+ protected:
+  static constexpr int kWords = (V + 3) / 4;
+  uint32_t words_[kWords];
+};
 
 // What an owner asks of the indices of V cells in a row, an aligned vector, and of kRight after
 // them, whose windows are kKernel high and wide and kStride apart. `first` is where the first
@@ -51,12 +116,7 @@ __device__ inline bool all_below(uint32_t bytes) {
 template <class Index, int V, int kRight, int kKernel, int kStride>
 class RowIndices {
  public:
-  __device__ RowIndices() {
-#pragma unroll
-    for (int v = 0; v < V + kRight; ++v) {
-      index_[v] = kNowhere;
-    }
-  }
+  __device__ RowIndices() { set_all(index_, kNowhere); }
   __device__ void read(const Index* indices, bool exist, bool right_exist) {
     if (exist) {
       const auto own = narrow_indices(load<V>(indices));
@@ -77,40 +137,25 @@ class RowIndices {
     return index_[v] - (first + y * width) == static_cast<uint32_t>(x + v * kStride);
   }
   // Does every own index name a cell of its window, none of which is clipped but kPadding columns
-  // of the first cell's, if it `is_clipped`?
+  // of the first cell's, if it `is_clipped`? Windows are so deep, in planes whose depths are
+  // `slice` apart.
   template <int kPadding>
-  __device__ bool all_inside(bool is_clipped, uint32_t first, uint32_t width) const {
-    bool all = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
-      bool inside = false;
-#pragma unroll
-      for (int y = 0; y < kKernel; ++y) {
-        const uint32_t x = index_[v] - (first + y * width) - v * kStride;
-        inside |= x - skipped < kKernel - skipped;
-      }
-      all &= inside;
-    }
-    return all;
-  }
-  // The same of windows that are so deep, in planes whose depths are `slice` apart, without
-  // padding.
-  __device__ bool all_inside_deep(
-      uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
-    uint32_t inside = 0;
+  __device__ bool all_inside(
+      bool is_clipped, uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
+    bool inside[V]{}, all = true;
 #pragma unroll 1
     for (uint32_t z = 0; z < depth; ++z, first += slice) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-#pragma unroll
-        for (int y = 0; y < kKernel; ++y) {
-          const uint32_t x = index_[v] - (first + y * width) - v * kStride;
-          inside |= x < kKernel ? 1u << v : 0;
-        }
+        const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
+        inside[v] |= names_cell<kKernel>(index_[v] - v * kStride, first, width, skipped);
       }
     }
-    return inside == (1u << V) - 1;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      all &= inside[v];
+    }
+    return all;
   }
   // is() then asks of this depth of the windows. Positions differ anyway.
   __device__ void move_to_depth(uint32_t) {}
@@ -120,14 +165,15 @@ class RowIndices {
 };
 
 template <int V, int kRight, int kKernel, int kStride>
-class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
+class RowIndices<uint8_t, V, kRight, kKernel, kStride> : LaneIndices<uint8_t, V, kKernel> {
+  using Own = LaneIndices<uint8_t, V, kKernel>;
+  static_assert(V <= 4);
+
  public:
+  __device__ RowIndices() { set_all(right_, ~0u); }
   __device__ void read(const uint8_t* indices, bool exist, bool right_exist) {
-    using Word =
-        std::conditional_t<V == 1, uint8_t, std::conditional_t<V == 2, uint16_t, uint32_t>>;
-    static_assert(sizeof(Word) == V);
     if (exist) {
-      own_ = *reinterpret_cast<const Word*>(indices);
+      Own::read(indices);
     }
     if (right_exist) {
 #pragma unroll
@@ -137,111 +183,29 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> {
     }
   }
   __device__ bool is(int v, int y, int x, uint32_t, uint32_t) const {
-    const uint32_t offset = y * kKernel + x;
-    return v < V ? (own_ & 0xffu << v % V * 8) == offset << v % V * 8 : right_[v - V] == offset;
+    return v < V ? Own::is(v, y, x, 0) : right_[v - V] == static_cast<uint32_t>(y * kKernel + x);
   }
   template <int kPadding>
-  __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t) const {
-    bool all = all_below<kKernel * kKernel>(own_);
+  __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t, uint32_t depth, uint32_t) const {
+    const uint32_t end = depth * (kKernel * kKernel);
+    bool all = end <= 128 && all_below(end, this->words_[0]);
     if constexpr (kPadding > 0) {
       bool in_padding = false;
 #pragma unroll
       for (int y = 0; y < kKernel; ++y) {
-        in_padding |= (own_ & 0xffu) - y * kKernel < kPadding;
+        in_padding |= (this->words_[0] & 0xffu) - y * kKernel < kPadding;
       }
       all &= !(is_clipped && in_padding);
     }
     return all;
   }
-  __device__ bool all_inside_deep(uint32_t, uint32_t, uint32_t depth, uint32_t) const {
-    const uint32_t end = depth * (kKernel * kKernel);
-    return end <= 128 && (((own_ + (0x80u - end) * kOnes) | own_) & (kOnes << 7)) == 0;
-  }
   // A power of two of offsets to a depth, which they then count from.
-  __device__ void move_to_depth(uint32_t z) { own_ ^= (z * (kKernel * kKernel) & 0xffu) * kOnes; }
-
- private:
-  static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr uint32_t kNone = ~0u; // no offset in a window
-  uint32_t own_ = kNone, right_[kRight > 0 ? kRight : 1]{kNone};
-};
-
-// What an owner asks of the indices of V channels of a cell, an aligned vector.
-template <class Index, int V, int kKernel>
-class LaneIndices {
- public:
-  __device__ void read(const Index* indices) { index_ = narrow_indices(load<V>(indices)); }
-  // Does the index of channel v name cell (y, x) of its window, which is the output `position`?
-  __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
-  // Does every index name a cell of the window, which begins at `first` and is not clipped?
-  __device__ bool all_inside(uint32_t first, uint32_t width) const {
-    bool all = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      bool inside = false;
-#pragma unroll
-      for (int y = 0; y < kKernel; ++y) {
-        inside |= index_.at[v] - (first + y * width) < kKernel;
-      }
-      all &= inside;
-    }
-    return all;
+  __device__ void move_to_depth(uint32_t z) {
+    this->words_[0] ^= (z * (kKernel * kKernel) & 0xffu) * kOnes;
   }
 
  private:
-  Vector<uint32_t, V> index_ = none();
-
-  __device__ static Vector<uint32_t, V> none() {
-    Vector<uint32_t, V> none;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      none.at[v] = kNowhere;
-    }
-    return none;
-  }
-};
-
-template <int V, int kKernel>
-class LaneIndices<uint8_t, V, kKernel> {
-  static constexpr int kWords = (V + 3) / 4;
-
- public:
-  __device__ void read(const uint8_t* indices) {
-    if constexpr (V % 4 == 0) {
-      words_ = load<kWords>(reinterpret_cast<const uint32_t*>(indices));
-    } else {
-      words_.at[0] = 0;
-      const auto bytes = load<V>(indices);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        words_.at[0] |= static_cast<uint32_t>(bytes.at[v]) << v * 8;
-      }
-    }
-  }
-  __device__ bool is(int v, int y, int x, uint32_t) const {
-    return (words_.at[v / 4] & 0xffu << v % 4 * 8) == static_cast<uint32_t>(y * kKernel + x)
-                                                          << v % 4 * 8;
-  }
-  __device__ bool all_inside(uint32_t, uint32_t) const {
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      all &= all_below<kKernel * kKernel>(words_.at[i]);
-    }
-    return all;
-  }
-
- private:
-  Vector<uint32_t, kWords> words_ = none();
-
-  __device__ static Vector<uint32_t, kWords> none() {
-    Vector<uint32_t, kWords> none;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      none.at[i] = ~0u; // no offset in a window
-    }
-    return none;
-  }
+  uint32_t right_[kRight > 0 ? kRight : 1];
 };
 
 } // namespace maxunpool_cuda

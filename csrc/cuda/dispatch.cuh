@@ -108,7 +108,7 @@ class Dispatch {
       return true;
     }
     if constexpr (Take::kMoves) {
-      if (plan_.bands && has_room_for_notes(plan_.bands->bands.count)) {
+      if (plan_.bands) {
         bands<typename Take::Element, Index>();
         return true;
       }
@@ -165,12 +165,6 @@ class Dispatch {
   Report report() const {
     const bool offsets = arguments_.index_type == c10::ScalarType::Byte;
     return {offsets ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
-  }
-
-  // Window offsets need none.
-  bool has_room_for_notes(uint32_t count) const {
-    return arguments_.index_type == c10::ScalarType::Byte ||
-           count <= plan_.global_slots / sizeof(uint32_t);
   }
 
   // The way for contiguous tensors of any windows and sizes.
@@ -245,7 +239,7 @@ class Dispatch {
         result<T>());
   }
 
-  // See added_to_zero.
+  // See add_to_zero.
   template <class T>
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
@@ -377,8 +371,7 @@ class Dispatch {
              static_cast<uint64_t>(reach[1]),
              static_cast<uint64_t>(reach[2])}},
         values<T>(),
-        arguments_.indices,
-        static_cast<int>(c10::elementSize(arguments_.index_type)),
+        any_indices(),
         result<T>());
   }
 

@@ -111,12 +111,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       for (int v = 0; v < V; ++v) {
         value.at[v] = group.value[v];
       }
-      if (negative_zero != Element{}) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          value.at[v] = added_to_zero(value.at[v], negative_zero);
-        }
-      }
+      add_to_zero(value.at, negative_zero);
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }

@@ -1,11 +1,9 @@
 // Unpooling of channels_last planes: one pass over the output, every element of which is written
 // once, by its owner, zero or not.
 //
-//   cells      | c | (c)      A thread owns V channels of a cell and of the S x S outputs at it.
-//   Each below      |(c)| (c)      letter is a vector of V channels. Cells in brackets are others',
-//   but
-//                             their windows reach these outputs too, unless windows share nothing.
-//   outputs    | oo |
+//   cells      | c | (c)      Each letter is a vector of V channels. A thread owns those of a cell
+//   below      |(c)| (c)      and of the S x S outputs at it. Cells in brackets are others', but
+//   outputs    | oo |         their windows reach these outputs too, unless windows share nothing.
 //   (S = 2)    | oo |
 //
 // As in forward_rows.cuh, an owner compares its outputs with indices in row-major order, vouches
@@ -35,8 +33,8 @@ struct ChannelShape {
 
 // Planes of one depth. An item is V channels of a cell; tiles cover all outputs, and all cells.
 struct ChannelPlan {
-  Geometry<uint32_t> geometry;
-  uint32_t items, in_plane, out_plane;
+  Windows<uint32_t> windows;
+  uint32_t items, in_plane;
   Divider<uint32_t> groups; // of V channels
   Divider<uint32_t> columns, rows;
 };
@@ -46,21 +44,21 @@ template <class Take, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
     ChannelPlan plan,
     Report report,
-    typename Take::Element negative_zero, // see added_to_zero
+    typename Take::Element negative_zero, // see add_to_zero
     const typename Take::Element* __restrict__ input,
     const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
   using Element = typename Take::Element;
   using Held = typename Take::Held;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
-  const auto& [depths, heights, widths] = plan.geometry.axis;
+  const auto& [depths, heights, widths] = plan.windows.geometry.axis;
   for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
     const uint32_t tile = plan.groups.divide(i);
     const uint32_t channel = (i - tile * plan.groups.divisor()) * V;
     const uint32_t row = plan.columns.divide(tile), column = tile - row * plan.columns.divisor();
     const uint32_t outer = plan.rows.divide(row), height = row - outer * plan.rows.divisor();
     const uint32_t top = height * kStride, left = column * kStride; // of the outputs
-    const uint32_t corner = top * widths.out + left, inner = plan.geometry.inner;
+    const uint32_t corner = top * widths.out + left, inner = plan.windows.geometry.inner;
     const uint32_t cell = height * widths.in + column;
     const uint32_t source = (outer * plan.in_plane + cell) * inner + channel;
     Take kept[kStride][kStride][V];
@@ -75,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
         LaneIndices<Index, V, kKernel> named;
         named.read(indices + from);
         Held value[V];
-        Take::template load<V>(input + from, value);
+        load_held<V>(input + from, value);
         if (x == 0 && y == 0) {
           const uint32_t first = corner - kPadding * (widths.out + 1);
           const bool is_clipped = top < kPadding || left < kPadding ||
@@ -85,25 +83,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
             bool stray = false;
 #pragma unroll 1
             for (int v = 0; v < V; ++v) {
-              stray |= is_stray(
-                  plan.geometry,
-                  report.error,
-                  outer,
-                  {{0, height, column}},
-                  channel + v,
-                  indices[source + v]);
+              const Position<uint32_t> own{{0, height, column}};
+              stray |= is_stray(plan.windows, report.error, indices, source + v, own);
             }
             if (stray) {
               return true;
             }
           }
           if constexpr (Shape::kDisjoint) {
-            if (negative_zero != Element{}) {
-#pragma unroll
-              for (int v = 0; v < V; ++v) {
-                value[v] = static_cast<Element>(value[v]) == negative_zero ? Held{} : value[v];
-              }
-            }
+            add_to_zero(value, negative_zero);
           }
         }
 #pragma unroll
@@ -122,13 +110,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
         }
       }
     }
-    Element* to = output + (outer * plan.out_plane + corner) * inner + channel;
+    Element* to = output + (outer * plan.windows.out_plane + corner) * inner + channel;
 #pragma unroll
     for (int r = 0; r < kStride; ++r, to += widths.out * inner) {
 #pragma unroll
       for (int e = 0; e < kStride; ++e) {
         if (top + r < heights.out && left + e < widths.out) {
-          Take::template store<V>(to + e * inner, kept[r][e]);
+          store_results<V>(to + e * inner, kept[r][e]);
         }
       }
     }

@@ -3,10 +3,8 @@
 //
 //   cells      | c  c | (c)       A thread owns V cells of a row and the S rows of outputs at them:
 //   below      |(c)(c)| (c)       S x (V * S) outputs, written in vectors. Cells in brackets are
-//                                 others', but their windows reach these outputs too, unless
-//                                 windows
-//   outputs    | oo oo|           share nothing.
-//   (S = 2)    | oo oo|
+//   outputs    | oo oo|           others', but their windows reach these outputs too, unless
+//   (S = 2)    | oo oo|           windows share nothing.
 //
 // An owner compares its outputs with the indices of all cells whose windows reach them, in
 // row-major order: the last match is kept, or all matches are added. It vouches for the indices of
@@ -32,7 +30,7 @@ namespace maxunpool_cuda {
 template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize, bool kIsDeep = false>
 struct RowShape {
   static constexpr bool kDeep = kIsDeep;
-  static_assert(!kDeep || (kKernelSize & (kKernelSize - 1)) == 0); // see RowIndices::in_depth
+  static_assert(!kDeep || (kKernelSize & (kKernelSize - 1)) == 0); // see RowIndices::move_to_depth
   static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
   static_assert(kKernel - kPadding <= kStride && kPadding <= kStride);
   static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
@@ -49,9 +47,8 @@ struct RowShape {
 // Of outputs there are S to a cell in width, and in height one to S to the last cell; no window is
 // clipped on the right.
 struct RowPlan {
-  Geometry<uint32_t> geometry;
-  uint32_t items; // groups of V cells, for each depth of the outputs
-  uint32_t out_plane;
+  Windows<uint32_t> windows;
+  uint32_t items;           // groups of V cells, for each depth of the outputs
   Divider<uint32_t> groups; // in a row
   Divider<uint32_t> rows;   // of cells, in one depth of a plane
   Divider<uint32_t> depths; // of a plane's outputs
@@ -63,7 +60,7 @@ template <class Take, class Index, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     RowPlan plan,
     Report report,
-    typename Take::Element negative_zero, // see added_to_zero
+    typename Take::Element negative_zero, // see add_to_zero
     const typename Take::Element* __restrict__ input,
     const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
@@ -71,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
   using Held = typename Take::Held;
   constexpr int V = Shape::V, N = Shape::N, kGrain = Shape::kGrain, kRight = Shape::kRight;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
-  const auto& [depths, heights, widths] = plan.geometry.axis;
+  const auto& [depths, heights, widths] = plan.windows.geometry.axis;
   for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
     const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
     const uint32_t volume = plan.rows.divide(row), height = row - volume * plan.rows.divisor();
@@ -100,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       const bool exist = below == 0 ? is_reached : height + below < heights.in;
       named[below].read(at, exist, exist && right_exist);
       if (exist) {
-        Take::template load<V>(values, value[below]);
+        load_held<V>(values, value[below]);
       }
       if (exist && right_exist) {
 #pragma unroll
@@ -115,24 +112,16 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     const uint32_t first = first_output - kPadding * (widths.out + 1);
     bool is_sure = in_depth > 0 || !is_reached; // what another thread vouches for
     if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
-      if constexpr (Shape::kDeep) {
-        is_sure = depth + depths.kernel <= depths.out &&
-                  named[0].all_inside_deep(first, widths.out, depths.kernel, slice);
-      } else {
-        is_sure = named[0].template all_inside<kPadding>(group == 0, first, widths.out);
-      }
+      is_sure = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
+                named[0].template all_inside<kPadding>(
+                    group == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
     }
     if (!is_sure) {
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        stray |= is_stray(
-            plan.geometry,
-            report.error,
-            plane,
-            {{cell_depth, height, group * V + v}},
-            uint32_t{0},
-            indices[source + v]);
+        const Position<uint32_t> cell{{cell_depth, height, group * V + v}};
+        stray |= is_stray(plan.windows, report.error, indices, source + v, cell);
       }
       if (stray) {
         return true;
@@ -140,13 +129,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     if constexpr (Shape::kDisjoint) {
-      if (negative_zero != Element{}) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Held& own = value[0][v];
-          own = static_cast<Element>(own) == negative_zero ? Held{} : own;
-        }
-      }
+      add_to_zero(value[0], negative_zero);
     }
     if (Shape::kDeep && is_reached) {
       named[0].move_to_depth(in_depth);
@@ -170,13 +153,13 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
         }
       }
     }
-    Element* to = output + (plane * plan.out_plane + first_output);
+    Element* to = output + (plane * plan.windows.out_plane + first_output);
 #pragma unroll
     for (int r = 0; r < kStride; ++r, to += widths.out) {
       if (r == 0 || top + r < heights.out) {
 #pragma unroll
         for (int e = 0; e < N; e += kGrain) {
-          Take::template store<kGrain>(to + e, kept[r] + e);
+          store_results<kGrain>(to + e, kept[r] + e);
         }
       }
     }

@@ -12,17 +12,21 @@
 
 namespace maxunpool_cuda {
 
-// A thread for each item, but for those that a grid has no room for: see for_each_item.
-template <class... Parameters>
-void launch_items(
-    cudaStream_t stream,
-    void (*kernel)(Parameters...),
-    uint64_t items,
-    const std::type_identity_t<Parameters>&... arguments) {
-  constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
-  const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
+// On a stream: a thread for each item, but for those that a grid has no room for (see
+// for_each_item).
+struct ItemLaunch {
+  cudaStream_t stream;
+
+  template <class... Parameters>
+  void operator()(
+      void (*kernel)(Parameters...),
+      uint64_t items,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+    const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
 
 } // namespace maxunpool_cuda

@@ -9,23 +9,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include <cstdint>
-#include <type_traits>
-
 namespace maxunpool_cuda {
 namespace {
-
-struct PoolLaunch {
-  cudaStream_t stream;
-
-  template <class... Parameters>
-  void operator()(
-      void (*kernel)(Parameters...),
-      uint64_t items,
-      const std::type_identity_t<Parameters>&... arguments) const {
-    launch_items(stream, kernel, items, arguments...);
-  }
-};
 
 void pool_on_device(const PoolCall& call) {
   TORCH_CHECK(
@@ -44,7 +29,7 @@ void pool_on_device(const PoolCall& call) {
       call.values.mutable_data_ptr(),
       call.indices.mutable_data_ptr(),
       limits().narrow};
-  const PoolLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
+  const ItemLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
   PoolDispatch(launch, arguments).run();
 }
 

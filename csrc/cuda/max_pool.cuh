@@ -3,9 +3,8 @@
 
 #include "../dtypes.h"
 #include "../geometry.h"
-#include "../reduction.h"
-#include "dispatch.cuh"
 #include "divider.cuh"
+#include "plan.cuh"
 #include "pool_channels.cuh"
 #include "pool_rows.cuh"
 #include "tiling.cuh"
@@ -91,7 +90,7 @@ class PoolDispatch {
           return run_rows<T, void, 3, 1, 1, kMostRows, false>();
         }
         if (inner % V == 0 && is_aligned()) {
-          return run_channels<T, Index, K, V>();
+          return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
         }
       }
       run_windows<T, uint32_t>();
@@ -119,21 +118,19 @@ class PoolDispatch {
   // Is every value that the kernels compute below the limit?
   bool fits() const {
     const Geometry<int64_t>& g = arguments_.geometry;
-    double elements = static_cast<double>(g.outer) * static_cast<double>(g.inner), reach = 0;
+    double elements = static_cast<double>(g.outer) * static_cast<double>(g.inner);
+    double number = 1, reach = 0;
     for (int a = 0; a < 3; ++a) {
       const Axis<int64_t>& axis = g.axis[a];
       const auto dilation = static_cast<double>(arguments_.dilation[a]);
       // A thread's windows may not all exist.
       const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? kMostRows : 0), axis.out));
+      number *= static_cast<double>(axis.kernel);
       elements *= dilation == 1 ? size : size + dilation;
       reach = std::max(
           reach,
           (size + 1) * static_cast<double>(axis.stride) + static_cast<double>(axis.padding) +
               (static_cast<double>(axis.kernel) + 1) * dilation);
-    }
-    double number = 1;
-    for (const Axis<int64_t>& axis : g.axis) {
-      number *= static_cast<double>(axis.kernel);
     }
     return std::max({elements, reach, number}) < static_cast<double>(arguments_.narrow);
   }
@@ -141,30 +138,20 @@ class PoolDispatch {
   template <class T, class Index, int K, int S, int V, int R, bool kEven>
   void run_rows() const {
     static_assert(R <= kMostRows);
-    launch<uint32_t>(
-        pool_rows<T, Index, K, S, V, R, kEven>, R, V, 1, input<T>(), values<T>(), indices<Index>());
-  }
-  template <class T, class Index, int K, int V>
-  void run_channels() const {
-    launch<uint32_t>(
-        pool_channels<T, Index, K, V>, 1, 1, V, input<T>(), values<T>(), indices<Index>());
+    launch<uint32_t, T, Index>(pool_rows<T, Index, K, S, V, R, kEven>, R, V, 1);
   }
   template <class T, class Offset>
   void run_windows() const {
-    launch<Offset>(
-        pool_windows<T, Offset>,
-        1,
-        1,
-        1,
-        cells<Offset>(),
-        lowest<T>(),
-        input<T>(),
-        values<T>(),
-        indices<void>());
+    using Limits = std::numeric_limits<T>;
+    const T lowest = static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+    const auto divider = [](int64_t by) { return Divider<Offset>(static_cast<Offset>(by)); };
+    const auto& [depth, height, width] = arguments_.dilation;
+    const PoolCells<Offset> cells{{divider(depth), divider(height), divider(width)}};
+    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, cells, lowest);
   }
 
   // A thread for so many windows in height and width, and so many channels.
-  template <class Offset, class Kernel, class... Parameters>
+  template <class Offset, class T, class Index, class Kernel, class... Parameters>
   void launch(
       Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {
     const auto& [depth, height, width] = arguments_.geometry.axis;
@@ -173,42 +160,14 @@ class PoolDispatch {
         {1, 1, 1},
         {depth.in, divide_up(height.in, rows), width.in / columns},
         arguments_.geometry.inner / channels);
-    launch_(kernel, tiling.items, tiling, parameters...);
-  }
-
-  template <class T>
-  const T* input() const {
-    return static_cast<const T*>(arguments_.input);
-  }
-  template <class T>
-  T* values() const {
-    return static_cast<T*>(arguments_.values);
-  }
-  template <class Index>
-  IndexArray<Index> indices() const {
-    if constexpr (std::is_void_v<Index>) {
-      return {arguments_.indices, c10::elementSize(arguments_.index_type)};
-    } else {
-      return {static_cast<Index*>(arguments_.indices)};
-    }
-  }
-
-  template <class Offset>
-  PoolCells<Offset> cells() const {
-    PoolCells<Offset> cells;
-    for (int a = 0; a < 3; ++a) {
-      cells.dilation[a] = Divider<Offset>(static_cast<Offset>(arguments_.dilation[a]));
-    }
-    return cells;
-  }
-
-  template <class T>
-  static T lowest() {
-    if constexpr (std::is_integral_v<T>) {
-      return std::numeric_limits<T>::lowest();
-    } else {
-      return static_cast<T>(-std::numeric_limits<Accumulator<T>>::infinity());
-    }
+    launch_(
+        kernel,
+        tiling.items,
+        tiling,
+        parameters...,
+        static_cast<const T*>(arguments_.input),
+        static_cast<T*>(arguments_.values),
+        IndexArray<Index>{arguments_.indices, c10::elementSize(arguments_.index_type)});
   }
 
   static constexpr int kMostRows = 4; // of windows that a thread does

@@ -49,17 +49,8 @@ struct Processors {
   }
 };
 
-struct StreamLaunch {
-  cudaStream_t stream;
+struct StreamLaunch : ItemLaunch {
   const Processors& processors;
-
-  template <class... Parameters>
-  void operator()(
-      void (*kernel)(Parameters...),
-      uint64_t items,
-      const std::type_identity_t<Parameters>&... arguments) const {
-    launch_items(stream, kernel, items, arguments...);
-  }
 
   template <class... Parameters>
   void shared(
@@ -119,7 +110,7 @@ void run_on_device(const Call& call) {
     workspace = at::empty(
         {static_cast<int64_t>(plan.bytes)}, call.values.options().dtype(c10::ScalarType::Byte));
   }
-  const StreamLaunch launch{c10::cuda::getCurrentCUDAStream().stream(), processors};
+  const StreamLaunch launch{{c10::cuda::getCurrentCUDAStream().stream()}, processors};
   Dispatch(launch, arguments, plan, plan.bytes > 0 ? workspace.mutable_data_ptr() : nullptr).run();
   if (checks_in_step() && !is_capturing()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));

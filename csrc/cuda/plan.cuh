@@ -142,9 +142,8 @@ std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
   }
   const int64_t groups = width.in / Shape::V;
   return RowPlan{
-      narrow<uint32_t>(geometry),
+      windows_of(narrow<uint32_t>(geometry)),
       static_cast<uint32_t>(geometry.outer * depth.out * height.in * groups),
-      static_cast<uint32_t>(geometry.out_plane()),
       divider(groups),
       divider(height.in),
       divider(depth.out),
@@ -161,10 +160,9 @@ std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, 
   const int64_t groups = geometry.inner / channels, rows = tiles_of(height, Shape::kStride),
                 columns = tiles_of(width, Shape::kStride);
   return ChannelPlan{
-      narrow<uint32_t>(geometry),
+      windows_of(narrow<uint32_t>(geometry)),
       static_cast<uint32_t>(geometry.outer * rows * columns * groups),
       static_cast<uint32_t>(geometry.in_plane()),
-      static_cast<uint32_t>(geometry.out_plane()),
       divider(groups),
       divider(columns),
       divider(rows)};
@@ -350,8 +348,9 @@ struct Plan {
     slot_bytes = align(slots * slot);
     global_slots = bytes = 0;
     if (slot != 0 && !(bands && bands->of_planes())) {
+      const int64_t notes = most_items(g) / arguments.threads + 1;
       global_slots = bytes =
-          align(most_items(g) / arguments.threads * sizeof(uint32_t) + sizeof(uint32_t));
+          align(std::max<int64_t>(notes, bands ? bands->bands.count : 0) * sizeof(uint32_t));
       if (!shared) {
         const auto room = limits.slot_bytes / static_cast<int64_t>(slot_bytes);
         blocks = std::clamp<int64_t>(room, 1, std::min(pieces, arguments.blocks));

@@ -95,39 +95,34 @@ __device__ inline void store_values(T* to, const Best<T, Offset> (&best)[V]) {
   }
 }
 
-// Where indices go. A cell's name is its number in the window for uint8, else its position in the
-// plane.
+// Where indices go, of a type, or of void: one that the kernel learns when it runs. A cell's name
+// is its number in the window for uint8, else its position in the plane.
 template <class Index>
 struct IndexArray {
-  Index* data;
-
-  __device__ static constexpr bool takes_numbers() { return kIsWindowOffset<Index>; }
-  template <class T, class Offset, int V>
-  __device__ void store_names(Offset to, const Best<T, Offset> (&best)[V]) const {
-    Vector<Index, V> names;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      names.at[v] = static_cast<Index>(best[v].name);
-    }
-    store(data + to, names);
-  }
-};
-
-// Of an integer type that the kernel learns when it runs.
-template <>
-struct IndexArray<void> {
   void* data;
   size_t size; // of an index
 
-  __device__ bool takes_numbers() const { return size == sizeof(uint8_t); }
-  template <class T, class Offset>
-  __device__ void store_names(Offset to, const Best<T, Offset> (&best)[1]) const {
-    if (size == sizeof(int64_t)) {
-      static_cast<int64_t*>(data)[to] = static_cast<int64_t>(best[0].name);
+  __device__ bool takes_numbers() const {
+    return std::is_void_v<Index> ? size == sizeof(uint8_t) : kIsWindowOffset<Index>;
+  }
+  template <class T, class Offset, int V>
+  __device__ void store_names(Offset to, const Best<T, Offset> (&best)[V]) const {
+    const auto store_as = [&]<class As>(As) {
+      Vector<As, V> names;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        names.at[v] = static_cast<As>(best[v].name);
+      }
+      store(static_cast<As*>(data) + to, names);
+    };
+    if constexpr (!std::is_void_v<Index>) {
+      store_as(Index{});
+    } else if (size == sizeof(int64_t)) {
+      store_as(int64_t{});
     } else if (size == sizeof(int32_t)) {
-      static_cast<int32_t*>(data)[to] = static_cast<int32_t>(best[0].name);
+      store_as(int32_t{});
     } else {
-      static_cast<uint8_t*>(data)[to] = static_cast<uint8_t>(best[0].name);
+      store_as(uint8_t{});
     }
   }
 };
@@ -139,6 +134,27 @@ __device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
   const auto wanted = static_cast<int32_t>(at), last = static_cast<int32_t>(size - 1);
   const int32_t inside = wanted > 0 ? wanted : 0;
   return static_cast<uint32_t>(inside < last ? inside : last);
+}
+
+// Calls look(r, row, name, is_first) for the rows, r < kRows, of windows of K cells in height and
+// width that begin at `front` and `top` and have no dilation, and for all their depths in order.
+// `row` is a row's position in the plane, `name` what names it; is_first: of the first depth.
+template <int K, int kRows, class Look>
+__device__ inline void for_each_row(
+    const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool numbers, const Look& look) {
+  const auto look_at_depth = [&](uint32_t k, bool is_first) {
+    const uint32_t z = brought_inside(front + k, g.axis[0].out);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t y = brought_inside(top + r, g.axis[1].out);
+      const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
+      look(r, row, numbers ? ((z - front) * K + y - top) * K : row, is_first);
+    }
+  };
+  look_at_depth(0, true);
+  for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
+    look_at_depth(k, false);
+  }
 }
 
 } // namespace maxunpool_cuda

@@ -29,74 +29,53 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     const auto item = tiling.item(i);
     const Position<uint32_t>& p = item.tile;
     const uint32_t channel = item.channels * V;
-    const uint32_t top = p.at[1] * g.axis[1].stride - g.axis[1].padding;
-    const uint32_t left = p.at[2] * g.axis[2].stride - g.axis[2].padding;
-    const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
+    const auto start = window_start(tiling, p);
     const T* slab = input + (item.outer * tiling.out_plane * g.inner + channel);
     uint32_t columns[K], names[K];
 #pragma unroll
     for (int c = 0; c < K; ++c) {
-      const uint32_t x = brought_inside(left + c, g.axis[2].out);
+      const uint32_t x = brought_inside(start.at[2] + c, g.axis[2].out);
       columns[c] = x * g.inner;
-      names[c] = indices.takes_numbers() ? x - left : x;
+      names[c] = indices.takes_numbers() ? x - start.at[2] : x;
     }
     Best<T, uint32_t> best[V]{};
-    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
-      const uint32_t z = brought_inside(front + k, g.axis[0].out);
+    const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
+      Cell<T> cells[K][V];
 #pragma unroll
-      for (int r = 0; r < K; ++r) {
-        const uint32_t y = brought_inside(top + r, g.axis[1].out);
-        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-        const uint32_t name = indices.takes_numbers() ? ((z - front) * K + y - top) * K : row;
-        Cell<T> cells[K][V];
+      for (int c = 0; c < K; ++c) {
+        unpack(load<V>(slab + (row * g.inner + columns[c])), cells[c]);
+      }
 #pragma unroll
-        for (int c = 0; c < K; ++c) {
-          unpack(load<V>(slab + (row * g.inner + columns[c])), cells[c]);
+      for (int v = 0; v < V; ++v) {
+        Best<T, uint32_t> of_row{cells[0][v], names[0]};
+#pragma unroll
+        for (int c = 1; c < K; ++c) {
+          of_row.look_at(cells[c][v], names[c]);
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Best<T, uint32_t> of_row{cells[0][v], names[0]};
-#pragma unroll
-          for (int c = 1; c < K; ++c) {
-            of_row.look_at(cells[c][v], names[c]);
-          }
-          best[v].look_at(of_row.cell, name + of_row.name, first && r == 0);
-        }
+        best[v].look_at(of_row.cell, name + of_row.name, is_first && r == 0);
       }
     };
-    look(0, true);
-    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-      look(k, false);
-    }
-    const uint32_t to =
-        (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + channel;
+    for_each_row<K, K>(g, start.at[0], start.at[1], indices.takes_numbers(), look);
+    const uint32_t to = tiling.pooled(item.outer, p, channel);
     store_values(values + to, best);
     indices.store_names(to, best);
   });
 }
 
-// The windows of a call, in so far as the geometry does not say. Offset is as in Tiling.
+// What the geometry does not say of windows. Offset is as in Tiling.
 template <class Offset>
 struct PoolCells {
   Divider<Offset> dilation[3];
 
-  // The cells of window p along axis a that lie in the input: numbers [first, end). Coordinates are
-  // counted from the padding's begin on, where `start` is cell 0.
-  struct Span {
-    Offset start, first, end;
-  };
-  __device__ Span span(const Geometry<Offset>& geometry, int a, Offset p) const {
-    const Axis<Offset>& axis = geometry.axis[a];
-    const Offset start = p * axis.stride, reach = axis.out + axis.padding;
+  // The cells of window p, along axis a, that lie in the input: numbers [first, end).
+  __device__ Range<Offset> inside(const Axis<Offset>& axis, int a, Offset p) const {
+    const Offset start = p * axis.stride, reach = axis.out + axis.padding; // after the padding's
     const Offset end = start < reach ? dilation[a].divide(reach - start - 1) + 1 : 0;
     const Offset first =
         start < axis.padding ? dilation[a].divide(axis.padding - start - 1) + 1 : 0;
-    return {start, first, end < axis.kernel ? end : axis.kernel};
+    return {first, end < axis.kernel ? end : axis.kernel};
   }
-  // The coordinate in the input of a cell of the span.
-  __device__ Offset at(const Geometry<Offset>& geometry, int a, Offset start, Offset k) const {
-    return start + k * dilation[a].divisor() - geometry.axis[a].padding;
-  }
+  __device__ Offset step(int a) const { return dilation[a].divisor(); }
 };
 
 // Any windows, of one channel a thread.
@@ -112,15 +91,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const Geometry<Offset>& g = tiling.geometry;
     const auto item = tiling.item(i);
     const auto& p = item.tile;
-    const auto zs = cells.span(g, 0, p.at[0]);
-    const auto ys = cells.span(g, 1, p.at[1]);
-    const auto xs = cells.span(g, 2, p.at[2]);
+    const auto [front, top, left] = window_start(tiling, p).at;
+    const Offset first = (front * g.axis[1].out + top) * g.axis[2].out + left;
+    const auto zs = cells.inside(g.axis[0], 0, p.at[0]), ys = cells.inside(g.axis[1], 1, p.at[1]),
+               xs = cells.inside(g.axis[2], 2, p.at[2]);
     const T* plane = input + (item.outer * tiling.out_plane * g.inner + item.channels);
     const bool numbers = indices.takes_numbers();
-    const Offset step = cells.dilation[2].divisor(), name_step = numbers ? 1 : step;
-    const auto row_of = [&](Offset z, Offset y) {
-      const Offset row = cells.at(g, 0, zs.start, z) * g.axis[1].out + cells.at(g, 1, ys.start, y);
-      return row * g.axis[2].out + cells.at(g, 2, xs.start, 0);
+    const Offset step = cells.step(2), name_step = numbers ? 1 : step;
+    const auto row_of = [&](Offset z, Offset y) { // where it begins, or wraps around to
+      return first + (z * cells.step(0) * g.axis[1].out + y * cells.step(1)) * g.axis[2].out;
     };
     const auto name_of = [&](Offset z, Offset y) { // of the row's first cell, if it had one
       return numbers ? (z * g.axis[1].kernel + y) * g.axis[2].kernel : row_of(z, y);
@@ -139,8 +118,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
         }
       }
     }
-    const Offset to =
-        (tiling.pooled_row(item.outer, p.at[0], p.at[1]) + p.at[2]) * g.inner + item.channels;
+    const Offset to = tiling.pooled(item.outer, p, item.channels);
     store_values(values + to, best);
     indices.store_names(to, best);
   });

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
   for_each_item(tiling.items, [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const bool deep = g.rank == 3;
-    const auto item = deep ? tiling.template row_item<true>(i) : tiling.template row_item<false>(i);
+    const auto item = tiling.item(i, false, deep);
     const Position<uint32_t>& p = item.tile;
     const uint32_t own = p.at[2] * (V * S);
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // or beyond it
@@ -49,59 +49,46 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
         columns[c] = brought_inside(left + c, g.axis[2].out);
       }
     }
-    const uint32_t named = kEven ? left : 0, numbered = kEven ? 0 : left;
 
     Best<T, uint32_t> best[R][V]{};
-    const auto look = [&](uint32_t k, bool first) { // at the cells k deep in the windows
-      const uint32_t z = brought_inside(front + k, g.axis[0].out);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const uint32_t y = brought_inside(top + r, g.axis[1].out);
-        const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-        const T* from = slab + row;
-        Cell<T> cells[kColumns];
-        if constexpr (kEven) {
-          unpack(load<V * S>(from), cells + (K - S));
-          if constexpr (K != S) {
-            cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
-          }
-        } else {
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c) {
-            cells[c] = Cell<T>::of(from[columns[c]]);
-          }
+    const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
+      const T* from = slab + row;
+      Cell<T> cells[kColumns];
+      if constexpr (kEven) {
+        unpack(load<V * S>(from), cells + (K - S));
+        if constexpr (K != S) {
+          cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
         }
-        const uint32_t name =
-            indices.takes_numbers() ? ((z - front) * K + y - top) * K - numbered : row + named;
+      } else {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
+        for (int c = 0; c < kColumns; ++c) {
+          cells[c] = Cell<T>::of(from[columns[c]]);
+        }
+      }
 #pragma unroll
-          for (int c = v * S + 1; c < v * S + K; ++c) {
-            of_row.look_at(cells[c], columns[c]);
-          }
+      for (int v = 0; v < V; ++v) {
+        Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
 #pragma unroll
-          for (int w = 0; w < R; ++w) {
-            if (r >= w * S && r < w * S + K) {
-              best[w][v].look_at(of_row.cell, name + of_row.name, first && r == w * S);
-            }
+        for (int c = v * S + 1; c < v * S + K; ++c) {
+          of_row.look_at(cells[c], columns[c]);
+        }
+#pragma unroll
+        for (int w = 0; w < R; ++w) {
+          if (r >= w * S && r < w * S + K) {
+            best[w][v].look_at(of_row.cell, name + of_row.name, is_first && r == w * S);
           }
         }
       }
     };
-    look(0, true);
-    for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-      look(k, false);
-    }
-    const uint32_t to = tiling.pooled_row(item.outer, p.at[0], p.at[1] * R) + p.at[2] * V;
+    const bool numbers = indices.takes_numbers();
+    for_each_row<K, kRows>(g, front, top, numbers, look);
+    const uint32_t to = tiling.pooled(item.outer, {{p.at[0], p.at[1] * R, p.at[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
       if (w == 0 || p.at[1] * R + w < g.axis[1].in) {
-        if (indices.takes_numbers()) { // they were counted from the thread's first cell
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            best[w][v].name -= w * S * K + v * S;
-          }
+        for (int v = 0; v < V; ++v) { // columns were counted from `left` on, or from 0
+          best[w][v].name += numbers ? (kEven ? 0 : -left) - (w * S * K + v * S) : kEven ? left : 0;
         }
         store_values(values + to + w * g.axis[2].in, best[w]);
         indices.store_names(to + w * g.axis[2].in, best[w]);

@@ -6,6 +6,7 @@
 #include "atomics.cuh"
 #include "divider.cuh"
 #include "tiling.cuh"
+#include "windows.cuh"
 
 #include <cstdint>
 
@@ -24,16 +25,18 @@ struct ErrorRecord {
   int32_t in_window; // the index is an offset in its window
 };
 
-// An index outside its output plane, read at a position of the plane (outer, channel).
+// An index that names no output, of a pooled element, counted through the tensor.
 template <class Offset>
 __device__ inline void report_bad(
     ErrorRecord* error,
     const Geometry<Offset>& geometry,
-    Offset outer,
-    Offset position,
-    Offset channel,
+    Offset element,
     bool in_window,
     int64_t index) {
+  // All of this before the claim: then it takes fewer registers.
+  const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
+  const Offset position = cell - outer * geometry.in_plane();
+  const Offset channel = element - cell * geometry.inner;
   if (load_relaxed(&error->claimed) != 0 || atomicExch(&error->claimed, 1u) != 0) {
     return;
   }
@@ -48,34 +51,20 @@ __device__ inline void report_bad(
   store_for_host(error->ready, 1u);
 }
 
-// Looks at the index of a cell closely: reports it if it names no output, and answers whether it
-// names one that the cell's window does not cover.
-template <class Index, class Offset>
+// Looks at the index of a pooled element, of that cell: reports it if it names no output, and
+// answers whether it names one that the cell's window does not cover.
+template <class Indices, class Offset>
 __device__ inline bool is_stray(
-    const Geometry<Offset>& geometry,
+    const Windows<Offset>& windows,
     ErrorRecord* error,
-    Offset outer,
-    const Position<Offset>& cell,
-    Offset channel,
-    Index index) {
-  constexpr bool kOffset = kIsWindowOffset<Index>;
-  Offset rest = kOffset ? static_cast<Offset>(index) : target_of<Offset>(index), position = 0;
-  bool exists = true, inside = true;
-#pragma unroll
-  for (int a = 2; a >= 0; --a) {
-    const Axis<Offset>& axis = geometry.axis[a];
-    const Offset size = kOffset ? axis.kernel : axis.out, number = a == 0 ? rest : rest % size;
-    rest /= size;
-    const Offset begin = cell.at[a] * axis.stride - axis.padding;
-    const Offset output = kOffset ? begin + number : number;
-    exists = exists && number < size && output < axis.out;
-    inside = inside && output - begin < axis.kernel;
+    const Indices& indices,
+    Offset element,
+    const Position<Offset>& cell) {
+  const auto found = named_by(windows, indices, element, cell);
+  if (!found.in_plane) {
+    report_bad(error, windows.geometry, element, are_offsets(indices), indices[element]);
   }
-  if (!exists) {
-    position = (cell.at[0] * geometry.axis[1].in + cell.at[1]) * geometry.axis[2].in + cell.at[2];
-    report_bad(error, geometry, outer, position, channel, kOffset, static_cast<int64_t>(index));
-  }
-  return exists && !inside;
+  return found.in_plane && !found.in_window;
 }
 
 // What a first kernel reports to.
@@ -89,10 +78,13 @@ struct Report {
 };
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit answers whether an
-// index is stray. Window offsets cannot be, and have no second kernel.
+// index is stray, if `notes`. Window offsets cannot be, and have no second kernel.
 template <class Index, class Offset, class Visit>
-__device__ inline void for_each_chunk(Offset items, const Report& report, const Visit& visit) {
+__device__ inline void for_each_chunk(
+    Offset items, const Report& report, const Visit& visit, bool notes = true) {
   if constexpr (kIsWindowOffset<Index>) {
+    for_each_item(items, visit);
+  } else if (!notes) {
     for_each_item(items, visit);
   } else {
     for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {

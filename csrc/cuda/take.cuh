@@ -15,53 +15,13 @@ template <class T>
 struct TakeLast {
   using Element = T;
   static constexpr bool kMoves = true; // it only moves data
-  static constexpr bool kSmall = sizeof(T) < sizeof(uint32_t);
-  static constexpr int kBits = 8 * sizeof(T);
-  using Held = std::conditional_t<kSmall, uint32_t, T>;
+  using Held = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
 
   Held value{};
 
   __device__ void add(Held pooled) { value = pooled; }
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
   __device__ T result() const { return static_cast<T>(value); }
-
-  // `from` and `to` are aligned for N elements.
-  template <int N>
-  __device__ static void load(const T* from, Held* held) {
-    if constexpr (kSmall && N * sizeof(T) % sizeof(uint32_t) == 0) {
-      constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
-      const auto words = maxunpool_cuda::load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        held[i] = words.at[i / kInWord] >> i % kInWord * kBits;
-      }
-    } else {
-      const auto vector = maxunpool_cuda::load<N>(from);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        held[i] = vector.at[i];
-      }
-    }
-  }
-  template <int N>
-  __device__ static void store(T* to, const TakeLast* kept) {
-    if constexpr (kSmall && N * sizeof(T) % sizeof(uint32_t) == 0) {
-      constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
-      Vector<uint32_t, N / kInWord> words{};
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        words.at[i / kInWord] |= (kept[i].value & ((1u << kBits % 32) - 1)) << i % kInWord * kBits;
-      }
-      maxunpool_cuda::store(reinterpret_cast<uint32_t*>(to), words);
-    } else {
-      Vector<T, N> vector;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        vector.at[i] = kept[i].result();
-      }
-      maxunpool_cuda::store(to, vector);
-    }
-  }
 };
 
 // From a sum of nothing, +0, on.
@@ -73,37 +33,13 @@ struct TakeSum {
 
   Held sum{};
 
-  __device__ void add(Held pooled) {
-    if constexpr (std::is_integral_v<T>) { // wraps
-      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(pooled));
-    } else {
-      sum += pooled;
-    }
-  }
+  __device__ void add(Held pooled) { sum = plus<Held>(sum, pooled); }
   __device__ void add_if(bool match, Held pooled) {
     if (match) {
       add(pooled);
     }
   }
   __device__ T result() const { return static_cast<T>(sum); }
-
-  template <int N>
-  __device__ static void load(const T* from, Held* held) {
-    const auto vector = maxunpool_cuda::load<N>(from);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      held[i] = static_cast<Held>(vector.at[i]);
-    }
-  }
-  template <int N>
-  __device__ static void store(T* to, const TakeSum* kept) {
-    Vector<T, N> vector;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      vector.at[i] = kept[i].result();
-    }
-    maxunpool_cuda::store(to, vector);
-  }
 };
 
 template <class T>
@@ -116,5 +52,49 @@ struct TakeMean {
   __device__ void add(Held pooled) { sum.add(pooled); }
   __device__ T result() const { return sum.result(Reduce::mean); }
 };
+
+// Small elements that are held in words fill some.
+template <class T, class Held, int N>
+constexpr bool kFillWords = sizeof(T) < sizeof(uint32_t) && std::is_same_v<Held, uint32_t> &&
+                            N * sizeof(T) % sizeof(uint32_t) == 0;
+
+// N elements, for which `from` and `to` are aligned.
+template <int N, class T, class Held>
+__device__ inline void load_held(const T* from, Held* held) {
+  if constexpr (kFillWords<T, Held, N>) {
+    constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
+    const auto words = load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = words.at[i / kInWord] >> i % kInWord * (8 * sizeof(T));
+    }
+  } else {
+    const auto vector = load<N>(from);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = static_cast<Held>(vector.at[i]);
+    }
+  }
+}
+template <int N, class Take>
+__device__ inline void store_results(typename Take::Element* to, const Take* kept) {
+  using T = typename Take::Element;
+  if constexpr (kFillWords<T, typename Take::Held, N>) {
+    constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
+    Vector<uint32_t, N / kInWord> words{};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      words.at[i / kInWord] |= uint32_t{kept[i].result()} << i % kInWord * (8 * sizeof(T));
+    }
+    store(reinterpret_cast<uint32_t*>(to), words);
+  } else {
+    Vector<T, N> vector;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      vector.at[i] = kept[i].result();
+    }
+    store(to, vector);
+  }
+}
 
 } // namespace maxunpool_cuda

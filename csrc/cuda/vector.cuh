@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <type_traits>
 
 namespace maxunpool_cuda {
 
@@ -27,42 +25,22 @@ __device__ inline void store(T* to, const Vector<T, N>& vector) {
 
 // A sum begins with zero, which -0 added to it leaves as it is. `negative_zero` is that number's
 // bits where results are sums of floating-point numbers, else 0: bits that are not looked at stay.
-template <class T>
-__device__ inline T added_to_zero(T bits, T negative_zero) {
-  return bits == negative_zero ? T{} : bits;
+template <class T, class Held, int N>
+__device__ inline void add_to_zero(Held (&held)[N], T negative_zero) {
+  if (negative_zero != T{}) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = static_cast<T>(held[i]) == negative_zero ? Held{} : held[i];
+    }
+  }
 }
 
-// N elements in 32-bit words, as they lie in memory: small ones stay packed, which takes fewer
-// registers and needs no packing at the end.
 template <class T, int N>
-struct Lanes {
-  using Word = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
-  static constexpr int kWords = sizeof(T) * N / sizeof(Word);
-
-  Vector<Word, kWords> words{};
-
-  __device__ static Lanes load(const T* from, T negative_zero) {
-    auto values = maxunpool_cuda::load<N>(from);
-    if (negative_zero != T{}) {
+__device__ inline void set_all(T (&array)[N], T value) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        values.at[i] = added_to_zero(values.at[i], negative_zero);
-      }
-    }
-    return {__builtin_bit_cast(Vector<Word, kWords>, values)};
+  for (int i = 0; i < N; ++i) {
+    array[i] = value;
   }
-  __device__ void store(T* to) const { maxunpool_cuda::store(reinterpret_cast<Word*>(to), words); }
-  // Takes over element i, if `match`.
-  __device__ void take(int i, const Lanes& from, bool match) {
-    if constexpr (sizeof(Word) == sizeof(T)) {
-      words.at[i] = match ? from.words.at[i] : words.at[i];
-    } else {
-      const int bit = i * static_cast<int>(sizeof(T)) * 8;
-      const uint32_t mask = ((1u << sizeof(T) * 8) - 1) << bit % 32;
-      Word& word = words.at[bit / 32];
-      word = match ? (word & ~mask) | (from.words.at[bit / 32] & mask) : word;
-    }
-  }
-};
+}
 
 } // namespace maxunpool_cuda

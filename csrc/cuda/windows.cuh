@@ -65,6 +65,14 @@ struct AnyIndices {
   }
 };
 
+__device__ inline bool are_offsets(const AnyIndices& indices) {
+  return indices.bytes == 1;
+}
+template <class Index>
+__device__ inline bool are_offsets(const Index*) {
+  return kIsWindowOffset<Index>;
+}
+
 // Where the cell's window begins, or wraps around to.
 template <class Offset>
 __device__ inline Position<Offset> window_start(
@@ -96,26 +104,25 @@ __device__ inline Named<Offset> named(
     bool whole = false) {
   const auto& [depth, height, width] = windows.geometry.axis;
   if constexpr (kIsWindowOffset<Index>) {
-    if (whole) {
-      const Offset row = windows.kernel_width.divide(index);
-      const Offset first = start.at[1] * width.out + start.at[2];
-      const bool inside = index < height.kernel * width.kernel;
-      const Offset target = first + index + row * (width.out - width.kernel);
-      return {inside ? target : static_cast<Offset>(-1), inside, inside};
-    }
-    Offset z = 0, x = index, y = split(x, windows.kernel_width);
+    Offset target, y = windows.kernel_width.divide(index), x = index - y * width.kernel;
     bool inside = true;
-    if (deep) {
-      z = split(y, windows.kernel_height);
-      inside = z < depth.kernel;
-      z += start.at[0];
-      inside &= z < depth.out;
+    if (whole) {
+      inside = index < height.kernel * width.kernel;
+      target = start.at[1] * width.out + start.at[2] + index + y * (width.out - width.kernel);
+    } else {
+      Offset z = 0;
+      if (deep) {
+        z = split(y, windows.kernel_height);
+        inside = z < depth.kernel;
+        z += start.at[0];
+        inside &= z < depth.out;
+      }
+      inside &= y < height.kernel;
+      y += start.at[1];
+      x += start.at[2];
+      inside &= (y < height.out) & (x < width.out);
+      target = (z * height.out + y) * width.out + x;
     }
-    inside &= y < height.kernel;
-    y += start.at[1];
-    x += start.at[2];
-    inside &= (y < height.out) & (x < width.out);
-    const Offset target = ((z * height.out) + y) * width.out + x;
     return {inside ? target : static_cast<Offset>(-1), inside, inside};
   } else {
     const bool in_plane = static_cast<std::make_unsigned_t<Index>>(index) < windows.out_plane;
@@ -129,6 +136,23 @@ __device__ inline Named<Offset> named(
     inside &= (y - start.at[1] < height.kernel) & (x - start.at[2] < width.kernel);
     return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
   }
+}
+
+// What the index of a pooled element, of that cell, names. Indices are a pointer, or AnyIndices.
+template <class Indices, class Offset>
+__device__ inline Named<Offset> named_by(
+    const Windows<Offset>& windows,
+    const Indices& indices,
+    Offset element,
+    const Position<Offset>& cell) {
+  const Position<Offset> start = window_start(windows, cell);
+  const auto index = indices[element];
+  if constexpr (std::is_same_v<Indices, AnyIndices>) {
+    if (are_offsets(indices)) {
+      return named(windows, static_cast<uint8_t>(index), start, true);
+    }
+  }
+  return named(windows, index, start, true);
 }
 
 } // namespace maxunpool_cuda

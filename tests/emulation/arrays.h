@@ -1,10 +1,14 @@
-// The memory of an emulated call, and where it is read from.
+// What the emulators share: the memory of a call, and how calls are read.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 // A block that ends where the array does, so that a step beyond it is seen.
 class Array {
@@ -29,4 +33,23 @@ inline void read(void* to, size_t size) {
     std::fputs("emulator: input ended early\n", stderr);
     std::exit(2);
   }
+}
+
+// Standard input holds how many requests there are, and then them.
+template <class Request>
+void for_each_request(void (*run)(const Request&)) {
+  int64_t count = 0;
+  read(&count, sizeof(count));
+  for (int64_t i = 0; i < count; ++i) {
+    Request request{};
+    read(&request, sizeof(request));
+    run(request);
+  }
+}
+
+// The mangled name of a kernel, in a program that is linked with -rdynamic.
+inline std::string name_of(const void* kernel) {
+  Dl_info info{};
+  dladdr(kernel, &info);
+  return info.dli_sname;
 }

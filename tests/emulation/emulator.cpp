@@ -6,8 +6,6 @@
 
 #include "../../csrc/cuda/dispatch.cuh"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -56,9 +54,7 @@ struct Launch {
       int64_t blocks,
       size_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
-    Dl_info info{}; // finds names if linked with -rdynamic
-    dladdr(reinterpret_cast<const void*>(kernel), &info);
-    *kernels += std::string(info.dli_sname) + "\n";
+    *kernels += name_of(reinterpret_cast<const void*>(kernel)) + "\n";
     shim::launch(
         kernel,
         static_cast<unsigned>(blocks),
@@ -128,11 +124,5 @@ void run(const Request& request) {
 } // namespace
 
 int main() {
-  int64_t count = 0;
-  read(&count, sizeof(count));
-  for (int64_t i = 0; i < count; ++i) {
-    Request request{};
-    read(&request, sizeof(request));
-    run(request);
-  }
+  for_each_request<Request>(run);
 }

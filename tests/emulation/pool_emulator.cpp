@@ -6,8 +6,6 @@
 
 #include "../../csrc/cuda/max_pool.cuh"
 
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <string>
 
@@ -37,9 +35,7 @@ struct Launch {
       uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = static_cast<int64_t>(count);
-    Dl_info info{}; // finds names if linked with -rdynamic
-    dladdr(reinterpret_cast<const void*>(kernel), &info);
-    *name = info.dli_sname;
+    *name = name_of(reinterpret_cast<const void*>(kernel));
     shim::launch(
         kernel,
         static_cast<unsigned>(request.blocks),
@@ -83,11 +79,5 @@ void run(const Request& request) {
 } // namespace
 
 int main() {
-  int64_t count = 0;
-  read(&count, sizeof(count));
-  for (int64_t i = 0; i < count; ++i) {
-    Request request{};
-    read(&request, sizeof(request));
-    run(request);
-  }
+  for_each_request<Request>(run);
 }
