@@ -96,17 +96,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          int64_t slot_bytes,
          int64_t shared_bytes,
          int64_t small_bytes,
-         int64_t small_plane,
-         int64_t enough_threads) {
-        limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane, enough_threads};
+         int64_t small_plane) {
+        limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane};
       },
       pybind11::kw_only(),
       pybind11::arg("narrow") = usual.narrow,
       pybind11::arg("slot_bytes") = usual.slot_bytes,
       pybind11::arg("shared_bytes") = usual.shared_bytes,
       pybind11::arg("small_bytes") = usual.small_bytes,
-      pybind11::arg("small_plane") = usual.small_plane,
-      pybind11::arg("enough_threads") = usual.enough_threads);
+      pybind11::arg("small_plane") = usual.small_plane);
 #endif
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }

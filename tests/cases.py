@@ -45,7 +45,6 @@ LIMITS = {
     "shared_bytes": (32 << 10, 1 << 10, 0),  # a stray plane in one part, in some, in global memory
     "small_bytes": (16 << 10, 1 << 10, 0, 0),  # small planes whole, or none
     "small_plane": (64, 1),  # some to a block, or one
-    "enough_threads": (1 << 19, 3),  # a plane to a thread, or some
 }
 
 # Windows that kernels are compiled for, or nearly: kernel, stride and padding in every dimension.

@@ -11,7 +11,6 @@ struct Limits {
   int64_t shared_bytes = 32 << 10;   // for slots in a block's shared memory
   int64_t small_bytes = 16 << 10;    // of shared memory, for small planes that a block does whole;
   int64_t small_plane = 64;          // it takes several up to so many groups of cells
-  int64_t enough_threads = 1 << 19;  // beyond them, planes share a thread
 };
 
 // Those that calls go by. Tests lower them, while no call runs, so that small tensors go the ways

@@ -18,7 +18,7 @@ using namespace maxunpool_cuda;
 // One call; all fields are int64, in this order.
 struct Request {
   int64_t forward, reduce, deterministic, type, index_type, element_size;
-  int64_t narrow, slot_bytes, shared_bytes, small_bytes, small_plane, enough_threads; // the limits
+  int64_t narrow, slot_bytes, shared_bytes, small_bytes, small_plane; // the limits
   int64_t blocks, threads, seed;
   int64_t misaligned;         // elements the arrays start past a vector's alignment
   int64_t skip_barriers;      // seeds a race
@@ -97,8 +97,7 @@ void run(const Request& request) {
        request.slot_bytes,
        request.shared_bytes,
        request.small_bytes,
-       request.small_plane,
-       request.enough_threads},
+       request.small_plane},
       request.threads,
       request.blocks};
   const Plan plan(arguments);
