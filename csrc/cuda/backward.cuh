@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
       const Position<uint32_t> reach = shared.reach;
       if (reach.at[0] == 0 && reach.at[1] <= 1 && reach.at[2] <= 1) {
         look(one, 0, 0, 1);
-        look(std::integral_constant<int, 3>{}, 0, 1, -1);
+        look(std::integral_constant<int, 3>{}, 0, 1, ~0u);
       } else {
 #pragma unroll 1
         for (uint32_t d = 0; d != reach.at[0] + 1; ++d) {
