@@ -35,6 +35,7 @@ from cases import (
     case_of,
     channels_geometry,
     position_of,
+    positions_of,
     random_case,
     random_geometry,
     random_input,
@@ -269,6 +270,59 @@ def test_rows(emulator: Path, window: str, kind: str, rng: random.Random) -> Non
             assert same(outcome.result, call.expected()), (call.case, call.forward)
             if call.forward:
                 assert re.search(way_of(window, even, call), outcome.kernels[0])
+
+
+@pytest.mark.parametrize("offsets", [False, True], ids=["flat", "offsets"])
+@pytest.mark.parametrize("window", ["2x2/2", "3x3/2 padded"])
+@pytest.mark.parametrize("pooled", [(5001,), (3, 1501), (2, 5001)], ids=str)
+def test_long_rows(
+    emulator: Path, pooled: tuple[int, ...], window: str, offsets: bool, rng: random.Random
+) -> None:
+    """Parts of lines, of two long rows, and rows that are too long for a block."""
+    g = Geometry(
+        pooled, *((n,) * len(pooled) for n in WINDOWS[window]), tuple(2 * n for n in pooled)
+    )
+    case = case_of(rng, g, (1, 2), torch.float32, "offset" if offsets else "own window")
+    if not offsets:
+        case.indices[0, 0, 0] = math.prod(g.output) - 1  # a stray one
+    call = Call(case, rng, True, narrow=2**31, small_plane=64, channels_last=0)
+    (outcome,) = outcomes(emulator, [call])
+    assert same(outcome.result, call.expected())
+    kernel = "forward_windows" if pooled == (2, 5001) else "forward_bands"
+    assert kernel in outcome.kernels[0]
+
+
+@pytest.mark.parametrize("offsets", [False, True], ids=["flat", "offsets"])
+@pytest.mark.parametrize("window", ["3x3/2 padded", "3x3/1 padded", "2x2/1"])
+def test_every_neighbour_is_asked(
+    emulator: Path, window: str, offsets: bool, rng: random.Random
+) -> None:
+    """An output's gradient is the last cell's, wherever the others lie that name it too."""
+    kernel, stride, padding = WINDOWS[window]
+    pooled = (4, 4)
+    output = tuple((n - 1) * stride - 2 * padding + kernel for n in pooled)
+    g = Geometry(pooled, *((n, n) for n in (kernel, stride, padding)), output)
+    cells = list(np.ndindex(*pooled))
+    windows = [
+        {at: where for at in range(kernel**2) if (where := position_of(g, cell, at)) is not None}
+        for cell in range(len(cells))
+    ]
+    calls = []
+    for a, b in itertools.combinations(range(len(cells)), 2):
+        for shared in sorted(set(windows[a].values()) & set(windows[b].values())):
+            chosen = [
+                next(at for at, where in own.items() if (where == shared) == (cell in (a, b)))
+                for cell, own in enumerate(windows)
+            ]
+            named = torch.tensor(chosen, dtype=torch.uint8).reshape(1, 1, *pooled)
+            case = case_of(rng, g, (1, 2), torch.float32, "own window")
+            named = named.expand(case.indices.shape).contiguous()
+            indices = named if offsets else positions_of(named, g)
+            limits = {"small_bytes": 0, "narrow": 2**31, "channels_last": len(calls) % 2}
+            calls.append(Call(replace(case, indices=indices), rng, False, **limits))
+    assert calls
+    for call, outcome in zip(calls, outcomes(emulator, calls), strict=True):
+        assert same(outcome.result, call.expected()), call.case.indices
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
