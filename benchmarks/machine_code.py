@@ -143,10 +143,10 @@ FAST = [
     Family("sum, rows", rf"forward_rows<TakeSum<(T)>, (I), RowShape<[\w ]+, {KSP}, false> >", _row),
     Family("sum, channels", rf"forward_channels<TakeSum<(T)>, {CHANNELS}"),
     # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
-    Family("forward, planes", r"forward_planes<(T), (I), (true|false)>", _group, 2, 2,
+    Family("forward, bands", r"forward_bands<(T), (I), (true|false)>", _group, 2, 2,
            lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0},
            shared=16 << 10),
-    Family("backward, planes", r"backward_planes<(T), (I)>", _group, 2, 2,
+    Family("backward, bands", r"backward_bands<(T), (I)>", _group, 2, 2,
            lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True, shared=16 << 10),
     Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), (?P<s>\d), {V}, (?P<R>\d), true>"),
     Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2),
@@ -158,7 +158,7 @@ FAST = [
 # One of these is in the name of each other kernel: any windows, layouts and offsets; what is
 # stray; rows that do not divide into vectors; elements of other sizes.
 NOT_FAST = [
-    r"(forward|pool)_windows|forward_bands|_stray|_any|TakeMean|void",
+    r"(forward|pool)_windows|_stray|_any|TakeMean|void",
     r"(forward_\w+|backward\w*|pool_\w+)<(TakeLast<)?(unsigned char|unsigned long|double)",
 ]
 

@@ -293,25 +293,22 @@ __device__ inline bool for_each_of_group(
     uint32_t i,
     const Neighbours<Index, V>& index,
     const Take& take) {
-  Found found[V];
-  if (!kIsWindowOffset<Index> || all.plain) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      found[v] = find_slot<true, kInside>(all, band, i - band.cells.begin + v, index[v]);
-    }
-  } else {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      found[v] = find_slot<false, false>(all, band, i - band.cells.begin + v, index[v]);
-    }
-  }
   uint32_t sure = 0;
+  const auto visit = [&]<bool kPlain>(std::bool_constant<kPlain>) {
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    if (found[v].here) {
-      take(v, found[v].slot);
+    for (int v = 0; v < V; ++v) {
+      const Found found = find_slot < kPlain,
+                  kInside && kPlain > (all, band, i - band.cells.begin + v, index[v]);
+      if (found.here) {
+        take(v, found.slot);
+      }
+      sure += found.sure ? 1 : 0;
     }
-    sure += found[v].sure ? 1 : 0;
+  };
+  if (!kIsWindowOffset<Index> || all.plain) {
+    visit(std::true_type{});
+  } else {
+    visit(std::false_type{});
   }
   return sure < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
 }
