@@ -22,8 +22,6 @@ namespace maxunpool_cuda {
 struct BandPlan {
   Bands bands;
   int64_t threads, bytes;
-
-  bool of_planes() const { return bands.planes != 0; }
 };
 
 // A block's shared memory: staged elements, a Band, and slots.

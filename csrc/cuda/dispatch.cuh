@@ -22,7 +22,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <type_traits>
 
 namespace maxunpool_cuda {
@@ -33,67 +33,87 @@ class Dispatch {
   Dispatch(const Launch& launch, const Arguments& arguments, const Plan& plan, void* workspace)
       : launch_(launch),
         arguments_(arguments),
+        geometry_(arguments.geometry),
         plan_(plan),
         workspace_(static_cast<char*>(workspace)),
         aligned_(
             is_aligned(arguments.result) && is_aligned(arguments.values) &&
             is_aligned(arguments.indices)) {}
 
-  void run() const { arguments_.forward ? forward() : backward(); }
+  void run() const {
+    with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
+      arguments_.forward ? forward<Index>() : backward<Index>();
+    });
+  }
 
  private:
+  // How a first kernel has cut up its work, which the second has to know: see StrayNotes.
+  struct Chunks {
+    int64_t items, slab_items, slabs;
+  };
+
   static bool is_aligned(const void* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
   }
 
+  template <class Index>
   void forward() const {
-    with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      if (plan_.bands && plan_.bands->of_planes()) {
-        with_bytes(
-            arguments_.element_size, [&]<class T>(std::type_identity<T>) { bands<T, Index>(); });
-        return;
-      }
-      if (arguments_.reduce == Reduce::last) {
-        with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-          if (!forward_compiled<TakeLast<T>, Index>()) {
-            with_offset([&]<class Offset>(std::type_identity<Offset>) {
-              forward_windows<TakeLast<T>, Offset>();
-            });
-          }
-          second<T, Index>();
-        });
-        return;
-      }
-      sum<Index>();
-      with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-        redo<SumSlot<T, uint64_t>, uint64_t>(any_indices());
+    const bool last = arguments_.reduce == Reduce::last;
+    if (last || plan_.is_of_planes()) {
+      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+        std::optional<Chunks> chunks = compiled<TakeLast<T>, Index>();
+        if (!chunks) {
+          chunks = plan_.wide ? any_windows<TakeLast<T>, uint64_t>()
+                              : any_windows<TakeLast<T>, uint32_t>();
+        }
+        second<T, Index>(*chunks);
       });
+      return;
+    }
+    const Chunks chunks = sum<Index>();
+    with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
+      redo<SumSlot<T, uint64_t>, uint64_t>(any_indices(), chunks);
+    });
+  }
+
+  template <class Index>
+  void backward() const {
+    if (arguments_.reduce == Reduce::mean) {
+      with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
+        redo<CountSlot<T, uint64_t>, uint64_t>(any_indices(), gather_any<T, true>());
+      });
+      return;
+    }
+    with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+      const Chunks chunks = plan_.bands ? bands<T, Index>() : gather<T, Index>();
+      if (arguments_.reduce == Reduce::last) {
+        second<T, Index>(chunks);
+      }
     });
   }
 
   // "sum" and "mean".
   template <class Index>
-  void sum() const {
-    bool done = false;
-    if (windows_are_disjoint(geometry()) && !c10::isComplexType(arguments_.type)) {
+  Chunks sum() const {
+    std::optional<Chunks> chunks;
+    if (windows_are_disjoint(geometry_) && !c10::isComplexType(arguments_.type)) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        done = forward_compiled<TakeLast<T>, Index>(); // nothing is added to anything
+        chunks = compiled<TakeLast<T>, Index>(); // nothing is added to anything
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
+      const bool sums = arguments_.reduce == Reduce::sum;
       if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!done && arguments_.reduce == Reduce::sum && !plan_.wide) {
-          if (!forward_compiled<TakeSum<T>, Index>()) {
-            forward_windows<TakeSum<T>, uint32_t>();
-          }
-          done = true;
+        if (!chunks && sums && !plan_.wide) {
+          chunks = compiled<TakeSum<T>, Index>();
+          chunks = chunks ? chunks : any_windows<TakeSum<T>, uint32_t>();
         }
       }
-      if (!done) {
-        arguments_.reduce == Reduce::sum ? forward_windows<TakeSum<T>, uint64_t>()
-                                         : forward_windows<TakeMean<T>, uint64_t>();
+      if (!chunks) {
+        chunks = sums ? any_windows<TakeSum<T>, uint64_t>() : any_windows<TakeMean<T>, uint64_t>();
       }
     });
+    return *chunks;
   }
 
   // The types that networks are trained in.
@@ -101,80 +121,76 @@ class Dispatch {
   static constexpr bool kIsFastSum =
       std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float);
 
-  // By a kernel compiled for these windows. False: there is none.
+  // By a kernel compiled for these windows, or in bands. Empty: there is none.
   template <class Take, class Index>
-  bool forward_compiled() const {
-    if (forward_rows<Take, Index>() || forward_channels<Take, Index>()) {
-      return true;
-    }
-    if constexpr (Take::kMoves) {
-      if (plan_.bands) {
-        bands<typename Take::Element, Index>();
-        return true;
-      }
-    }
-    return false;
-  }
-
-  void backward() const {
-    with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      if (arguments_.reduce == Reduce::mean) {
-        with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-          backward_of_any<T, true>();
-          redo<CountSlot<T, uint64_t>, uint64_t>(any_indices());
-        });
-        return;
-      }
-      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        if (plan_.bands) {
-          bands<T, Index>();
-          return;
-        }
-        backward_groups<T, Index>();
-        if (arguments_.reduce == Reduce::last) {
-          second<T, Index>();
-        }
-      });
-    });
-  }
-
-  const Geometry<int64_t>& geometry() const { return arguments_.geometry; }
-
-  template <class F>
-  void with_offset(F&& f) const {
-    return plan_.wide ? f(std::type_identity<uint64_t>{}) : f(std::type_identity<uint32_t>{});
-  }
-
-  template <class T>
-  const T* values() const {
-    return static_cast<const T*>(arguments_.values);
-  }
-  template <class Index>
-  const Index* indices() const {
-    return static_cast<const Index*>(arguments_.indices);
-  }
-  AnyIndices any_indices() const {
-    return {arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))};
-  }
-  template <class T>
-  T* result() const {
-    return static_cast<T*>(arguments_.result);
-  }
-
-  // Window offsets cannot be stray.
-  Report report() const {
-    const bool offsets = arguments_.index_type == c10::ScalarType::Byte;
-    return {offsets ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
-  }
-
-  // The way for contiguous tensors of any windows and sizes.
-  template <class T, class Index>
-  void bands() const {
+  std::optional<Chunks> compiled() const {
+    using T = typename Take::Element;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      Bands bands = plan_.bands->bands;
+      std::optional<Chunks> chunks;
+      if (aligned_ && !plan_.wide && !plan_.is_of_planes()) {
+        const auto found = [&](std::optional<Chunks> tried) {
+          return (chunks = tried).has_value();
+        };
+        if constexpr (Take::kMoves) {
+          if (found(rows<Take, Index, RowShape<T, 2, 2, 0>>()) ||
+              found(rows<Take, Index, RowShape<T, 2, 2, 0, true>>()) ||
+              found(channels<Take, Index, ChannelShape<2, 2, 0>>())) {
+            return chunks;
+          }
+        }
+        if (found(rows<Take, Index, RowShape<T, 3, 2, 1>>()) ||
+            found(channels<Take, Index, ChannelShape<3, 2, 1>>()) ||
+            found(channels<Take, Index, ChannelShape<3, 2, 0>>())) {
+          return chunks;
+        }
+      }
+      if constexpr (Take::kMoves) {
+        if (plan_.bands) {
+          return bands<T, Index>();
+        }
+      }
+    }
+    return {};
+  }
+
+  template <class Take, class Index, class Shape>
+  std::optional<Chunks> rows() const {
+    using T = typename Take::Element;
+    const auto plan = make_row_plan<Shape>(geometry_);
+    return plan ? std::optional(run<T, Index>(forward_rows<Take, Index, Shape>, *plan))
+                : std::nullopt;
+  }
+
+  template <class Take, class Index, class Shape>
+  std::optional<Chunks> channels() const {
+    using T = typename Take::Element;
+    // As many as fit the registers: indices are up to eight times as large as values.
+    constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
+    constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
+    const auto plan = make_channel_plan<Shape>(geometry_, V);
+    return plan ? std::optional(run<T, Index>(forward_channels<Take, Index, V, Shape>, *plan))
+                : std::nullopt;
+  }
+
+  // A kernel whose items are threads'.
+  template <class T, class Index, class Kernel, class First>
+  Chunks run(Kernel kernel, const First& plan) const {
+    return launch_items(
+        kernel, plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
+  }
+  template <class Kernel, class First, class... Rest>
+  Chunks launch_items(Kernel kernel, const First& plan, int64_t slabs, const Rest&... rest) const {
+    launch_(kernel, plan.items, plan, report(), rest...);
+    const auto items = static_cast<int64_t>(plan.items);
+    return {arguments_.threads, items / divide_up(geometry_.outer, slabs), slabs};
+  }
+
+  // Contiguous tensors of any windows and sizes.
+  template <class T, class Index>
+  Chunks bands() const {
+    Bands bands = plan_.bands->bands;
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       bands.aligned = aligned_;
-      chunk_items_ = 1;
-      slab_items_ = bands.count / geometry().outer;
       constexpr int64_t kSlotsPerThread = 4; // see Launch
       const SharedShape shape{
           bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
@@ -187,242 +203,114 @@ class Dispatch {
         if constexpr (!kOffsets) {
           run(backward_bands<T, Index>);
         }
-      } else if (!kOffsets || !windows_are_apart(geometry())) {
+      } else if (!kOffsets || !windows_are_apart(geometry_)) {
         run(forward_bands<T, Index, true>, negative_zero<T>());
       } else if constexpr (kOffsets) {
         run(forward_bands<T, Index, false>, negative_zero<T>());
       }
     }
+    return {1, bands.count / geometry_.outer, 1};
   }
 
-  // The way for rows of contiguous tensors that divide into vectors. False: it has no kernel for
-  // these windows.
-  template <class Take, class Index>
-  bool forward_rows() const {
-    using T = typename Take::Element;
-    if constexpr (sizeof(T) > 8) {
-      return false;
-    } else {
-      if constexpr (Take::kMoves) {
-        if (rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0>>() ||
-            rows_if_they_fit<Take, Index, RowShape<T, 2, 2, 0, true>>()) {
-          return true;
-        }
-      }
-      return rows_if_they_fit<Take, Index, RowShape<T, 3, 2, 1>>();
-    }
-  }
-
-  template <class Take, class Index, class Shape>
-  bool rows_if_they_fit() const {
-    const auto plan = make_row_plan<Shape>(geometry());
-    if (plan_.wide || !aligned_ || !plan) {
-      return false;
-    }
-    run_compiled<Take, Index>(maxunpool_cuda::forward_rows<Take, Index, Shape>, *plan, plan->items);
-    return true;
-  }
-
-  // A kernel whose items are threads'.
-  template <class Take, class Index, class Kernel, class First>
-  void run_compiled(Kernel kernel, const First& plan, uint32_t items) const {
-    slab_items_ = items / geometry().outer;
-    using T = typename Take::Element;
-    launch_(
-        kernel,
-        items,
-        plan,
-        report(),
-        negative_zero<T>(),
-        values<T>(),
-        indices<Index>(),
-        result<T>());
-  }
-
-  // See add_to_zero.
-  template <class T>
-  T negative_zero() const {
-    if constexpr (std::is_unsigned_v<T>) {
-      const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
-      return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
-    } else {
-      return T{};
-    }
-  }
-
-  // The way for vectors of channels. False: it has no kernel for these windows.
-  template <class Take, class Index>
-  bool forward_channels() const {
-    using T = typename Take::Element;
-    if constexpr (sizeof(T) > 8) {
-      return false;
-    } else {
-      if constexpr (Take::kMoves) {
-        if (channels_if_they_fit<Take, Index, ChannelShape<2, 2, 0>>()) {
-          return true;
-        }
-      }
-      return channels_if_they_fit<Take, Index, ChannelShape<3, 2, 1>>() ||
-             channels_if_they_fit<Take, Index, ChannelShape<3, 2, 0>>();
-    }
-  }
-
-  template <class Take, class Index, class Shape>
-  bool channels_if_they_fit() const {
-    using T = typename Take::Element;
-    // As many as fit the registers: indices are up to eight times as large as values.
-    constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
-    constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
-    const auto plan = make_channel_plan<Shape>(geometry(), V);
-    if (plan_.wide || !aligned_ || !plan) {
-      return false;
-    }
-    run_compiled<Take, Index>(
-        maxunpool_cuda::forward_channels<Take, Index, V, Shape>, *plan, plan->items);
-    return true;
-  }
-
-  // At most as large as the stride.
-  static int64_t tile_of(const Axis<int64_t>& axis) {
-    return std::min<int64_t>(axis.stride, kMostTile);
-  }
-
-  // The way for any windows.
+  // Any windows.
   template <class Take, class Offset>
-  void forward_windows() const {
-    const auto& [depth, height, width] = geometry().axis;
+  Chunks any_windows() const {
+    using T = typename Take::Element;
+    const auto tile_of = [](const Axis<int64_t>& axis) { // at most as large as the stride
+      return std::min<int64_t>(axis.stride, kMostTile);
+    };
+    const auto& [depth, height, width] = geometry_.axis;
     const int64_t tile[] = {
-        tile_of(depth), tile_of(height), geometry().inner == 1 ? 1 : tile_of(width)};
+        tile_of(depth), tile_of(height), geometry_.inner == 1 ? 1 : tile_of(width)};
     const int64_t counts[] = {
         tiles_of(depth, tile[0]), tiles_of(height, tile[1]), tiles_of(width, tile[2])};
-    using T = typename Take::Element;
-    run_first(
+    return launch_items(
+        forward_windows<Take, Offset>,
+        make_tiling<Offset>(geometry_, tile, counts, geometry_.inner),
         1,
-        maxunpool_cuda::forward_windows<Take, Offset>,
-        make_tiling<Offset>(geometry(), tile, counts, geometry().inner),
         any_indices(),
         values<T>(),
         result<T>());
   }
 
   template <class T, class Index>
-  void backward_groups() const {
-    if constexpr (sizeof(T) <= 8) {
+  Chunks gather() const {
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       if (!plan_.wide) {
-        const auto reach = reach_of_windows();
-        reach[0] + reach[1] + reach[2] != 0 ? run_backward<T, Index, true>()
-                                            : run_backward<T, Index, false>();
-        return;
+        const auto [d, h, w] = reach_of_windows<uint32_t>().at;
+        return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
-    backward_of_any<T, false>();
+    return gather_any<T, false>();
   }
 
   // Of the cells whose windows meet a cell's, how far away the farthest is.
-  std::array<int64_t, 3> reach_of_windows() const {
-    std::array<int64_t, 3> reach{};
+  template <class Offset>
+  Position<Offset> reach_of_windows() const {
+    Position<Offset> reach{};
     for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
-      const Axis<int64_t>& axis = geometry().axis[a];
-      reach[a] = std::min((axis.kernel - 1) / axis.stride, axis.in);
+      const Axis<int64_t>& axis = geometry_.axis[a];
+      reach.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
     }
     return reach;
   }
 
   template <class T, class Index, bool kLooks>
-  void run_backward() const {
+  Chunks gather_cells() const {
     constexpr int kPlanes = kPlanesOfThread<kLooks>;
-    const Geometry<int64_t>& g = geometry();
+    const Geometry<int64_t>& g = geometry_;
     const auto& [depth, height, width] = g.axis;
     const bool of_channels = g.inner % kPlanes == 0;
     const int64_t slabs = of_channels ? 1 : kPlanes;
     const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
-    const auto narrow = [](int64_t n) { return static_cast<uint32_t>(n); };
-    const auto reach = reach_of_windows();
     const Gather gather{
-        narrow(slabs),
-        narrow(of_channels ? channels : g.in_slab()),
-        narrow(of_channels ? channels : g.out_slab()),
+        static_cast<uint32_t>(slabs),
+        static_cast<uint32_t>(of_channels ? channels : g.in_slab()),
+        static_cast<uint32_t>(of_channels ? channels : g.out_slab()),
         arguments_.reduce == Reduce::sum,
         std::max({depth.in, depth.out, depth.kernel}) != 1,
-        {{narrow(reach[0]), narrow(reach[1]), narrow(reach[2])}}};
-    run_first(
-        slabs,
+        reach_of_windows<uint32_t>()};
+    return launch_items(
         maxunpool_cuda::backward<T, Index, kLooks>,
         make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
+        slabs,
         gather,
         values<T>(),
         indices<Index>(),
         result<T>());
   }
 
-  // The way for any windows, layout, size and type.
+  // Any windows, layout, size and type.
   template <class T, bool kMean>
-  void backward_of_any() const {
-    const auto reach = reach_of_windows();
-    const auto& [depth, height, width] = geometry().axis;
-    run_first(
-        1,
+  Chunks gather_any() const {
+    const auto& [depth, height, width] = geometry_.axis;
+    return launch_items(
         backward_any<T, kMean>,
         make_tiling<uint64_t>(
-            geometry(), {1, 1, 1}, {depth.in, height.in, width.in}, geometry().inner),
+            geometry_, {1, 1, 1}, {depth.in, height.in, width.in}, geometry_.inner),
+        1,
         arguments_.reduce != Reduce::sum,
-        Position<uint64_t>{
-            {static_cast<uint64_t>(reach[0]),
-             static_cast<uint64_t>(reach[1]),
-             static_cast<uint64_t>(reach[2])}},
+        reach_of_windows<uint64_t>(),
         values<T>(),
         any_indices(),
         result<T>());
   }
 
-  template <class Offset, class... Parameters, class... Rest>
-  void run_first(
-      int64_t planes,
-      void (*kernel)(Tiling<Offset>, Report, Parameters...),
-      const Tiling<Offset>& tiling,
-      const Rest&... rest) const {
-    planes_ = planes;
-    slab_items_ = tiling.items / divide_up(geometry().outer, planes);
-    launch_(kernel, tiling.items, tiling, report(), rest...);
-  }
-
   // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
   template <class T, class Index>
-  void second() const {
+  void second(const Chunks& chunks) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
       if (plan_.shared) {
-        redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>());
+        redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>(), chunks);
         return;
       }
     }
-    redo<LastSlot<T, uint64_t>, uint64_t>(any_indices());
-  }
-
-  template <class Offset>
-  Pieces<Offset> pieces() const {
-    const Geometry<int64_t>& g = geometry();
-    const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
-    return {
-        narrow<Offset>(g),
-        {report().stray,
-         divider(chunk_items_ == 0 ? arguments_.threads : chunk_items_),
-         divider(planes_),
-         static_cast<Offset>(slab_items_)},
-        arguments_.deterministic,
-        static_cast<Offset>(plan_.pieces),
-        divider(plan_.channels),
-        divider(plan_.groups),
-        divider(plan_.parts),
-        static_cast<Offset>(g.in_plane()),
-        static_cast<Offset>(g.out_plane()),
-        static_cast<Offset>(plan_.part),
-        workspace_ + plan_.global_slots,
-        plan_.slot_bytes};
+    redo<LastSlot<T, uint64_t>, uint64_t>(any_indices(), chunks);
   }
 
   template <class Slot, class Offset, bool kShared = false, class Indices>
-  void redo(Indices indices) const {
-    if (arguments_.index_type == c10::ScalarType::Byte) {
+  void redo(Indices indices, const Chunks& chunks) const {
+    if (are_offsets() || plan_.is_of_planes()) {
       return;
     }
     using T = typename Slot::Element;
@@ -431,7 +319,7 @@ class Dispatch {
       launch_.shared(
           kernel,
           SharedShape{plan_.blocks, plan_.slots, bytes, false},
-          pieces<Offset>(),
+          pieces<Offset>(chunks),
           reduce...,
           values<T>(),
           indices,
@@ -449,13 +337,65 @@ class Dispatch {
     }
   }
 
+  template <class Offset>
+  Pieces<Offset> pieces(const Chunks& chunks) const {
+    const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
+    return {
+        narrow<Offset>(geometry_),
+        {report().stray,
+         divider(chunks.items),
+         divider(chunks.slabs),
+         static_cast<Offset>(chunks.slab_items)},
+        arguments_.deterministic,
+        static_cast<Offset>(plan_.pieces),
+        divider(plan_.channels),
+        divider(plan_.groups),
+        divider(plan_.parts),
+        static_cast<Offset>(geometry_.in_plane()),
+        static_cast<Offset>(geometry_.out_plane()),
+        static_cast<Offset>(plan_.part),
+        workspace_ + plan_.global_slots,
+        plan_.slot_bytes};
+  }
+
+  bool are_offsets() const { return arguments_.index_type == c10::ScalarType::Byte; }
+
+  template <class T>
+  const T* values() const {
+    return static_cast<const T*>(arguments_.values);
+  }
+  template <class Index>
+  const Index* indices() const {
+    return static_cast<const Index*>(arguments_.indices);
+  }
+  AnyIndices any_indices() const {
+    return {arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))};
+  }
+  template <class T>
+  T* result() const {
+    return static_cast<T*>(arguments_.result);
+  }
+  // See add_to_zero.
+  template <class T>
+  T negative_zero() const {
+    if constexpr (std::is_unsigned_v<T>) {
+      const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
+      return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
+    } else {
+      return T{};
+    }
+  }
+  // Window offsets cannot be stray.
+  Report report() const {
+    return {are_offsets() ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
+  }
+
   const Launch& launch_;
   const Arguments& arguments_;
+  const Geometry<int64_t>& geometry_;
   const Plan& plan_;
   char* workspace_;
   const bool aligned_;
-  mutable int64_t chunk_items_ = 0, planes_ = 1,
-                  slab_items_ = 0; // of the first kernel's threads, and so many slabs'
 };
 
 } // namespace maxunpool_cuda

@@ -138,7 +138,7 @@ struct Plan {
     blocks = pieces;
     slot_bytes = align(slots * slot);
     global_slots = bytes = 0;
-    if (slot != 0 && !(bands && bands->of_planes())) {
+    if (slot != 0 && !is_of_planes()) {
       const int64_t notes = most_items(g) / arguments.threads + 1;
       global_slots = bytes =
           align(std::max<int64_t>(notes, bands ? bands->bands.count : 0) * sizeof(uint32_t));
@@ -149,6 +149,8 @@ struct Plan {
       }
     }
   }
+
+  bool is_of_planes() const { return bands && bands->bands.planes != 0; } // has no second kernel
 
   static size_t align(size_t size) {
     return (size + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
