@@ -3,16 +3,17 @@
 // common.
 //
 // A band is outputs that are consecutive in memory: those of some small planes, or a part of a
-// large one. A part is cut along one axis, the first one that has more than one output:
+// large one. Parts are cut along one axis, the first with more than one output. They have strips: a
+// strip is the outputs from where the windows of a row of cells begin to where the next row's do.
 //
-//     strip 0   ======        A strip is the outputs from where the windows of one row of cells
-//     strip 1   ====== | part begin to where the next ones do. The cells whose windows reach a part
-//     strip 2   ====== |      are those of its strips, its own, and of so many strips above.
-//     strip 3   ======
+//     row 0   o o o o      =========   strip 0
+//     row 1   o o o o      =========   strip 1 |   a part, whose own cells are rows 1 and 2; its
+//     row 2   o o o o      =========   strip 2 |   block reads row 0 too if windows of row 0 reach
+//     row 3   o o o o      =========   strip 3     strip 1
 //
 // Cells are read in groups, and outputs written in vectors, of the whole tensor, so that they are
-// aligned wherever a band begins; what it shares of them with its neighbour is done element by
-// element.
+// aligned wherever a band begins. Outputs of a vector that are not all of one band are written one
+// by one.
 #pragma once
 
 #include "../reduction.h"
@@ -46,10 +47,10 @@ constexpr bool is_staged(size_t element_size) {
 
 struct Bands {
   Windows<uint32_t> windows;
-  uint32_t count;
+  uint32_t count;  // of bands
   uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
-  uint32_t in_plane, cells; // of the plane, of all of them
-  uint32_t staged;          // bytes of elements that lie in front of a block's memory
+  uint32_t in_plane, cells; // cells of a plane, and of all
+  uint32_t staged;          // bytes of the elements at the front of a block's memory
   bool aligned;             // all arrays begin where vectors do
   bool bfloat16;            // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
@@ -76,7 +77,7 @@ struct Bands {
 };
 
 // Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
-// of which all of some is theirs, if `aligned`.
+// of which `wholes` hold no others; none, unless `aligned`.
 template <int N>
 struct Run {
   uint32_t begin, end, base, vectors, first_whole, wholes;
