@@ -80,14 +80,8 @@ class Transpose : public Node {
     saved.before(indices_);
     saved.before(window_);
     const variable_list result = InGraph<transposed<kForward>>::call(
-        kForward ? "max_unpool_backward" : "max_unpool",
-        *this,
-        saved,
-        grads,
-        indices(),
-        window_,
-        rank_,
-        reduce_);
+        kForward ? "max_unpool_backward" : "max_unpool", *this, saved, grads, indices(), window_,
+        rank_, reduce_);
     saved.after(indices_);
     saved.after(window_);
     return result;
@@ -120,26 +114,15 @@ at::Tensor differentiable(
   NodePointer<Transpose<kForward>> node;
   if (torch::autograd::compute_requires_grad(values)) {
     node = make_node<Transpose<kForward>>(
-        kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward",
-        indices,
-        output_size,
-        kernel_size,
-        stride,
-        padding,
-        reduce);
+        kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward", indices, output_size,
+        kernel_size, stride, padding, reduce);
     node->set_next_edges(torch::autograd::collect_next_edges(values));
   }
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return op.redispatch(
-        keys & c10::after_autograd_keyset,
-        values,
-        indices,
-        output_size,
-        kernel_size,
-        stride,
-        padding,
-        reduce);
+        keys & c10::after_autograd_keyset, values, indices, output_size, kernel_size, stride,
+        padding, reduce);
   }();
   if (node) {
     torch::autograd::set_history(result, node);
@@ -166,13 +149,7 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   auto results = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return pool_handle().redispatch(
-        keys & c10::after_autograd_keyset,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
+        keys & c10::after_autograd_keyset, input, kernel_size, stride, padding, dilation, ceil_mode,
         index_dtype);
   }();
   const at::Tensor& tangent = input._fw_grad(/*level=*/0);

@@ -43,14 +43,8 @@ pybind11::object unpool(
     pybind11::handle output_size,
     pybind11::handle reduce) {
   return pybind11::cast(max_unpool_if_plain(
-      {dims,
-       input.ptr(),
-       indices.ptr(),
-       kernel_size.ptr(),
-       stride.ptr(),
-       padding.ptr(),
-       output_size.ptr(),
-       reduce.ptr()}));
+      {dims, input.ptr(), indices.ptr(), kernel_size.ptr(), stride.ptr(), padding.ptr(),
+       output_size.ptr(), reduce.ptr()}));
 }
 
 // The values, with the indices or without, or None.
@@ -65,15 +59,8 @@ pybind11::object pool(
     pybind11::handle return_indices,
     pybind11::handle index_dtype) {
   const auto results = max_pool_if_plain(
-      {dims,
-       input.ptr(),
-       kernel_size.ptr(),
-       stride.ptr(),
-       padding.ptr(),
-       dilation.ptr(),
-       ceil_mode.ptr(),
-       return_indices.ptr(),
-       index_dtype.ptr()});
+      {dims, input.ptr(), kernel_size.ptr(), stride.ptr(), padding.ptr(), dilation.ptr(),
+       ceil_mode.ptr(), return_indices.ptr(), index_dtype.ptr()});
   if (!results) {
     return pybind11::none();
   }
@@ -92,15 +79,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   const Limits usual;
   m.def(
       "set_cuda_limits", // for tests; those that are not named become what they usually are
-      [](int64_t narrow,
-         int64_t slot_bytes,
-         int64_t shared_bytes,
-         int64_t small_bytes,
+      [](int64_t narrow, int64_t slot_bytes, int64_t shared_bytes, int64_t small_bytes,
          int64_t small_plane) {
         limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane};
       },
-      pybind11::kw_only(),
-      pybind11::arg("narrow") = usual.narrow,
+      pybind11::kw_only(), pybind11::arg("narrow") = usual.narrow,
       pybind11::arg("slot_bytes") = usual.slot_bytes,
       pybind11::arg("shared_bytes") = usual.shared_bytes,
       pybind11::arg("small_bytes") = usual.small_bytes,

@@ -72,10 +72,7 @@ inline Reduce parse_reduce(std::string_view name, std::string_view reduce) {
     return Reduce::sum;
   }
   TORCH_CHECK_VALUE(
-      reduce == "mean",
-      name,
-      ": expected reduce to be 'last', 'sum' or 'mean' but got '",
-      reduce,
+      reduce == "mean", name, ": expected reduce to be 'last', 'sum' or 'mean' but got '", reduce,
       "'");
   return Reduce::mean;
 }
@@ -84,35 +81,25 @@ template <class Size>
 void check_window(const Window<Size>& window) {
   const size_t rank = window.rank();
   TORCH_CHECK_VALUE(
-      rank >= 1 && rank <= 3,
-      "max_unpool: expected kernel_size of 1, 2 or 3 elements but got ",
+      rank >= 1 && rank <= 3, "max_unpool: expected kernel_size of 1, 2 or 3 elements but got ",
       window.kernel_size);
   const std::string name = window.name();
   TORCH_CHECK_VALUE(
-      window.stride.size() == rank && window.padding.size() == rank,
-      name,
-      ": expected stride and padding of ",
-      rank,
-      " elements, as kernel_size has, but got stride=",
-      window.stride,
-      ", padding=",
-      window.padding);
+      window.stride.size() == rank && window.padding.size() == rank, name,
+      ": expected stride and padding of ", rank,
+      " elements, as kernel_size has, but got stride=", window.stride,
+      ", padding=", window.padding);
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK(
-        window.kernel_size[d] > 0,
-        name,
-        ": expected kernel_size greater than zero but got kernel_size=",
-        window.kernel_size);
+        window.kernel_size[d] > 0, name,
+        ": expected kernel_size greater than zero but got kernel_size=", window.kernel_size);
     TORCH_CHECK(
-        window.stride[d] > 0,
-        name,
+        window.stride[d] > 0, name,
         ": expected stride greater than zero (strides should be greater than zero) but got stride=",
         window.stride);
     TORCH_CHECK(
-        window.padding[d] >= 0,
-        name,
-        ": expected padding that is non-negative but got padding=",
-        window.padding);
+        window.padding[d] >= 0, name,
+        ": expected padding that is non-negative but got padding=", window.padding);
   }
 }
 
@@ -134,17 +121,12 @@ std::vector<Size> unpooled_sizes(const Window<Size>& window, c10::ArrayRef<Size>
   const std::string name = window.name();
   const size_t rank = window.rank(), leading = pooled.size() - rank;
   TORCH_CHECK_VALUE(
-      window.output_size.size() == rank,
-      name,
-      ": expected output_size of ",
-      rank,
-      " spatial sizes but got ",
-      window.output_size);
+      window.output_size.size() == rank, name, ": expected output_size of ", rank,
+      " spatial sizes but got ", window.output_size);
   std::vector<Size> sizes = pooled.vec();
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK_VALUE(
-        holds(c10::sym_gt(window.output_size[d], Size(0))),
-        name,
+        holds(c10::sym_gt(window.output_size[d], Size(0))), name,
         ": expected output_size to contain positive spatial dimensions but got ",
         window.output_size);
     sizes[leading + d] = window.output_size[d];
@@ -161,16 +143,10 @@ std::vector<Size> unpooled_sizes(const Window<Size>& window, c10::ArrayRef<Size>
       bytes *= static_cast<double>(size);
     }
     TORCH_CHECK(
-        fits && bytes < 4 * static_cast<double>(kLimit),
-        name,
+        fits && bytes < 4 * static_cast<double>(kLimit), name,
         ": expected an output size that does not overflow but got sizes ",
-        c10::ArrayRef<Size>(sizes),
-        ", kernel_size=",
-        window.kernel_size,
-        ", stride=",
-        window.stride,
-        ", padding=",
-        window.padding);
+        c10::ArrayRef<Size>(sizes), ", kernel_size=", window.kernel_size,
+        ", stride=", window.stride, ", padding=", window.padding);
   }
   return sizes;
 }
@@ -189,87 +165,51 @@ std::vector<Size> check(
   const auto pooled = sizes_of<Size>(indices);
   const auto rank = static_cast<int64_t>(window.rank()), named = std::max<int64_t>(rank, 2);
   TORCH_CHECK(
-      values.device() == indices.device(),
-      name,
-      ": expected ",
-      values_name,
-      " and indices on the same device but got ",
-      values.device(),
-      " and ",
-      indices.device());
+      values.device() == indices.device(), name, ": expected ", values_name,
+      " and indices on the same device but got ", values.device(), " and ", indices.device());
   TORCH_CHECK(
-      is_index_type(indices.scalar_type()),
-      name,
+      is_index_type(indices.scalar_type()), name,
       ": expected elements in indices of type int64, int32 or uint8 (elements in indices should be "
       "type int64) but got: ",
       c10::toString(indices.scalar_type()));
   TORCH_CHECK_VALUE(
-      indices.scalar_type() != c10::ScalarType::Byte || fits_byte(window.kernel_size),
-      name,
-      ": expected kernel_size of at most ",
-      kMostOffsets,
+      indices.scalar_type() != c10::ScalarType::Byte || fits_byte(window.kernel_size), name,
+      ": expected kernel_size of at most ", kMostOffsets,
       " elements for uint8 indices, which are offsets in the window (int32 ones are not), but got "
       "kernel_size=",
       window.kernel_size);
   TORCH_CHECK(
-      values.dim() == rank + 1 || values.dim() == rank + 2,
-      name,
-      ": expected ",
-      values_name,
-      " of ",
-      rank + 1,
-      " or ",
-      rank + 2,
-      " dimensions but got ",
-      values.dim(),
-      " (in PyTorch's words, where 1d is 2d: Input to max_unpooling",
-      named,
-      "d should be a ",
-      named + 1,
-      "d or ",
-      named + 2,
-      "d Tensor)");
+      values.dim() == rank + 1 || values.dim() == rank + 2, name, ": expected ", values_name,
+      " of ", rank + 1, " or ", rank + 2, " dimensions but got ", values.dim(),
+      " (in PyTorch's words, where 1d is 2d: Input to max_unpooling", named, "d should be a ",
+      named + 1, "d or ", named + 2, "d Tensor)");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      reduce == Reduce::last || is_arithmetic_type(values.scalar_type()),
-      name,
+      reduce == Reduce::last || is_arithmetic_type(values.scalar_type()), name,
       ": expected a dtype that adds up for reduce='sum' and 'mean' but got a dtype it is not "
       "implemented for: ",
       c10::toString(values.scalar_type()));
   if (forward) {
     TORCH_CHECK(
-        same_sizes(pooled, sizes_of<Size>(values)),
-        name,
+        same_sizes(pooled, sizes_of<Size>(values)), name,
         ": Expected shape of indices to be same as that of the input tensor (",
-        sizes_of<Size>(values),
-        ") but got indices tensor with shape: ",
-        pooled);
+        sizes_of<Size>(values), ") but got indices tensor with shape: ", pooled);
   } else {
     TORCH_CHECK(
-        indices.dim() == values.dim(),
-        name,
+        indices.dim() == values.dim(), name,
         ": expected grad_output and indices with as many dimensions but got shapes ",
-        sizes_of<Size>(values),
-        " and ",
-        pooled);
+        sizes_of<Size>(values), " and ", pooled);
   }
   for (int64_t d = indices.dim() - rank - 1; d < indices.dim(); ++d) {
     TORCH_CHECK(
-        holds(c10::sym_gt(pooled[d], Size(0))),
-        name,
-        ": Expected input to have non-zero size for non-batch dimensions, but got ",
-        pooled,
-        " with dimension ",
-        d,
-        " being empty");
+        holds(c10::sym_gt(pooled[d], Size(0))), name,
+        ": Expected input to have non-zero size for non-batch dimensions, but got ", pooled,
+        " with dimension ", d, " being empty");
   }
   std::vector<Size> unpooled = unpooled_sizes(window, pooled);
   if (!forward) {
     TORCH_CHECK(
-        same_sizes(c10::ArrayRef<Size>(unpooled), sizes_of<Size>(values)),
-        name,
-        ": expected grad_output of shape ",
-        c10::ArrayRef<Size>(unpooled),
-        " but got ",
+        same_sizes(c10::ArrayRef<Size>(unpooled), sizes_of<Size>(values)), name,
+        ": expected grad_output of shape ", c10::ArrayRef<Size>(unpooled), " but got ",
         sizes_of<Size>(values));
   }
   return unpooled;
@@ -290,17 +230,10 @@ inline std::string invalid_index(
     volume += (volume.empty() ? "" : "x") + std::to_string(out[a]);
   }
   return c10::str(
-      "max_unpool",
-      rank,
-      "d: expected indices in the output plane but got: Found an invalid max index: ",
-      index,
-      in_window ? " (an offset in its window)" : "",
-      " (output volumes are of size ",
-      volume,
-      ") at position ",
-      position,
-      " of plane ",
-      plane);
+      "max_unpool", rank,
+      "d: expected indices in the output plane but got: Found an invalid max index: ", index,
+      in_window ? " (an offset in its window)" : "", " (output volumes are of size ", volume,
+      ") at position ", position, " of plane ", plane);
 }
 
 } // namespace maxunpool_cuda

@@ -58,11 +58,7 @@ struct InGraph<function> {
     PackedArgs packed;
     (packed.pack(arguments), ...);
     return interface->call_function(
-        saved.get_py_compiler(),
-        "apply_functional",
-        bound,
-        grads,
-        packed.vec(),
+        saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(),
         IValuePacker<std::vector<std::optional<InputMetadata>>>::pack(
             get_input_metadata(node.next_edges())));
   }

@@ -98,11 +98,8 @@ inline Geometry<int64_t> make_geometry(
     const int64_t d = a - (Geometry<int64_t>::kAxes - rank);
     geometry.axis[a] = d < 0 ? Axis<int64_t>{1, 1, 1, 1, 0}
                              : Axis<int64_t>{
-                                   pooled[leading + d],
-                                   unpooled[leading + d],
-                                   window.kernel_size[d],
-                                   window.stride[d],
-                                   window.padding[d]};
+                                   pooled[leading + d], unpooled[leading + d],
+                                   window.kernel_size[d], window.stride[d], window.padding[d]};
   }
   return geometry;
 }
@@ -125,10 +122,7 @@ at::Tensor run(
   const at::MemoryFormat layout = layout_of(values, indices, window.rank());
   const auto dense_values = in_layout(values, layout), dense_indices = in_layout(indices, layout);
   const Call call{
-      make_geometry(window, pooled, unpooled, layout),
-      parsed,
-      *dense_values,
-      *dense_indices,
+      make_geometry(window, pooled, unpooled, layout), parsed, *dense_values, *dense_indices,
       empty_in_layout(kForward ? unpooled : pooled.vec(), values.options(), layout)};
   if (call.result.numel() > 0) {
     kernel(call);

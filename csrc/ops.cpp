@@ -25,8 +25,7 @@ at::Tensor meta(
   const Reduce parsed = parse_reduce(window.name(), reduce);
   const auto unpooled = check(values, indices, window, parsed, kForward);
   return empty_in_layout(
-      kForward ? unpooled : indices.sym_sizes().vec(),
-      values.options(),
+      kForward ? unpooled : indices.sym_sizes().vec(), values.options(),
       layout_of(values, indices, window.rank()));
 }
 
@@ -38,8 +37,8 @@ std::tuple<at::Tensor, at::Tensor> meta_pool(
     c10::SymIntArrayRef dilation,
     bool ceil_mode,
     c10::ScalarType index_dtype) {
-  const PoolWindow<c10::SymInt> window{
-      kernel_size, stride, padding, dilation, ceil_mode, index_dtype};
+  const PoolWindow<c10::SymInt> window{kernel_size, stride,    padding,
+                                       dilation,    ceil_mode, index_dtype};
   const auto pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
   return {

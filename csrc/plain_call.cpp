@@ -206,13 +206,8 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const Python
   }
   return without_gil([&] {
     return pool_handle().call(
-        *input,
-        kernel.view(),
-        stride.view(),
-        padding.view(),
-        dilation.view(),
-        call.ceil_mode == Py_True,
-        seen ? asked : c10::ScalarType::Byte);
+        *input, kernel.view(), stride.view(), padding.view(), dilation.view(),
+        call.ceil_mode == Py_True, seen ? asked : c10::ScalarType::Byte);
   });
 }
 

@@ -40,58 +40,40 @@ template <class Size>
 void check_pool_window(const PoolWindow<Size>& window) {
   const size_t rank = window.rank();
   TORCH_CHECK_VALUE(
-      rank >= 1 && rank <= 3,
-      "max_pool: expected kernel_size of 1, 2 or 3 elements but got ",
+      rank >= 1 && rank <= 3, "max_pool: expected kernel_size of 1, 2 or 3 elements but got ",
       window.kernel_size);
   const std::string name = window.name();
   TORCH_CHECK_VALUE(
       window.stride.size() == rank && window.padding.size() == rank &&
           window.dilation.size() == rank,
-      name,
-      ": expected stride, padding and dilation of ",
-      rank,
-      " elements, as kernel_size has, but got stride=",
-      window.stride,
-      ", padding=",
-      window.padding,
-      ", dilation=",
-      window.dilation);
+      name, ": expected stride, padding and dilation of ", rank,
+      " elements, as kernel_size has, but got stride=", window.stride, ", padding=", window.padding,
+      ", dilation=", window.dilation);
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK(
-        window.kernel_size[d] > 0,
-        name,
+        window.kernel_size[d] > 0, name,
         ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
         "got kernel_size=",
         window.kernel_size);
     TORCH_CHECK(
-        window.stride[d] > 0,
-        name,
-        ": expected stride greater than zero (",
+        window.stride[d] > 0, name, ": expected stride greater than zero (",
         window.stride[d] == 0 ? "stride should not be zero" : "stride should be greater than zero",
-        ") but got stride=",
-        window.stride);
+        ") but got stride=", window.stride);
     TORCH_CHECK(
-        window.dilation[d] > 0,
-        name,
+        window.dilation[d] > 0, name,
         ": expected dilation greater than zero (dilation should be greater than zero) but got "
         "dilation=",
         window.dilation);
     TORCH_CHECK(
-        window.padding[d] >= 0,
-        name,
+        window.padding[d] >= 0, name,
         ": expected padding that is not negative (pad must be non-negative) but got padding=",
         window.padding);
     TORCH_CHECK(
-        window.padding[d] <= window.kernel_size[d] / 2,
-        name,
+        window.padding[d] <= window.kernel_size[d] / 2, name,
         ": expected padding of at most half of kernel_size (pad should be at most half of "
         "effective kernel size, pad should be smaller than or equal to half of kernel size) but "
         "got padding=",
-        window.padding,
-        ", kernel_size=",
-        window.kernel_size,
-        ", dilation=",
-        window.dilation);
+        window.padding, ", kernel_size=", window.kernel_size, ", dilation=", window.dilation);
   }
 }
 
@@ -107,33 +89,25 @@ template <class Size>
 void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
   const std::string name = window.name();
   TORCH_CHECK_VALUE(
-      is_index_type(window.index_dtype),
-      name,
+      is_index_type(window.index_dtype), name,
       ": expected index_dtype to be int64, int32 or uint8 but got ",
       c10::toString(window.index_dtype));
   if (window.index_dtype == c10::ScalarType::Byte) {
     TORCH_CHECK_VALUE(
-        bytes_do(window.kernel_size, window.dilation),
-        name,
-        ": expected a window of at most ",
+        bytes_do(window.kernel_size, window.dilation), name, ": expected a window of at most ",
         kMostOffsets,
         " elements and dilation 1 for index_dtype uint8, which counts them, but got kernel_size=",
-        window.kernel_size,
-        ", dilation=",
-        window.dilation,
-        "; use int32");
+        window.kernel_size, ", dilation=", window.dilation, "; use int32");
   } else if (window.index_dtype == c10::ScalarType::Int) {
     Size plane = 1;
     for (const Size& size : spatial) {
       plane = plane * size;
     }
     TORCH_CHECK_VALUE(
-        holds(c10::sym_lt(plane, Size(int64_t{1} << 31))),
-        name,
+        holds(c10::sym_lt(plane, Size(int64_t{1} << 31))), name,
         ": expected a plane of fewer than 2^31 positions for index_dtype int32 but got spatial "
         "sizes ",
-        spatial,
-        "; use int64");
+        spatial, "; use int64");
   }
 }
 
@@ -164,16 +138,9 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
     fits = fits && bytes < 4 * static_cast<double>(kLimit);
   }
   TORCH_CHECK(
-      fits,
-      window.name(),
-      ": expected sizes that do not overflow but got input of shape ",
-      input,
-      ", kernel_size=",
-      window.kernel_size,
-      ", stride=",
-      window.stride,
-      ", dilation=",
-      window.dilation);
+      fits, window.name(), ": expected sizes that do not overflow but got input of shape ", input,
+      ", kernel_size=", window.kernel_size, ", stride=", window.stride,
+      ", dilation=", window.dilation);
 }
 
 // A window has no cell in the input if its dilation steps over all of it. Only those that begin in
@@ -188,15 +155,10 @@ void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> s
     for (Size start = padding; start > 0; start = start - window.stride[d]) { // left of the input
       const Size first = (step - start % step) % step;
       TORCH_CHECK_NOT_IMPLEMENTED(
-          first < spatial[d],
-          window.name(),
+          first < spatial[d], window.name(),
           ": expected every window to hold an element of the input, for its derivative, but got "
           "spatial sizes ",
-          spatial,
-          ", padding=",
-          window.padding,
-          ", dilation=",
-          window.dilation);
+          spatial, ", padding=", window.padding, ", dilation=", window.dilation);
     }
   }
 }
@@ -209,13 +171,9 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   const auto rank = static_cast<int64_t>(window.rank());
   const c10::ArrayRef<Size> shape = sizes_of<Size>(input);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      with_ordered_type(input.scalar_type(), [](auto) {}),
-      name,
-      ": expected a dtype whose elements compare but got one it is not implemented for (\"",
-      name,
-      "\" not implemented for '",
-      c10::toString(input.scalar_type()),
-      "')");
+      with_ordered_type(input.scalar_type(), [](auto) {}), name,
+      ": expected a dtype whose elements compare but got one it is not implemented for (\"", name,
+      "\" not implemented for '", c10::toString(input.scalar_type()), "')");
   // In PyTorch's words, which differ between ranks and between their ways of being wrong.
   bool sane = input.dim() == rank + 1 || input.dim() == rank + 2;
   const bool batched = input.dim() == rank + 2;
@@ -223,22 +181,10 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
     sane = holds(c10::sym_gt(shape[d], Size(0)));
   }
   TORCH_CHECK(
-      sane,
-      name,
-      ": expected input of ",
-      rank + 1,
-      " or ",
-      rank + 2,
-      " dimensions, of which only a batch may be empty (Expected ",
-      rank + 1,
-      "D or ",
-      rank + 2,
-      "D (batch mode) tensor with optional 0 dim batch size for input; non-empty ",
-      rank + 1,
-      "D or ",
-      rank + 2,
-      "D (batch mode) tensor expected for input) but got:",
-      shape);
+      sane, name, ": expected input of ", rank + 1, " or ", rank + 2,
+      " dimensions, of which only a batch may be empty (Expected ", rank + 1, "D or ", rank + 2,
+      "D (batch mode) tensor with optional 0 dim batch size for input; non-empty ", rank + 1,
+      "D or ", rank + 2, "D (batch mode) tensor expected for input) but got:", shape);
   check_overflow(window, shape);
   const c10::ArrayRef<Size> spatial = shape.slice(input.dim() - rank);
   check_index_dtype(window, spatial);
@@ -252,17 +198,11 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
       room = room + stride - 1;
     }
     TORCH_CHECK(
-        holds(c10::sym_ge(room, Size(0))),
-        name,
+        holds(c10::sym_ge(room, Size(0))), name,
         ": expected windows that fit the padded input but got an output size below one: Output "
         "size is too small for input of shape ",
-        shape,
-        ", kernel_size=",
-        window.kernel_size,
-        ", padding=",
-        window.padding,
-        ", dilation=",
-        window.dilation);
+        shape, ", kernel_size=", window.kernel_size, ", padding=", window.padding,
+        ", dilation=", window.dilation);
     Size last = room / stride;
     if (window.ceil_mode) { // a window begins in the input or its left padding all the same
       last = smaller(last, (spatial[d] + window.padding[d] - 1) / stride);

@@ -518,10 +518,8 @@ void pool_rows(const PoolCall& call) {
   const int64_t pieces = (width.in - 1) / kMostWindows + 1;
   const int64_t piece = std::min(kGrain, std::min(width.in, kMostWindows) * geometry.inner);
   at::parallel_for(
-      0,
-      geometry.outer * depth.in * height.in * pieces,
-      kGrain / std::min(kGrain, piece * std::min(kGrain, cells)),
-      [&](int64_t begin, int64_t end) {
+      0, geometry.outer * depth.in * height.in * pieces,
+      kGrain / std::min(kGrain, piece * std::min(kGrain, cells)), [&](int64_t begin, int64_t end) {
         Pool<typename OrderOf<T>::type, Index, kNarrow> pool(call);
         const int64_t slice = begin / pieces / height.in;
         int64_t y = begin / pieces % height.in;

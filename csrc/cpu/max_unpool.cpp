@@ -59,11 +59,8 @@ class FirstOutside {
       TORCH_CHECK(
           false,
           invalid_index(
-              geometry.rank,
-              {geometry.axis[0].out, geometry.axis[1].out, geometry.axis[2].out},
-              kIsWindowOffset<Index>,
-              indices[element],
-              rest / geometry.inner,
+              geometry.rank, {geometry.axis[0].out, geometry.axis[1].out, geometry.axis[2].out},
+              kIsWindowOffset<Index>, indices[element], rest / geometry.inner,
               outer * geometry.inner + rest % geometry.inner));
     }
   }
@@ -153,9 +150,7 @@ class Partition {
     const int64_t first = std::max<int64_t>(0, begin * axis.stride - axis.padding);
     const int64_t last = std::min(axis.out, (end - 1) * axis.stride - axis.padding + axis.kernel);
     return {
-        begin * row_cells_,
-        end * row_cells_,
-        static_cast<uint64_t>(first * row_positions_),
+        begin * row_cells_, end * row_cells_, static_cast<uint64_t>(first * row_positions_),
         static_cast<uint64_t>(last * row_positions_)};
   }
 
@@ -241,12 +236,7 @@ void for_each_index(
     positions.template for_each_row<kReverse>(
         {block.begin, block.end}, [&](const auto& row, const CellRange& cells) {
           row.template for_each<kReverse>(
-              cells,
-              inner,
-              indices,
-              in_windows,
-              part.begin,
-              part.end,
+              cells, inner, indices, in_windows, part.begin, part.end,
               [&](int64_t position, int64_t channel, int64_t source) {
                 found(source, (position - part.begin) * inner + channel);
               },
@@ -488,13 +478,7 @@ struct FindTargets<uint8_t> {
           };
           row.for_each_clipped(cells, inner, indices - run.first, set);
           row.for_each<false>(
-              behind,
-              inner,
-              indices - run.first,
-              true,
-              0,
-              windows.geometry().out_plane(),
-              set,
+              behind, inner, indices - run.first, true, 0, windows.geometry().out_plane(), set,
               set);
         });
     if (in_plane && !windows.disjoint()) {

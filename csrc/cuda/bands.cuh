@@ -275,8 +275,7 @@ __device__ inline bool any_stray(
     const uint32_t planes = all.cells_of_plane.divide(cell);
     const auto& at = band.cell.at;
     const Position<uint32_t> p{
-        {at[0] + heights - planes * depth.in,
-         at[1] + rows - heights * height.in,
+        {at[0] + heights - planes * depth.in, at[1] + rows - heights * height.in,
          at[2] + cell - rows * width.in}};
     stray |= is_stray(all.windows, error, indices, i, p);
   }

@@ -58,10 +58,8 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = from.axis[a];
     to.axis[a] = {
-        static_cast<Offset>(axis.in),
-        static_cast<Offset>(axis.out),
-        static_cast<Offset>(axis.kernel),
-        static_cast<Offset>(axis.stride),
+        static_cast<Offset>(axis.in), static_cast<Offset>(axis.out),
+        static_cast<Offset>(axis.kernel), static_cast<Offset>(axis.stride),
         static_cast<Offset>(axis.padding)};
   }
   return to;

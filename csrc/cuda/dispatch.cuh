@@ -226,11 +226,8 @@ class Dispatch {
         tiles_of(depth, tile[0]), tiles_of(height, tile[1]), tiles_of(width, tile[2])};
     return launch_items(
         forward_windows<Take, Offset>,
-        make_tiling<Offset>(geometry_, tile, counts, geometry_.inner),
-        1,
-        any_indices(),
-        values<T>(),
-        result<T>());
+        make_tiling<Offset>(geometry_, tile, counts, geometry_.inner), 1, any_indices(),
+        values<T>(), result<T>());
   }
 
   template <class T, class Index>
@@ -273,11 +270,7 @@ class Dispatch {
     return launch_items(
         maxunpool_cuda::backward<T, Index, kLooks>,
         make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
-        slabs,
-        gather,
-        values<T>(),
-        indices<Index>(),
-        result<T>());
+        slabs, gather, values<T>(), indices<Index>(), result<T>());
   }
 
   // Any windows, layout, size and type.
@@ -288,12 +281,8 @@ class Dispatch {
         backward_any<T, kMean>,
         make_tiling<uint64_t>(
             geometry_, {1, 1, 1}, {depth.in, height.in, width.in}, geometry_.inner),
-        1,
-        arguments_.reduce != Reduce::sum,
-        reach_of_windows<uint64_t>(),
-        values<T>(),
-        any_indices(),
-        result<T>());
+        1, arguments_.reduce != Reduce::sum, reach_of_windows<uint64_t>(), values<T>(),
+        any_indices(), result<T>());
   }
 
   // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
@@ -317,13 +306,8 @@ class Dispatch {
     const auto run = [&](auto kernel, const auto&... reduce) {
       const int64_t bytes = kShared ? plan_.slot_bytes : 0;
       launch_.shared(
-          kernel,
-          SharedShape{plan_.blocks, plan_.slots, bytes, false},
-          pieces<Offset>(chunks),
-          reduce...,
-          values<T>(),
-          indices,
-          result<T>());
+          kernel, SharedShape{plan_.blocks, plan_.slots, bytes, false}, pieces<Offset>(chunks),
+          reduce..., values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
@@ -342,9 +326,7 @@ class Dispatch {
     const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
         narrow<Offset>(geometry_),
-        {report().stray,
-         divider(chunks.items),
-         divider(chunks.slabs),
+        {report().stray, divider(chunks.items), divider(chunks.slabs),
          static_cast<Offset>(chunks.slab_items)},
         arguments_.deterministic,
         static_cast<Offset>(plan_.pieces),

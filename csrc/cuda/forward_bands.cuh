@@ -116,12 +116,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
         store(stage + (i + 1) * V, value);
       }
       stray |= for_each_of_group<!kClaims>(
-          all,
-          band,
-          report.error,
-          indices,
-          cells.base + i * V,
-          group.index,
+          all, band, report.error, indices, cells.base + i * V, group.index,
           [&](int v, uint32_t number_of_slot) {
             Slot* const slot = slots + number_of_slot;
             if constexpr (kClaims) {

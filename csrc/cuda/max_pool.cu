@@ -14,11 +14,8 @@ namespace {
 
 void pool_on_device(const PoolCall& call) {
   TORCH_CHECK(
-      call.input.is_cuda(),
-      "max_pool",
-      call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ",
-      call.input.device());
+      call.input.is_cuda(), "max_pool", call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ", call.input.device());
   const c10::cuda::CUDAGuard guard(call.input.device());
   const PoolArguments arguments{
       call.geometry,

@@ -128,9 +128,8 @@ class PoolDispatch {
       number *= static_cast<double>(axis.kernel);
       elements *= dilation == 1 ? size : size + dilation;
       reach = std::max(
-          reach,
-          (size + 1) * static_cast<double>(axis.stride) + static_cast<double>(axis.padding) +
-              (static_cast<double>(axis.kernel) + 1) * dilation);
+          reach, (size + 1) * static_cast<double>(axis.stride) + static_cast<double>(axis.padding) +
+                     (static_cast<double>(axis.kernel) + 1) * dilation);
     }
     return std::max({elements, reach, number}) < static_cast<double>(arguments_.narrow);
   }
@@ -156,16 +155,10 @@ class PoolDispatch {
       Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {
     const auto& [depth, height, width] = arguments_.geometry.axis;
     const auto tiling = make_tiling<Offset>(
-        arguments_.geometry,
-        {1, 1, 1},
-        {depth.in, divide_up(height.in, rows), width.in / columns},
+        arguments_.geometry, {1, 1, 1}, {depth.in, divide_up(height.in, rows), width.in / columns},
         arguments_.geometry.inner / channels);
     launch_(
-        kernel,
-        tiling.items,
-        tiling,
-        parameters...,
-        static_cast<const T*>(arguments_.input),
+        kernel, tiling.items, tiling, parameters..., static_cast<const T*>(arguments_.input),
         static_cast<T*>(arguments_.values),
         IndexArray<Index>{arguments_.indices, c10::elementSize(arguments_.index_type)});
   }

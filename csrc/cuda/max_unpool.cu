@@ -80,11 +80,8 @@ bool checks_in_step() {
 template <bool kForward>
 void run_on_device(const Call& call) {
   TORCH_CHECK(
-      call.values.is_cuda(),
-      "max_unpool",
-      call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ",
-      call.values.device());
+      call.values.is_cuda(), "max_unpool", call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ", call.values.device());
   const c10::cuda::CUDAGuard guard(call.values.device());
   DeviceErrors& errors = ErrorRecords::get().of(call.values.device().index());
   errors.raise_if_reported();

@@ -176,9 +176,8 @@ struct Plan {
       const auto in = static_cast<double>(axis.in), out = static_cast<double>(axis.out);
       tiles *= std::max(in, out);
       reach = std::max(
-          reach,
-          (in + 1) * static_cast<double>(axis.stride) + out + static_cast<double>(axis.padding) +
-              static_cast<double>(axis.kernel));
+          reach, (in + 1) * static_cast<double>(axis.stride) + out +
+                     static_cast<double>(axis.padding) + static_cast<double>(axis.kernel));
     }
     const double slabs = static_cast<double>(g.outer) * static_cast<double>(inner);
     return std::max(slabs * tiles, reach) < static_cast<double>(limit);

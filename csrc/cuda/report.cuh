@@ -111,8 +111,7 @@ struct StrayNotes {
     const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
     for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + thread;
-         chunk <= last;
-         chunk += threads) {
+         chunk <= last; chunk += threads) {
       found |= chunks[chunk] != 0;
     }
     return found;

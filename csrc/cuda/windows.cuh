@@ -27,13 +27,8 @@ template <class Offset>
 Windows<Offset> windows_of(const Geometry<Offset>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   const auto divider = [](Offset by) { return Divider<Offset>(by); };
-  return {
-      geometry,
-      geometry.out_plane(),
-      divider(height.out),
-      divider(width.out),
-      divider(height.kernel),
-      divider(width.kernel)};
+  return {geometry,           geometry.out_plane(),   divider(height.out),
+          divider(width.out), divider(height.kernel), divider(width.kernel)};
 }
 
 // The flat position in the output plane that an index names, checked before it is narrowed: what

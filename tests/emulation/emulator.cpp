@@ -56,12 +56,8 @@ struct Launch {
       const std::type_identity_t<Parameters>&... arguments) const {
     *kernels += name_of(reinterpret_cast<const void*>(kernel)) + "\n";
     shim::launch(
-        kernel,
-        static_cast<unsigned>(blocks),
-        static_cast<unsigned>(request.threads),
-        shared_bytes,
-        static_cast<unsigned>(request.seed),
-        arguments...);
+        kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(request.threads), shared_bytes,
+        static_cast<unsigned>(request.seed), arguments...);
   }
 };
 
@@ -93,10 +89,7 @@ void run(const Request& request) {
       indices.data(),
       result.data(),
       &error,
-      {request.narrow,
-       request.slot_bytes,
-       request.shared_bytes,
-       request.small_bytes,
+      {request.narrow, request.slot_bytes, request.shared_bytes, request.small_bytes,
        request.small_plane},
       request.threads,
       request.blocks};

@@ -37,12 +37,8 @@ struct Launch {
     *items = static_cast<int64_t>(count);
     *name = name_of(reinterpret_cast<const void*>(kernel));
     shim::launch(
-        kernel,
-        static_cast<unsigned>(request.blocks),
-        static_cast<unsigned>(request.threads),
-        0,
-        static_cast<unsigned>(request.seed),
-        arguments...);
+        kernel, static_cast<unsigned>(request.blocks), static_cast<unsigned>(request.threads), 0,
+        static_cast<unsigned>(request.seed), arguments...);
   }
 };
 
