@@ -29,7 +29,10 @@ struct BandMemory {
   int64_t size, slot; // bytes of an element, of a slot
   bool staged;        // slots name elements
 
-  int64_t staged_bytes(int64_t cells) const { return staged ? align(cells * size) + 128 : 0; }
+  int64_t staged_bytes(int64_t cells) const {
+    constexpr int64_t kSpare = 128; // bytes of groups at the ends, and of elements that are zero
+    return staged ? align(cells * size) + kSpare : 0;
+  }
   int64_t bytes(int64_t cells, int64_t outputs) const {
     constexpr int64_t kSpare = 32; // slots of vectors at the ends
     return staged_bytes(cells) + int64_t{sizeof(Band<1, 1>)} + align((outputs + kSpare) * slot);
@@ -80,7 +83,8 @@ inline std::optional<BandSize> cut_into_planes(
 // Bands that are parts of planes. Empty: a strip is too long.
 inline std::optional<BandSize> cut_into_parts(
     const Arguments& arguments, const BandMemory& memory, Bands& all) {
-  constexpr int64_t kUsualBytes = 16 << 10, kMostBytes = 48 << 10, kUsualCells = 16;
+  constexpr int64_t kUsualBytes = 16 << 10, kMostBytes = 48 << 10; // of a block
+  constexpr int64_t kUsualCells = 16; // of a part, times Limits::small_plane
   const Geometry<int64_t>& g = arguments.geometry;
   const auto& [depth, height, width] = g.axis;
   // Along the first axis, unless its slices are large, and windows share none of them.

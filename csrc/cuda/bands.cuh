@@ -104,8 +104,8 @@ struct Run {
   __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
 };
 
-// One band: what all threads of its block have to know, worked out by one. Cells are read in groups
-// of V, outputs written in vectors of N.
+// What all threads of a block have to know of its band. Cells are read in groups of V, outputs
+// written in vectors of N.
 template <int V, int N>
 struct alignas(kVectorBytes) Band {
   Run<V> cells;
@@ -117,7 +117,7 @@ struct alignas(kVectorBytes) Band {
   Position<uint32_t> cell; // the first one, in the plane
 
   Band() = default;
-  // Whole planes are quickly found by every thread.
+  // Quick enough for every thread; of_part() is not, and one thread's result is shared.
   __device__ static Band of_planes(const Bands& all, uint32_t number) {
     const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
     const uint32_t plane = number * all.planes;
@@ -297,8 +297,9 @@ __device__ inline bool for_each_of_group(
   const auto visit = [&]<bool kPlain>(std::bool_constant<kPlain>) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const Found found = find_slot < kPlain,
-                  kInside && kPlain > (all, band, i - band.cells.begin + v, index[v]);
+      constexpr bool kAllInside = kInside && kPlain;
+      const auto found =
+          find_slot<kPlain, kAllInside>(all, band, i - band.cells.begin + v, index[v]);
       if (found.here) {
         take(v, found.slot);
       }
