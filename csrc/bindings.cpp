@@ -1,13 +1,20 @@
-// The Python face of the library: facts about the build, and short ways to the operators,
-// which go through the dispatcher like any call of them.
+// The Python face of the library: facts about the build, and the operators for eager calls, which
+// cost less than torch.ops and go through the dispatcher alike.
 #include "cuda/limits.h"
 #include "errors.h"
-#include "plain_call.h"
+#include "handles.h"
 
+#include <ATen/core/DimVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/extension.h>
 
 #include <cstdint>
-#include <string>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
@@ -32,49 +39,80 @@ pybind11::dict build_info() {
   return info;
 }
 
-// The tensor, or None where the call is not a plain one.
-pybind11::object unpool(
-    int64_t dims,
-    pybind11::handle input,
-    pybind11::handle indices,
-    pybind11::handle kernel_size,
-    pybind11::handle stride,
-    pybind11::handle padding,
-    pybind11::handle output_size,
-    pybind11::handle reduce) {
-  return pybind11::cast(max_unpool_if_plain(
-      {dims, input.ptr(), indices.ptr(), kernel_size.ptr(), stride.ptr(), padding.ptr(),
-       output_size.ptr(), reduce.ptr()}));
+// The result of `call`, which runs without the GIL. Where the interpreter has ended meanwhile,
+// taking the GIL again ends a daemon thread by unwinding its stack, which no destructor lets
+// through: so none takes it, as pybind11::gil_scoped_release's would, and the process ends in
+// peace.
+template <class Call>
+auto without_gil(const Call& call) {
+  PyThreadState* const thread = PyEval_SaveThread();
+  std::optional<decltype(call())> result;
+  std::exception_ptr error;
+  try {
+    result = call();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(thread);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return *std::move(result);
 }
 
-// The values, with the indices or without, or None.
-pybind11::object pool(
-    int64_t dims,
+// The tensor that Python owns, and keeps for as long as the call runs: another owner would take the
+// GIL, to come and to go.
+const at::Tensor& borrowed(pybind11::handle object) {
+  TORCH_CHECK_TYPE(
+      THPVariable_Check(object.ptr()), "expected a Tensor but got ",
+      Py_TYPE(object.ptr())->tp_name);
+  return THPVariable_Unpack(object.ptr());
+}
+
+using Ints = std::vector<int64_t>; // which pybind11 reads faster than PyTorch its own lists
+
+c10::SymDimVector symbolic(const Ints& ints) {
+  return {ints.begin(), ints.end()};
+}
+
+at::Tensor max_unpool(
     pybind11::handle input,
-    pybind11::handle kernel_size,
-    pybind11::handle stride,
-    pybind11::handle padding,
-    pybind11::handle dilation,
-    pybind11::handle ceil_mode,
-    pybind11::handle return_indices,
-    pybind11::handle index_dtype) {
-  const auto results = max_pool_if_plain(
-      {dims, input.ptr(), kernel_size.ptr(), stride.ptr(), padding.ptr(), dilation.ptr(),
-       ceil_mode.ptr(), return_indices.ptr(), index_dtype.ptr()});
-  if (!results) {
-    return pybind11::none();
-  }
-  const auto& [values, indices] = *results;
-  return return_indices.ptr() == Py_True ? pybind11::make_tuple(values, indices)
-                                         : pybind11::cast(values);
+    pybind11::handle indices,
+    const Ints& output_size,
+    const Ints& kernel_size,
+    const Ints& stride,
+    const Ints& padding,
+    std::string_view reduce) {
+  const at::Tensor &values = borrowed(input), &where = borrowed(indices);
+  return without_gil([&] {
+    return operator_handle<true>().call(
+        values, where, symbolic(output_size), symbolic(kernel_size), symbolic(stride),
+        symbolic(padding), reduce);
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor> max_pool(
+    pybind11::handle input,
+    const Ints& kernel_size,
+    const Ints& stride,
+    const Ints& padding,
+    const Ints& dilation,
+    bool ceil_mode,
+    c10::ScalarType index_dtype) {
+  const at::Tensor& values = borrowed(input);
+  return without_gil([&] {
+    return pool_handle().call(
+        values, symbolic(kernel_size), symbolic(stride), symbolic(padding), symbolic(dilation),
+        ceil_mode, index_dtype);
+  });
 }
 
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
-  m.def("max_unpool_if_plain", torch::wrap_pybind_function(&unpool));
-  m.def("max_pool_if_plain", torch::wrap_pybind_function(&pool));
+  m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
+  m.def("max_pool", torch::wrap_pybind_function(&max_pool));
 #ifdef WITH_CUDA
   const Limits usual;
   m.def(

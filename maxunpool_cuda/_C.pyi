@@ -1,27 +1,25 @@
 from typing import Any
 
+import torch
 from torch import Tensor
 
 def build_info() -> dict[str, Any]: ...
-def max_unpool_if_plain(
-    dims: int,
-    input: object,
-    indices: object,
-    kernel_size: object,
-    stride: object,
-    padding: object,
-    output_size: object,
-    reduce: object,
-) -> Tensor | None: ...
-def max_pool_if_plain(
-    dims: int,
-    input: object,
-    kernel_size: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    ceil_mode: object,
-    return_indices: object,
-    index_dtype: object,
-) -> Tensor | tuple[Tensor, Tensor] | None: ...
+def max_unpool(
+    input: Tensor,
+    indices: Tensor,
+    output_size: tuple[int, ...],
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    reduce: str,
+) -> Tensor: ...
+def max_pool(
+    input: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    ceil_mode: bool,
+    index_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]: ...
 def check_errors() -> None: ...

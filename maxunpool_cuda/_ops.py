@@ -21,8 +21,9 @@ except ImportError as error:
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
-max_unpool_if_plain = _C.max_unpool_if_plain
-max_pool_if_plain = _C.max_pool_if_plain
+# The same at less cost, where neither Dynamo nor torch.jit.trace is to see the call.
+eager_max_unpool = _C.max_unpool
+eager_max_pool = _C.max_pool
 
 
 def build_info() -> dict[str, Any]:

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.modules.pooling import _MaxUnpoolNd
 from torch.nn.parameter import is_lazy
 
-from ._geometry import IntOrInts, Ints
+from ._arguments import IntOrInts, Ints, Reduce, check_index_dtype, check_reduce, fits_uint8
 from ._trial import Trial, same
-from .functional import Reduce, bytes_do, check_index_dtype, check_reduce
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -294,9 +293,9 @@ def _why_not(
     kernel_size, stride, padding = window = _window(pool, dims)
     if index_dtype == torch.uint8:
         dilation = _per_dim(pool.dilation, dims)
-        if not bytes_do(kernel_size, ()):
+        if not fits_uint8(kernel_size, ()):
             return f"kernel_size {kernel_size} has more than 256 elements"
-        if not bytes_do((), dilation):
+        if not fits_uint8((), dilation):
             return f"dilation {dilation} is not 1"
     theirs = _THEIR_UNPOOLS[dims - 1]
     for unpool in all_unpools:

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _ops, _sharding
-from ._geometry import IntOrInts, Ints, in_tuple, ints, per_dim, spatial_output_size
+from . import _arguments, _ops, _sharding
+from ._arguments import IntOrInts, Reduce
 
-Reduce = Literal["last", "sum", "mean"]
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
 Pooled = Any
-INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
-
-
-def check_reduce(name: str, reduce: str) -> None:
-    """Raise a ValueError that begins with ``name`` unless ``reduce`` is a :data:`Reduce`."""
-    if reduce not in ("last", "sum", "mean"):
-        raise ValueError(
-            f"{name}: expected reduce to be 'last', 'sum' or 'mean' but got {reduce!r}"
-        )
-
-
-def check_index_dtype(name: str, index_dtype: torch.dtype) -> None:
-    """Raise a ValueError that begins with ``name`` unless indices can be of this dtype."""
-    if index_dtype not in INDEX_DTYPES:
-        raise ValueError(
-            f"{name}: expected index_dtype to be torch.int64, torch.int32 or torch.uint8 "
-            f"but got {index_dtype!r}"
-        )
-
-
-def bytes_do(kernel_size: Ints, dilation: Ints = ()) -> bool:
-    """Whether uint8 can name the cells of a window."""
-    return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
 
 
 def _max_unpool(
@@ -52,17 +27,7 @@ def _max_unpool(
     output_size: Sequence[int] | None,
     reduce: Reduce,
 ) -> Tensor:
-    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``.
-
-    Most calls end in the first lines. What follows takes every other argument there is, or says
-    what is wrong with it, in Python: so that traced calls raise what eager ones do.
-    """
-    if not torch.compiler.is_compiling():
-        result = _ops.max_unpool_if_plain(
-            dims, input, indices, kernel_size, stride, padding, output_size, reduce
-        )
-        if result is not None:
-            return result
+    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``."""
     if has_torch_function((input, indices)):
         overridden: Tensor = handle_torch_function(
             function,
@@ -76,28 +41,19 @@ def _max_unpool(
             reduce=reduce,
         )
         return overridden
-    name = f"max_unpool{dims}d"
-    for argument, value in (("input", input), ("indices", indices)):
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{name}: expected {argument} to be a Tensor but got {type(value).__name__}"
-            )
-    check_reduce(name, reduce)
-    kernel = per_dim(name, "kernel_size", kernel_size, dims)
-    steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
-    padded = per_dim(name, "padding", padding, dims)
-    # torch.jit.trace makes tensors of sizes.
-    shape = ints(name, "input.shape", input.shape, sizes=True)
-    sizes = spatial_output_size(name, shape, kernel, steps, padded, output_size)
-    # The operator says so too, but Dynamo makes a RuntimeError of its ValueErrors.
-    if torch.compiler.is_compiling() and indices.dtype == torch.uint8 and not bytes_do(kernel):
-        raise ValueError(
-            f"{name}: expected kernel_size of at most 256 elements for uint8 indices, which are "
-            "offsets in the window (int32 ones are not), but got "
-            f"kernel_size={list(kernel)}"
-        )
+    name = function.__name__
+    _arguments.check_tensor(name, "input", input)
+    _arguments.check_tensor(name, "indices", indices)
     _sharding.register()
-    return _ops.max_unpool(input, indices, sizes, kernel, steps, padded, reduce)
+    rule = _arguments.unpool_arguments
+    given = (dims, input.shape, kernel_size, stride, padding, output_size, reduce)
+    arguments = _arguments.remembered(rule, given)
+    if arguments is not None:
+        return _ops.eager_max_unpool(input, indices, *arguments)
+    arguments = rule(*given)
+    if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
+        _arguments.check_fits_uint8(name, kernel_size=arguments[1])
+    return _ops.max_unpool(input, indices, *arguments)
 
 
 def max_unpool1d(
@@ -241,59 +197,21 @@ def max_unpool3d(
     )
 
 
-def _smallest_index_dtype(input: Tensor, kernel_size: Ints, dilation: Ints) -> torch.dtype:
-    """Of indices that nobody but the backward will see."""
-    if bytes_do(kernel_size, dilation):
-        return torch.uint8
-    spatial = input.shape[-len(kernel_size) :]
-    # A size that is still open, in a graph that is being traced, is left open.
-    if all(type(size) is int for size in spatial) and math.prod(spatial) < 2**31:
-        return torch.int32
-    return torch.int64
-
-
-def _pool_per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
-    """As :func:`per_dim`, with torch.nn's rules for pooling: one int in a sequence does for all."""
-    result = ints(name, argument, in_tuple(value))
-    if len(result) not in (1, dims):
-        raise RuntimeError(
-            f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
-            f"({argument} must either be a single int, or a tuple of {dims} ints)"
-        )
-    return result * dims if len(result) == 1 else result
-
-
 def _max_pool(
     function: Callable[..., Pooled],
     dims: int,
     input: Tensor,
-    kernel_size: IntOrInts,
-    stride: IntOrInts | None,
-    padding: IntOrInts,
-    dilation: IntOrInts,
+    window: tuple[IntOrInts, IntOrInts | None, IntOrInts, IntOrInts],
     ceil_mode: bool,
     return_indices: bool,
     index_dtype: torch.dtype,
 ) -> Pooled:
     """Max pooling over ``dims`` spatial dimensions: the body of the public ``function``.
 
-    As :func:`_max_unpool`, most calls end in the first lines.
+    ``window``: kernel_size, stride, padding and dilation.
     """
-    if not torch.compiler.is_compiling():
-        result = _ops.max_pool_if_plain(
-            dims,
-            input,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ceil_mode,
-            return_indices,
-            index_dtype,
-        )
-        if result is not None:
-            return result
     if has_torch_function((input,)):
+        kernel_size, stride, padding, dilation = window
         return handle_torch_function(
             function,
             (input,),
@@ -306,43 +224,20 @@ def _max_pool(
             return_indices=return_indices,
             index_dtype=index_dtype,
         )
-    name = f"max_pool{dims}d"
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    name = function.__name__
+    _arguments.check_tensor(name, "input", input)
     if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
         theirs = getattr(torch.nn.functional, name)
-        return theirs(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    if not isinstance(ceil_mode, bool):
-        raise TypeError(
-            f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
-            f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
-        )
-    check_index_dtype(name, index_dtype)
-    if stride is None or (isinstance(stride, Sequence) and not stride):
-        stride = kernel_size
-    window = (
-        _pool_per_dim(name, "kernel_size", kernel_size, dims),
-        _pool_per_dim(name, "stride", stride, dims),
-        _pool_per_dim(name, "padding", padding, dims),
-        _pool_per_dim(name, "dilation", dilation, dims),
-    )
-    kernel, _, _, spread = window
+        return theirs(input, *window, ceil_mode, return_indices)
     _sharding.register()
-    if return_indices:
-        # As in _max_unpool.
-        if (
-            torch.compiler.is_compiling()
-            and index_dtype == torch.uint8
-            and not bytes_do(kernel, spread)
-        ):
-            raise ValueError(
-                f"{name}: expected a window of at most 256 elements and dilation 1 for index_dtype "
-                f"uint8, which counts them, but got kernel_size={list(kernel)}, "
-                f"dilation={list(spread)}; use int32"
-            )
-        return _ops.max_pool(input, *window, ceil_mode, index_dtype)
-    smallest = _smallest_index_dtype(input, kernel, spread)
-    return _ops.max_pool(input, *window, ceil_mode, smallest)[0]
+    rule = _arguments.pool_arguments
+    given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
+    arguments = _arguments.remembered(rule, given)
+    if arguments is not None:
+        results = _ops.eager_max_pool(input, *arguments)
+    else:
+        results = _ops.max_pool(input, *rule(*given))
+    return results if return_indices else results[0]
 
 
 def max_pool1d(
@@ -376,18 +271,8 @@ def max_pool1d(
         >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2, return_indices=True)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
-    return _max_pool(
-        max_pool1d,
-        1,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
-        index_dtype,
-    )
+    window = (kernel_size, stride, padding, dilation)
+    return _max_pool(max_pool1d, 1, input, window, ceil_mode, return_indices, index_dtype)
 
 
 def max_pool2d(
@@ -442,18 +327,8 @@ def max_pool2d(
         >>> max_pool2d(image, 2, return_indices=True, index_dtype=torch.uint8)
         (tensor([[[4., 8.]]]), tensor([[[2, 3]]], dtype=torch.uint8))
     """
-    return _max_pool(
-        max_pool2d,
-        2,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
-        index_dtype,
-    )
+    window = (kernel_size, stride, padding, dilation)
+    return _max_pool(max_pool2d, 2, input, window, ceil_mode, return_indices, index_dtype)
 
 
 def max_pool3d(
@@ -489,15 +364,5 @@ def max_pool3d(
         >>> max_pool3d(volume, 2, return_indices=True, index_dtype=torch.int32)
         (tensor([[[[7.]]]]), tensor([[[[7]]]], dtype=torch.int32))
     """
-    return _max_pool(
-        max_pool3d,
-        3,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
-        index_dtype,
-    )
+    window = (kernel_size, stride, padding, dilation)
+    return _max_pool(max_pool3d, 3, input, window, ceil_mode, return_indices, index_dtype)

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy, Tracer
 
-from ._geometry import IntOrInts
+from ._arguments import IntOrInts, Reduce, check_index_dtype, check_reduce
 from .functional import (
     Pooled,
-    Reduce,
-    check_index_dtype,
-    check_reduce,
     max_pool1d,
     max_pool2d,
     max_pool3d,
@@ -68,8 +65,15 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     ) -> Tensor:
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input, indices, output_size)
-        window = (self.kernel_size, self.stride, self.padding)
-        return self._function(input, indices, *window, output_size, reduce=self.reduce)
+        return self._function(
+            input,
+            indices,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            output_size,
+            reduce=self.reduce,
+        )
 
     def extra_repr(self) -> str:
         inherited = super().extra_repr()

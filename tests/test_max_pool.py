@@ -29,7 +29,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxPool1d, MaxPool2d, MaxPool3d, _ops
+from maxunpool_cuda import MaxPool1d, MaxPool2d, MaxPool3d, _arguments, _ops
 
 FUNCTIONS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 UNPOOL = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
@@ -329,8 +329,9 @@ def test_without_indices_the_backward_keeps_small_ones(device: str) -> None:
         for window in ((2,), (16, 1), ((2, 2), (2, 2)), (17, 1), (2, 2, 0, 2)):
             F.max_pool2d(x, *window)
     assert [t.dtype for t in kept] == [torch.uint8] * 3 + [torch.int32] * 2
-    plane = torch.empty(1, 2**16, 2**15, device="meta")
-    assert F._smallest_index_dtype(plane, (2, 2), (2, 2)) == torch.int64
+    plane = (1, 2**16, 2**15)
+    arguments = _arguments.pool_arguments(2, plane, 2, None, 0, 2, False, False, torch.int32)
+    assert arguments[-1] == torch.int64
 
 
 # Derivatives
@@ -709,10 +710,7 @@ def outcome(function: Callable, *arguments: object) -> object:
         return type(error)
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_arguments_as_torch_takes_them(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not short:
-        monkeypatch.setattr(_ops, "max_pool_if_plain", lambda *_: None)
+def test_arguments_as_torch_takes_them() -> None:
     x = torch.rand(2, 3, 9, 9)
     for window in (
         (3,),
