@@ -69,7 +69,9 @@ const at::Tensor& borrowed(pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-using Ints = std::vector<int64_t>; // which pybind11 reads faster than PyTorch its own lists
+// No at::IntArrayRef: to read one from Python, PyTorch asks of each int first whether it is a
+// tensor.
+using Ints = std::vector<int64_t>;
 
 c10::SymDimVector symbolic(const Ints& ints) {
   return {ints.begin(), ints.end()};

@@ -1,4 +1,4 @@
-"""The rules for the form of arguments: how they may be given, what is meant if not.
+"""The rules for the form of arguments: what each may be, and what it is by default.
 
 They are Python, as torch.nn's are, so that traced calls raise what eager ones do. What operators
 need for their own safety they check themselves.
@@ -21,8 +21,7 @@ Reduce = Literal["last", "sum", "mean"]
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 Result = TypeVar("Result")
 
-# What does not change. The ints of a torch.Size are ints, those of a tuple may be anything.
-_CONSTANT = {int, bool, str, type(None), torch.dtype, torch.Size, tuple}
+_CONSTANT = (int, bool, str, type(None), torch.dtype)  # whose objects never change
 _TOO_LARGE = 2**63
 _LARGE_WINDOW = 2**31  # with smaller ones, no sizes that fit a memory overflow
 
@@ -36,7 +35,7 @@ def remembered(rule: Callable[..., Result], arguments: tuple[Any, ...]) -> Resul
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return None
-    leaves: tuple[Any, ...] = ()  # their types tell (2.0, 2.0) from (2, 2)
+    leaves: tuple[Any, ...] = ()  # their types tell (2.0, 2.0) from (2, 2); a torch.Size has ints
     for argument in arguments:
         if type(argument) is tuple:
             leaves += argument
@@ -49,11 +48,16 @@ def remembered(rule: Callable[..., Result], arguments: tuple[Any, ...]) -> Resul
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _answer(rule: Callable[..., Any], *values: Any) -> Any:
-    count = rule.__code__.co_argcount
-    arguments, leaves = values[:count], values[count:]
-    if not (_CONSTANT.issuperset(map(type, arguments)) and {int}.issuperset(map(type, leaves))):
+    arguments = values[: rule.__code__.co_argcount]
+    if not all(map(_is_constant, arguments)):
         raise TypeError  # which is not remembered, as no exception is
     return rule(*arguments)
+
+
+def _is_constant(argument: object) -> bool:
+    if isinstance(argument, tuple):
+        return type(argument) in (tuple, torch.Size) and all(type(leaf) is int for leaf in argument)
+    return type(argument) in _CONSTANT
 
 
 def check_tensor(name: str, argument: str, value: object) -> None:
