@@ -66,10 +66,12 @@ def sweep(report: Report, panel: Axes) -> None:
 def training(report: Report, panels: list[Axes]) -> None:
     """Of each network the bytes of all pools' values and indices, and the peak of a step."""
     names = [f"{row['dtype']}\n{row['contender']}" for row in report["rows"]]
-    for panel, what in zip(panels, ("values", "indices", "peak"), strict=True):
+    whats = {"values": "pooled values", "indices": "their indices", "peak": "peak of the step"}
+    for panel, (what, title) in zip(panels, whats.items(), strict=True):
         bars = panel.bar(names, [row[what] / 2**20 for row in report["rows"]])
         panel.bar_label(bars, fmt="%.0f")
-        panel.set(title=what, ylabel="MiB")
+        panel.margins(y=0.1)
+        panel.set(title=title, ylabel="MiB")
 
 
 def save(report: Report, stem: Path) -> list[Path]:
