@@ -28,10 +28,8 @@ class Case:
         shape: ``(N, C, *S)`` of the tensor that was pooled, which is the output of unpooling.
         kernel_size: of the pooling window, the same in every dimension; so are stride and padding.
         dilation: of the pooling; unpooling has none, so its indices leave their windows.
-        layout: of every tensor.
         direction: the call, its gradient, or one after the other through autograd.
-        operation: what is called: unpooling of indices that are there, pooling that returns them,
-            or one after the other.
+        operation: unpooling of indices that are there, pooling that returns them, or both.
     """
 
     family: str
@@ -138,62 +136,49 @@ EXTREMES: dict[str, Layer] = {
 
 Call = tuple[Operation, Direction]
 UNPOOLING: tuple[Call, ...] = tuple(("unpool", direction) for direction in DIRECTIONS)
-THERE_AND_BACK: Call = ("round-trip", "both")
-POOLING: tuple[Call, ...] = (("pool", "forward"), ("pool", "backward"), THERE_AND_BACK)
+POOLING: tuple[Call, ...] = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
+
+
+ALL = {"dtype": DTYPES, "index_dtype": INDEX_DTYPES, "layout": LAYOUTS}
+USUAL = {name: values[:1] for name, values in ALL.items()}
 
 
 def _each(
-    family: str,
-    layer: Layer,
-    calls: Sequence[Call],
-    dtypes: Sequence[str] = DTYPES,
-    index_dtypes: Sequence[str] = INDEX_DTYPES,
-    layouts: Sequence[str] = LAYOUTS,
+    family: str, layer: Layer, calls: Sequence[Call], **among: Sequence[str]
 ) -> Iterator[Case]:
     """Every combination; {operation} and {index_dtype} stand for what they are in the family."""
-    for dtype, index_dtype, layout, (operation, direction) in product(
-        dtypes, index_dtypes, layouts, calls
-    ):
-        yield Case(
-            family.format(operation=operation, index_dtype=index_dtype),
-            *layer,
-            dtype=dtype,
-            index_dtype=index_dtype,
-            layout=layout,
-            direction=direction,
-            operation=operation,
-        )
+    among = ALL | among
+    for *chosen, (operation, direction) in product(*among.values(), calls):
+        options = dict(zip(among, chosen, strict=True))
+        options |= {"operation": operation, "direction": direction}
+        yield Case(family.format(**options), *layer, **options)
 
 
 def _all() -> Iterator[Case]:
     """What says most comes first, for a run may be stopped before its end."""
-    usual = (("float32",), ("int64",))
-    contiguous = LAYOUTS[:1]
     for layer in LAYERS:
-        yield from _each("networks", layer, UNPOOLING, *usual, contiguous)
-    yield from _each("2x2/2", WINDOWS["2x2/2"], UNPOOLING, *usual)
+        yield from _each("networks", layer, UNPOOLING, **USUAL)
+    yield from _each("2x2/2", WINDOWS["2x2/2"], UNPOOLING, **USUAL | {"layout": LAYOUTS})
     for layer in BOTTOMS:
         yield from _each("bottom", layer, UNPOOLING[:2])
-        yield from _each("round-trip, bottom", layer, (THERE_AND_BACK,), layouts=contiguous)
+        yield from _each("round-trip, bottom", layer, POOLING[2:], layout=LAYOUTS[:1])
     for family, layer in WINDOWS.items():
         yield from _each(family, layer, UNPOOLING)
     for layer in WINDOWS.values():
         yield from _each("{operation}, {index_dtype}", layer, POOLING)
     for layer in LAYERS:
-        family = "round-trip, {index_dtype}"
-        yield from _each(family, layer, (THERE_AND_BACK,), ("float32",), layouts=contiguous)
+        options = USUAL | {"index_dtype": INDEX_DTYPES}
+        yield from _each("round-trip, {index_dtype}", layer, POOLING[2:], **options)
     for family, layer in EXTREMES.items():
-        yield from _each(family, layer, UNPOOLING, *usual)
-    for family, layer in EXTREMES.items():
-        indices = "int32" if family == "dilated pool" else "uint8"
-        yield from _each(f"{{operation}}, {family}", layer, POOLING, ("float32",), (indices,))
+        options = USUAL | {"layout": LAYOUTS}
+        yield from _each(family, layer, UNPOOLING, **options)
+        options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
+        yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
     for exponent in range(10, 29):  # output elements: 16 planes that grow to 256x256, then more
         plane = min(exponent - 4, 16)
         height, width = 2 ** (plane // 2), 2 ** (plane - plane // 2)
         shape = (2 ** (exponent - plane - 4), 16, height, width)
-        yield from _each(
-            "sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1], *usual, contiguous
-        )
+        yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1], **USUAL)
 
 
 CASES: tuple[Case, ...] = tuple(dict.fromkeys(_all()))

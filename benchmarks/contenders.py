@@ -131,16 +131,6 @@ def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
     return _int64(case, copies, call)
 
 
-ONNX_MODEL = """
-<ir_version: 10, opset_import: ["" : 18]>
-max_unpool (float{pooled} input, int64{pooled} indices) => (float{shape} output)
-<int64[{dims}] output_size = {{{sizes}}}> {{
-    output = MaxUnpool<kernel_shape = {kernel}, strides = {stride}, pads = {pads}>
-        (input, indices, output_size)
-}}
-"""
-
-
 def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
     """ONNX Runtime's MaxUnpool on the CPU; its indices count over the whole tensor.
 
@@ -152,15 +142,14 @@ def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
     import onnx.parser
     import onnxruntime
 
-    text = ONNX_MODEL.format(
-        pooled=list(case.pooled),
-        shape=list(case.shape),
-        dims=len(case.shape),
-        sizes=", ".join(map(str, case.shape)),
-        kernel=[case.kernel_size] * case.rank,
-        stride=[case.stride] * case.rank,
-        pads=[case.padding] * (2 * case.rank),
-    )
+    kernel, stride, pads = ([n] * case.rank for n in (case.kernel_size, case.stride, case.padding))
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+        max_unpool (float{list(case.pooled)} input, int64{list(case.pooled)} indices)
+            => (float{list(case.shape)} output)
+        <int64[{len(case.shape)}] output_size = {{{str(case.shape)[1:-1]}}}> {{
+            output = MaxUnpool<kernel_shape = {kernel}, strides = {stride}, pads = {pads + pads}>
+                (input, indices, output_size)
+        }}"""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
