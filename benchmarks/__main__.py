@@ -21,7 +21,6 @@ from .cases import CASES, Case
 PEERS = dict(zip(("torch", "compile", "onnx", "triton"), contenders.PEERS, strict=True))
 UNPUBLISHED = Path(__file__).parent.parent / "out" / "benchmarks"
 QUICK_SECONDS, FULL_SECONDS, ROUNDS = 0.1, 0.3, 200
-TOLERANCE = 0.1
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -35,36 +34,28 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--peers", nargs="*", choices=tuple(PEERS), help="default: all, compile in fewer cases")
     add("--seconds", type=float, help="to time each contender of each case")
     add("--rounds", type=int, default=ROUNDS, help="at most this many")
-    add("--limit", type=float, metavar="SECONDS", help="begin no case once they are over")
-    help = f"folder of the results; default: {UNPUBLISHED.relative_to(UNPUBLISHED.parent.parent)}"
-    add("--output", type=Path, help=f"{help} and, of a run of everything, benchmarks/results")
+    add("--limit", type=float, default=float("inf"), help="seconds: begin no case afterwards")
+    add(
+        "--output", type=Path, help="folder; default: out/benchmarks, and once all is timed results"
+    )
     add("--training", action="store_true", help="measure the memory of a training step instead")
     add("--model", action="store_true", help="print what the cases should cost instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
-    help = "print how times changed since this run, and fail if a family has become slower"
-    add("--compare", type=Path, metavar="JSON", help=help)
-    help = f"by which --compare lets the mean of a family grow; default: {TOLERANCE}"
-    add("--tolerance", type=float, default=TOLERANCE, help=help)
+    add("--compare", type=Path, metavar="JSON", help="fail if a family is slower than in this run")
+    add("--tolerance", type=float, default=0.1, help="of --compare; default: 0.1, which is 10 %%")
     asked = parser.parse_args(arguments)
     if asked.output and asked.output.resolve() == report.RESULTS.resolve():
         parser.error(f"{asked.output} is for everything, timed in the usual way, without --output")
     return asked
 
 
-def measure(results: report.Report, chosen: Sequence[Case], asked: argparse.Namespace) -> None:
-    """Time the cases, and add their rows to the report, which is on disk after each."""
-    path = (asked.output or UNPUBLISHED) / f"{report.slug(results)}.json"
-    seconds = results["settings"]["seconds"]
-    deadline = time.monotonic() + (asked.limit or float("inf")) if asked.limit != 0 else 0
-    for case, _ in zip(chosen, show.progress([case.name for case in chosen]), strict=True):
-        if time.monotonic() >= deadline:
-            return
-        peers = contenders.by_default(case, asked.quick)
-        if asked.peers is not None:
-            peers = [PEERS[peer] for peer in asked.peers]
-        results["rows"].append(runner.run(case, asked.device, peers, seconds, asked.rounds))
-        results["left_out"] -= 1
-        report.save(results, path)
+def display(results: report.Report) -> None:
+    """Print the tables there are of the results."""
+    if "training" in results:
+        training.table(results)
+    else:
+        tables.cases(results)
+        tables.families(results)
 
 
 def finish(results: report.Report, folder: Path) -> None:
@@ -80,38 +71,39 @@ def finish(results: report.Report, folder: Path) -> None:
     print(*(f"Written: {path}" for path in written), sep="\n", flush=True)
 
 
-def display(results: report.Report) -> None:
-    """Print the tables there are of the results."""
-    if "training" in results:
-        training.table(results)
-        return
-    tables.cases(results)
-    tables.families(results)
-
-
 def timed(chosen: Sequence[Case], asked: argparse.Namespace) -> report.Report:
-    """Time the cases, and publish the results if they are complete."""
-    kept = memory.keep_pages()
+    """Time the cases; results are on disk after each, and published if they are complete."""
     seconds = asked.seconds
     if seconds is None:
         seconds = QUICK_SECONDS if asked.quick else FULL_SECONDS
-    settings = {"seconds": seconds, "rounds": asked.rounds, "pages kept": kept}
-    settings |= {"quick": asked.quick, "filter": asked.filter}
-    results = {"facts": report.facts(asked.device), "settings": settings}
-    results |= {"left_out": len(chosen), "rows": []}
+    kept = memory.keep_pages()
+    settings = {name: vars(asked)[name] for name in ("rounds", "quick", "filter")}
+    settings |= {"seconds": seconds, "pages kept": kept}
+    rows: list[report.Row] = []
+    results = {"facts": report.facts(asked.device), "settings": settings, "rows": rows}
+    results["left_out"] = len(chosen)
+    folder = asked.output or UNPUBLISHED
+    deadline = time.monotonic() + asked.limit
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        measure(results, chosen, asked)
+        for case, _ in zip(chosen, show.progress([case.name for case in chosen]), strict=True):
+            if time.monotonic() >= deadline:
+                break
+            peers = contenders.by_default(case, asked.quick)
+            if asked.peers is not None:
+                peers = [PEERS[peer] for peer in asked.peers]
+            rows.append(runner.run(case, asked.device, peers, seconds, asked.rounds))
+            results["left_out"] -= 1
+            report.save(results, folder / f"{report.slug(results)}.json")
     finally:
         signal.signal(signal.SIGTERM, before)
-        left_out, rows = results["left_out"], len(results["rows"])
-        usual = asked.seconds is None and asked.rounds == ROUNDS and asked.peers is None and kept
-        # What was published gives way to no less than everything.
-        public = rows == len(CASES) and usual and asked.output is None
+        usual = asked.output is asked.seconds is asked.peers is None and asked.rounds == ROUNDS
+        if usual and kept and len(rows) == len(CASES):
+            folder = report.RESULTS  # what was published gives way to no less than everything
         if rows:
-            finish(results, report.RESULTS if public else asked.output or UNPUBLISHED)
-        if left_out:
-            print(f"Stopped: {rows} cases timed, {left_out} left out", flush=True)
+            finish(results, folder)
+        if results["left_out"]:
+            print(f"Stopped: {len(rows)} cases timed, {results['left_out']} left out", flush=True)
     return results
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
+import importlib
 import json
 import os
 import platform
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,26 @@ RESULTS = Path(__file__).with_name("results")
 
 def facts(device: str) -> dict[str, Any]:
     """All that numbers depend on: the device, the versions, the threads, and the date."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    named = re.search(r"model name\s*:\s*(.+)", text)
-    cpu = named[1].strip() if named else platform.processor() or platform.machine()
-    on_cpu = f"{cpu}, {torch.get_num_threads()} threads"
-    found = {
+    cpuinfo, versions = Path("/proc/cpuinfo"), {}
+    named = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    cpu = named[1].strip() if named else platform.machine()
+    for package in ("maxunpool_cuda", "torch", "onnxruntime", "triton"):
+        with suppress(ImportError):
+            versions[package] = importlib.import_module(package).__version__
+    threads = torch.get_num_threads()
+    return {
         "kind": device,
-        "device": on_cpu if device == "cpu" else torch.cuda.get_device_name(),
+        "device": f"{cpu}, {threads} threads" if device == "cpu" else torch.cuda.get_device_name(),
         "cpu": cpu,
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
+        "threads": threads,
+        "system": platform.platform(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "maxunpool_cuda": maxunpool_cuda.__version__,
         "build_info": maxunpool_cuda.build_info(),
+        **versions,
     }
-    for package in ("onnxruntime", "triton"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def slug(report: Report) -> str:
@@ -81,13 +77,6 @@ def load(path: Path) -> Report:
     """The report as :func:`save` wrote it."""
     report: Report = json.loads(path.read_text())
     return report
-
-
-def published() -> list[Report]:
-    """Every report of times that is kept, the latest last."""
-    reports = [load(path) for path in sorted(RESULTS.glob("*.json"))]
-    timed = [report for report in reports if "training" not in report]
-    return sorted(timed, key=lambda report: report["facts"]["date"])
 
 
 def result(row: Row, contender: str) -> dict[str, Any] | None:

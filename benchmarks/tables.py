@@ -14,22 +14,7 @@ from .contenders import CLONE, OURS, PEERS, TORCH
 from .report import Report, Row, result, times
 
 ALL = "unpooling, all but the sweep"
-
-
-def _time(seconds: float) -> str:
-    unit, scale = select_unit(seconds)
-    return f"{seconds / scale:.3g} {unit}"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    return f"{size / 2**20:.4g} MiB" if size >= 2**20 else f"{size / 2**10:.4g} KiB"
-
-
-def _mean(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.geometric_mean(known):.2f}" if known else ""
+Groups = dict[tuple[str, str], list[Row]]
 
 
 def _title(report: Report) -> str:
@@ -41,57 +26,53 @@ def _peers(report: Report) -> list[str]:
     return [peer for peer in PEERS if any(result(row, peer) for row in report["rows"])]
 
 
-def _ratio(row: Row, peer: str) -> str:
-    ratio, measured = times(row, peer), result(row, peer)
-    if ratio is None or measured is None:
+def _peak(row: Row, contender: str) -> str:
+    size = (result(row, contender) or {}).get("peak_bytes")
+    if size is None:
         return ""
-    return f"{ratio:.2f}" + ("*" if measured["agreement"] != "equal" else "")
+    return f"{size / 2**20:.4g} MiB" if size >= 2**20 else f"{size / 2**10:.4g} KiB"
+
+
+def _ratio(row: Row, peer: str) -> str:
+    ratio = times(row, peer)
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" + "*" * (row["results"][peer]["agreement"] != "equal")
+
+
+def _case(row: Row, peers: Sequence[str]) -> list[str]:
+    case, ours, of_clone = BY_NAME[row["name"]], result(row, OURS), times(row, CLONE)
+    if ours is None or of_clone is None:
+        reasons = (found.get("reason", "") for found in (row, *row.get("results", {}).values()))
+        return [row["name"], "; ".join(filter(None, reasons))]
+    first, median, third = ours["quartiles"]
+    unit, scale = select_unit(median)
+    speed = f"{model.useful_bytes(case) / median / 1e9:.3g}"
+    fractions = (f"{of_clone:.2f}", f"{model.cpu_fraction(case):.2f}")
+    shown = [f"{median / scale:.3g} {unit}", f"{(third - first) / median:.0%}", speed, *fractions]
+    ratios = (_ratio(row, peer) for peer in peers)
+    return [row["name"], *shown, *ratios, _peak(row, OURS), _peak(row, TORCH)]
 
 
 def cases(report: Report) -> None:
     """Every case: this package's time, and everyone else's as a multiple of it."""
     peers = _peers(report)
-    rows = []
-    for row in report["rows"]:
-        ours, torchs, of_clone = result(row, OURS), result(row, TORCH), times(row, CLONE)
-        if ours is None or of_clone is None:
-            reasons = (found.get("reason", "") for found in (row, *row.get("results", {}).values()))
-            rows.append((row["name"], "; ".join(filter(None, reasons))))
-            continue
-        first, median, third = ours["quartiles"]
-        case = BY_NAME[row["name"]]
-        useful = model.useful_bytes(case)
-        rows.append(
-            (
-                *(row["name"], _time(median), f"{(third - first) / median:.0%}"),
-                *(f"{useful / median / 1e9:.3g}", f"{of_clone:.2f}"),
-                f"{model.cpu_fraction(case):.2f}",
-                *(_ratio(row, peer) for peer in peers),
-                *(_size(ours["peak_bytes"]), _size(torchs and torchs["peak_bytes"])),
-            )
-        )
-    title = (
-        f"maxunpool_cuda on {_title(report)}; spread: interquartile; peers: their time, as a "
-        "multiple of this package's; *: its gradient is not the exact one"
-    )
-    heads = (
-        "case",
-        "time",
-        "spread",
-        "GB/s",
-        "of clone",
-        "predicted",
-        *peers,
-        "peak",
-        "torch.nn's",
-    )
-    show.table(title, heads, rows)
+    title = f"maxunpool_cuda on {_title(report)}; spread: interquartile; peers: their time, as a "
+    title += "multiple of this package's; *: its gradient is not the exact one"
+    heads = ["case", "time", "spread", "GB/s", "of clone", "predicted"]
+    rows = [_case(row, peers) for row in report["rows"]]
+    show.table(title, [*heads, *peers, "peak", "torch.nn's"], rows)
 
 
-def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """By family and direction, what this package was timed in; last the means of unpooling."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    last: dict[tuple[str, str], list[Row]] = defaultdict(list)
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.geometric_mean(known):.2f}" if known else ""
+
+
+def _families(rows: Iterable[Row]) -> Groups:
+    """By family and direction, what this package was timed in; last all of unpooling."""
+    groups: Groups = defaultdict(list)
+    last: Groups = defaultdict(list)
     for row in rows:
         case = BY_NAME.get(row["name"])
         if case and result(row, OURS):
@@ -103,20 +84,15 @@ def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def families(report: Report) -> None:
     """Geometric means over the cases of each family and direction."""
-    peers = _peers(report)
+    others = (CLONE, *_peers(report))
+    left_out = report.get("left_out", 0)
+    title = f"Geometric means on {_title(report)}: the fraction of a clone's speed, and how many "
+    title += "times longer the others take." + f" {left_out} cases are left out." * bool(left_out)
     rows = [
-        (
-            *(*group, len(members)),
-            *(_mean(times(row, of) for row in members) for of in (CLONE, *peers)),
-        )
+        (*group, len(members), *(_mean(times(row, other) for row in members) for other in others))
         for group, members in _families(report["rows"]).items()
     ]
-    left_out = report.get("left_out", 0)
-    title = (
-        f"Geometric means on {_title(report)}: the fraction of a clone's speed, and how many times "
-        "longer the others take." + (f" {left_out} cases are left out." if left_out else "")
-    )
-    show.table(title, ("family", "direction", "cases", "of clone", *peers), rows, texts=2)
+    show.table(title, ("family", "direction", "cases", "of clone", *others[1:]), rows, texts=2)
 
 
 def compare(report: Report, before: Report, tolerance: float) -> list[str]:
@@ -129,19 +105,18 @@ def compare(report: Report, before: Report, tolerance: float) -> list[str]:
         The families whose geometric mean grew by more than the tolerance, 0.1 being 10 %.
     """
     earlier = {row["name"]: row for row in before["rows"]}
+
+    def growth(row: Row, yardstick: str) -> float | None:
+        now, then = (times(r, OURS, yardstick) for r in (row, earlier.get(row["name"], {})))
+        return now / then if now and then else None
+
     rows, slower = [], []
     for group, members in _families(report["rows"]).items():
-        ratios: dict[str, list[float]] = {CLONE: [], TORCH: []}
-        for row, name in ((row, yardstick) for row in members for yardstick in ratios):
-            now, then = times(row, OURS, name), times(earlier.get(row["name"], {}), OURS, name)
-            if now and then:
-                ratios[name].append(now / then)
-        means = [statistics.geometric_mean(found) for found in ratios.values() if found]
-        if means:
-            too_slow = min(means) > 1 + tolerance
+        means = [_mean(growth(row, yardstick) for row in members) for yardstick in (CLONE, TORCH)]
+        if any(means):
+            too_slow = min(float(mean) for mean in means if mean) > 1 + tolerance
             slower += [", ".join(group)] * too_slow
-            shown = (*map(_mean, ratios.values()), "slower" if too_slow else "")
-            rows.append((*group, len(ratios[CLONE]), *shown))
+            rows.append((*group, len(members), *means, "slower" * too_slow))
     title = f"Times now, {_title(report)}, over those before, {_title(before)}"
     heads = ("family", "direction", "cases", "beside a clone", "beside torch.nn", "")
     show.table(title, heads, rows, texts=2)
