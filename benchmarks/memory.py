@@ -41,10 +41,6 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
     return max(itertools.accumulate(sizes, initial=0))
 
 
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-
-
 def keep_pages() -> bool:
     """Have malloc keep what is freed, however large, as the caching allocator of CUDA does.
 
@@ -52,7 +48,8 @@ def keep_pages() -> bool:
     the time. False where malloc is not glibc's.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
-    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    mmap_max, trim_threshold = -4, -1  # of glibc's malloc.h
+    return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
 
 
 def available_bytes(device: str) -> int:
@@ -61,17 +58,14 @@ def available_bytes(device: str) -> int:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
-    meminfo = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable: *(\d+)", meminfo.read_text()) if meminfo.exists() else None
-    if found:
-        return int(found[1]) * 2**10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (kilobytes,) = re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+    return int(kilobytes) * 2**10
 
 
 def cache_bytes(device: str) -> int:
     """The size of the last cache before the memory; 32 MiB where it is not known."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).L2_cache_size)
-    caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    sizes = [cache.read_text().strip() for cache in caches]
-    return max((int(s[:-1]) * 2**10 for s in sizes if s.endswith("K")), default=32 * 2**20)
+    caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")  # such as 32768K
+    sizes = (int(cache.read_text().rstrip("K\n")) * 2**10 for cache in caches)
+    return max(sizes, default=32 * 2**20)

@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .cases import BY_NAME, DIRECTIONS
-from .contenders import CLONE, COMPILED, ONNX, OURS, TORCH, TRITON
-from .report import Report, result, times
+from .contenders import CLONE, CONTENDERS
+from .report import Report, Row, result, times
 
-STYLES: dict[str, dict[str, Any]] = {
-    OURS: {"color": "tab:blue", "marker": "o"},
-    CLONE: {"color": "tab:gray", "marker": "."},
-    TORCH: {"color": "tab:red", "marker": "s"},
-    COMPILED: {"color": "tab:orange", "marker": "^"},
-    ONNX: {"color": "tab:green", "marker": "v"},
-    TRITON: {"color": "tab:purple", "marker": "D"},
-}
+MARKERS = dict(zip(CONTENDERS, "o.s^vD", strict=True))
 
 
-def fractions(report: Report, panels: list[Axes]) -> None:
+def fractions(rows: Sequence[Row], panels: Sequence[Axes]) -> None:
     """Fraction of the clone's speed for each case, a panel for each direction."""
-    rows = [row for row in report["rows"] if BY_NAME[row["name"]].family != "sweep"]
     names = list(dict.fromkeys(row["name"].rpartition("-")[0] for row in rows))
     for panel, direction in zip(panels, DIRECTIONS, strict=True):
-        for contender, style in STYLES.items():
+        for contender, marker in MARKERS.items():
             points = [
                 (1 / time, names.index(row["name"].removesuffix(f"-{direction}")))
                 for row in rows
-                if row["name"].endswith(f"-{direction}") and contender != CLONE
-                if (time := times(row, contender, CLONE))
+                if row["name"].endswith(f"-{direction}") and (time := times(row, contender, CLONE))
             ]
             if points:
-                panel.plot(*zip(*points, strict=True), ls="", ms=4, label=contender, **style)
-                panel.legend(loc="lower right")
-        panel.axvline(1, color="black", linewidth=0.8)
+                panel.plot(*zip(*points, strict=True), marker, markersize=4, label=contender)
         panel.set(title=direction, xlabel="fraction of torch.clone's speed")
-    panels[0].set_yticks(range(len(names)), names, fontsize=7)
-    panels[0].set_ylim(len(names), -1)
-    panels[0].set_xlim(left=0)
+        panel.set_xlim(left=0)
+        panel.set_yticks(range(len(names)), names, fontsize=7)
+        panel.set_ylim(len(names), -1)
+        panel.legend(loc="lower right")
 
 
-def sweep(report: Report, panel: Axes) -> None:
+def sweep(rows: Sequence[Row], panel: Axes) -> None:
     """Time against the number of output elements, with the quartiles."""
-    rows = [row for row in report["rows"] if BY_NAME[row["name"]].family == "sweep"]
-    for contender, style in STYLES.items():
+    for contender, marker in MARKERS.items():
         points = [
             (BY_NAME[row["name"]].outputs, *found["quartiles"])
             for row in rows
@@ -55,20 +44,20 @@ def sweep(report: Report, panel: Axes) -> None:
         ]
         if points:
             sizes, first, medians, third = zip(*points, strict=True)
-            panel.plot(sizes, medians, markersize=4, label=contender, **style)
-            panel.fill_between(sizes, first, third, color=style["color"], alpha=0.2)
+            (line,) = panel.plot(sizes, medians, f"{marker}-", markersize=4, label=contender)
+            panel.fill_between(sizes, first, third, color=line.get_color(), alpha=0.2)
             panel.legend()
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set(xlabel="output elements", ylabel="seconds", title="2x2/2, float32, int64, forward")
 
 
-def training(report: Report, panels: list[Axes]) -> None:
+def training(rows: Sequence[Row], panels: Sequence[Axes]) -> None:
     """Of each network the bytes of all pools' values and indices, and the peak of a step."""
-    names = [f"{row['dtype']}\n{row['contender']}" for row in report["rows"]]
+    names = [f"{row['dtype']}\n{row['contender']}" for row in rows]
     whats = {"values": "pooled values", "indices": "their indices", "peak": "peak of the step"}
     for panel, (what, title) in zip(panels, whats.items(), strict=True):
-        bars = panel.bar(names, [row[what] / 2**20 for row in report["rows"]])
+        bars = panel.bar(names, [row[what] / 2**20 for row in rows])
         panel.bar_label(bars, fmt="%.0f")
         panel.margins(y=0.1)
         panel.set(title=title, ylabel="MiB")
@@ -76,28 +65,26 @@ def training(report: Report, panels: list[Axes]) -> None:
 
 def save(report: Report, stem: Path) -> list[Path]:
     """Write the plots there are, beside the JSON; return their paths."""
-    written = []
+    facts, written = report["facts"], []
 
-    def finish(figure: Figure, name: str) -> None:
-        for panel in figure.axes:
-            panel.grid(alpha=0.3)
-        facts = report["facts"]
-        figure.suptitle(f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}")
-        written.append(stem.with_name(f"{stem.name}{name}.png"))
-        figure.savefig(written[-1], dpi=100)
+    def figure(name: str, width: float, height: float) -> Figure:
+        made = Figure(figsize=(width, height), layout="constrained")
+        made.suptitle(f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}")
+        written.append((made, stem.with_name(stem.name + name)))
+        return made
 
     if "training" in report:
-        figure = Figure(figsize=(14, 4), layout="constrained")
-        training(report, figure.subplots(1, 3))
-        finish(figure, "")
-        return written
-    swept = [BY_NAME[row["name"]].family == "sweep" for row in report["rows"]]
-    if not all(swept):
-        figure = Figure(figsize=(13, 2 + 0.1 * len(swept)), layout="constrained")
-        fractions(report, figure.subplots(1, len(DIRECTIONS), sharex=True, sharey=True))
-        finish(figure, "-fractions")
-    if any(swept):
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        sweep(report, figure.subplots())
-        finish(figure, "-sweep")
-    return written
+        training(report["rows"], figure(".png", 14, 4).subplots(1, 3))
+    else:
+        swept = [row for row in report["rows"] if BY_NAME[row["name"]].family == "sweep"]
+        others = [row for row in report["rows"] if row not in swept]
+        if others:
+            panels = figure("-fractions.png", 13, 2 + 0.1 * len(others)).subplots(1, 3, sharey=True)
+            fractions(others, panels)
+        if swept:
+            sweep(swept, figure("-sweep.png", 8, 5).subplots())
+    for made, path in written:
+        for panel in made.axes:
+            panel.grid(alpha=0.3)
+        made.savefig(path, dpi=100)
+    return [path for _, path in written]

@@ -107,11 +107,12 @@ def compare(report: Report, before: Report, tolerance: float) -> list[str]:
     earlier = {row["name"]: row for row in before["rows"]}
 
     def growth(row: Row, yardstick: str) -> float | None:
-        now, then = (times(r, OURS, yardstick) for r in (row, earlier.get(row["name"], {})))
+        now, then = (times(r, OURS, yardstick) for r in (row, earlier[row["name"]]))
         return now / then if now and then else None
 
     rows, slower = [], []
-    for group, members in _families(report["rows"]).items():
+    both = [row for row in report["rows"] if row["name"] in earlier]
+    for group, members in _families(both).items():
         means = [_mean(growth(row, yardstick) for row in members) for yardstick in (CLONE, TORCH)]
         if any(means):
             too_slow = min(float(mean) for mean in means if mean) > 1 + tolerance

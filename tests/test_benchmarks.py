@@ -261,7 +261,7 @@ def test_too_large_is_said(
     assert "GiB of memory, 1 are available" in capsys.readouterr().out
     plot = pytest.importorskip("benchmarks.plot", reason="pictures need matplotlib")
     panel = Mock()
-    plot.sweep(results, panel)
+    plot.sweep(results["rows"], panel)
     panel.plot.assert_not_called()
 
 
