@@ -35,9 +35,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="to time each contender of each case")
     add("--rounds", type=int, default=ROUNDS, help="at most this many")
     add("--limit", type=float, default=float("inf"), help="seconds: begin no case afterwards")
-    add(
-        "--output", type=Path, help="folder; default: out/benchmarks, and once all is timed results"
-    )
+    add("--output", type=Path, help="default: out/benchmarks; of all cases, benchmarks/results")
     add("--training", action="store_true", help="measure the memory of a training step instead")
     add("--model", action="store_true", help="print what the cases should cost instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
@@ -80,8 +78,8 @@ def timed(chosen: Sequence[Case], asked: argparse.Namespace) -> report.Report:
     settings = {name: vars(asked)[name] for name in ("rounds", "quick", "filter")}
     settings |= {"seconds": seconds, "pages kept": kept}
     rows: list[report.Row] = []
-    results = {"facts": report.facts(asked.device), "settings": settings, "rows": rows}
-    results["left_out"] = len(chosen)
+    results: report.Report = {"facts": report.facts(asked.device), "settings": settings}
+    results |= {"left_out": len(chosen), "rows": rows}
     folder = asked.output or UNPUBLISHED
     deadline = time.monotonic() + asked.limit
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -97,7 +95,8 @@ def timed(chosen: Sequence[Case], asked: argparse.Namespace) -> report.Report:
             report.save(results, folder / f"{report.slug(results)}.json")
     finally:
         signal.signal(signal.SIGTERM, before)
-        usual = asked.output is asked.seconds is asked.peers is None and asked.rounds == ROUNDS
+        changed = (asked.output, asked.seconds, asked.peers) != (None, None, None)
+        usual = not changed and asked.rounds == ROUNDS
         if usual and kept and len(rows) == len(CASES):
             folder = report.RESULTS  # what was published gives way to no less than everything
         if rows:

@@ -89,17 +89,10 @@ def indices_of(case: Case, flat: Tensor) -> Tensor:
 
 
 def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor, ...]:
-    """What every call must return, given where the maxima are.
+    """What every call must return, given where the maxima are: results, the gradient, or both.
 
-    Unpooling, of two values with one index the last in row-major order wins.
-
-    Args:
-        case: gives the sizes.
-        data: any copy.
-        to_losers: with unpooling's gradient handed to every value with the index, as PyTorch does.
-
-    Returns:
-        What the operation does, the gradient, or both, as the case's direction asks for.
+    Unpooling, of two values with one index the last in row-major order wins. With ``to_losers`` its
+    gradient is handed to every value with the index, as PyTorch does.
     """
     leading, plane = case.shape[:2], math.prod(case.shape[2:])
     indices = data.flat.flatten(2)

@@ -41,6 +41,7 @@ from benchmarks.contenders import CLONE, COMPILED, ONNX, OURS, TORCH, TRITON  # 
 FACTS = {"device": "none", "torch": "2", "date": "2000-01-01", "kind": "cpu"}
 FILE = report.slug({"facts": report.facts("cpu")}) + ".json"
 CPU = ["--device", "cpu"]
+Patch, Captured = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -76,25 +77,18 @@ def test_cases_are_valid() -> None:
             assert abs(size - default) < case.stride, case
 
 
-ONE, APART = ("contiguous",), ("forward", "backward")
-
-
 @pytest.mark.parametrize(
-    ("families", "count", "layouts", "directions"),
+    ("families", "count", "calls"),
     [
-        *(([window], 1, cases.LAYOUTS, cases.DIRECTIONS) for window in cases.WINDOWS),
-        (["bottom"], 2, cases.LAYOUTS, APART),
-        (["round-trip, bottom"], 2, ONE, ("both",)),
-        ([f"pool, {index}" for index in cases.INDEX_DTYPES], 4, cases.LAYOUTS, APART),
+        *(([window], 1, cases.UNPOOLING) for window in cases.WINDOWS),
+        (["bottom"], 2, cases.UNPOOLING[:2]),
+        ([f"pool, {index}" for index in cases.INDEX_DTYPES], 4, cases.POOLING[:2]),
     ],
 )
-def test_every_combination_is_there(
-    families: list[str], count: int, layouts: Any, directions: Any
-) -> None:
+def test_every_combination_is_there(families: list[str], count: int, calls: list[Any]) -> None:
     members = [case for case in CASES if case.family in families]
-    found = [(c.dtype, c.index_dtype, c.layout, c.direction) for c in members]
-    every = product(cases.DTYPES, cases.INDEX_DTYPES, layouts, directions)
-    assert sorted(found) == sorted(list(every) * count)
+    found = [(c.dtype, c.index_dtype, c.layout, (c.operation, c.direction)) for c in members]
+    assert sorted(found) == sorted([*product(*cases.ALL.values(), calls)] * count)
 
 
 def test_what_says_most_comes_first() -> None:
@@ -170,7 +164,7 @@ def broken(case: Case, copies: Sequence[data.Data]) -> contenders.Prepared:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("case", DISTINCT, ids=lambda case: case.name)
-def test_checks(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks(case: Case, device: str, monkeypatch: Patch) -> None:
     """Everyone's result is as defined; one element that is not is found; a failure is a reason."""
     monkeypatch.setattr(memory, "cache_bytes", lambda device: 0)  # one copy is enough
     spoilers = {"sabotaged": sabotaged, "broken": broken}
@@ -191,7 +185,7 @@ def test_checks(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert results[name]["agreement"] == agreement.get(name, "equal"), name
 
 
-def test_own_wrong_result_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_wrong_result_fails(monkeypatch: Patch) -> None:
     case = CASES[0]
     row = {"name": case.name, "results": results_of(shrunk(case), **{OURS: sabotaged})}
     monkeypatch.setattr(command, "timed", lambda *_: {"rows": [row]})
@@ -201,27 +195,24 @@ def test_own_wrong_result_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         results_of(shrunk(case), **{OURS: broken})
 
 
-def test_where_triton_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_triton_is_timed(monkeypatch: Patch) -> None:
     """On CUDA it unpools from flat indices, forward, in every layout and rank."""
     monkeypatch.setattr(contenders, "has", lambda package: True)
-    monkeypatch.setitem(sys.modules, "benchmarks.triton_scatter", SimpleNamespace())
-    on_cpu, on_cuda = (
-        [SimpleNamespace(input=Mock(device=torch.device(d)), grad_output=None, indices=None)]
-        for d in ("cpu", "cuda")
-    )
-    timed = [case for case in DISTINCT if contenders.triton_scatter(case, on_cuda)]
-    every = product((1, 2, 3), cases.LAYOUTS, cases.DTYPES, ("int64", "int32"))
-    found = {(case.rank, case.layout, case.dtype, case.index_dtype) for case in timed}
-    assert {case for case in every if case[0] == 2} <= found
-    assert {case.rank for case in timed} == {1, 2, 3}
-    assert {(c.operation, c.direction, c.index_dtype == "uint8") for c in timed} == {
-        ("unpool", "forward", False)
-    }
-    assert not any(contenders.triton_scatter(case, on_cpu) for case in DISTINCT)
+    monkeypatch.setitem(sys.modules, "benchmarks.triton_scatter", Mock())
+
+    def timed(device: str) -> list[Case]:
+        copies: Any = [Mock(input=Mock(device=torch.device(device)), grad_output=None)]
+        return [case for case in DISTINCT if contenders.triton_scatter(case, copies)]
+
+    called = {(case.operation, case.direction, case.index_dtype) for case in timed("cuda")}
+    assert called == {("unpool", "forward", "int64"), ("unpool", "forward", "int32")}
+    ways = {(case.rank, case.layout) for case in timed("cuda")}
+    assert ways == {(case.rank, case.layout) for case in CASES}
+    assert timed("cpu") == []
 
 
 @pytest.mark.parametrize("with_host", [False, True])
-def test_order_of_the_cuda_clock(with_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_the_cuda_clock(with_host: bool, monkeypatch: Patch) -> None:
     """The device sleeps, or has nothing left to do, before what is timed."""
     cuda = Mock()
     cuda.Event().elapsed_time.return_value = 3.0
@@ -251,9 +242,7 @@ def test_copies_exceed_the_cache() -> None:
     assert len(data.rotation(given, cache_bytes=2**30)) == data.MOST_COPIES
 
 
-def test_too_large_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_large_is_said(monkeypatch: Patch, capsys: Captured) -> None:
     """It is in the table, with the reason, and no point of the plot."""
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2**30)
     results = {"facts": FACTS, "rows": [runner.run(CASES[-1], "cpu", [], 0, 2)]}
@@ -289,27 +278,16 @@ THEN = {"ours": 1.0, "clone": 1.0, "torch": 2.0}
     ],
 )
 def test_compare(
-    now: dict[str, float],
-    tolerance: float,
-    fails: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    now: dict[str, float], tolerance: float, fails: bool, tmp_path: Path, capsys: Captured
 ) -> None:
     """A regression is the mean of a family, beside both the clone and torch.nn of its own run."""
     forward, backward, both = (case.name for case in CASES[:3])
     new = [row_of(forward, **THEN), row_of(backward, **now), row_of(both, **THEN)]
     old = [row_of(name, **THEN) for name in (forward, backward)]
-    paths = [tmp_path / "new.json", tmp_path / "old.json"]
-    for rows, path in zip((new, old), paths, strict=True):
-        report.save({"facts": FACTS, "rows": rows}, path)
-    arguments = [
-        "--table",
-        str(paths[0]),
-        "--compare",
-        str(paths[1]),
-        "--tolerance",
-        str(tolerance),
-    ]
+    report.save({"facts": FACTS, "rows": new}, tmp_path / "new")
+    report.save({"facts": FACTS, "rows": old}, tmp_path / "old")
+    files = ["--table", f"{tmp_path}/new", "--compare", f"{tmp_path}/old"]
+    arguments = [*files, "--tolerance", str(tolerance)]
     if fails:
         with pytest.raises(SystemExit, match="slower than before: networks, backward"):
             command.main(arguments)
@@ -359,7 +337,7 @@ def test_end_to_end(plain: bool, tmp_path: Path) -> None:
     assert all(p.stat().st_size > 10_000 and f"Written: {p}" in lines for p in pictures)
 
 
-def test_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions(capsys: Captured) -> None:
     command.main(["--model", "--filter", "^segnet-28"])
     out = capsys.readouterr().out
     assert out.count("| segnet-28x512-b8-2x2-float32-int64-contiguous-") == 3
@@ -375,7 +353,7 @@ def test_published_results_are_small_and_of_cases_that_exist() -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def folders(tmp_path: Path, monkeypatch: Patch) -> tuple[Path, Path]:
     """In place of the one that is published, with results in it, and of the other."""
     published, partial = tmp_path / "published", tmp_path / "partial"
     monkeypatch.setattr(report, "RESULTS", published)
@@ -388,18 +366,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return published, partial
 
 
-def test_everything_is_published(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_everything_is_published(folders: tuple[Path, Path], capsys: Captured) -> None:
     command.main([*CPU, "--limit", "1000"])
     results = report.load(folders[0] / FILE)
     assert [row["name"] for row in results["rows"]] == [case.name for case in CASES]
     assert results["left_out"] == 0
     assert "left out" not in capsys.readouterr().out
-
-
-def raising(why: Any) -> None:
-    signal.raise_signal(why) if isinstance(why, signal.Signals) else 1 / 0
 
 
 PARTS = {"--filter": "^tiny", "--seconds": "1", "--peers": "torch", "--rounds": "3", "--limit": "5"}
@@ -408,10 +380,7 @@ STOPS = {signal.SIGTERM: SystemExit, signal.SIGINT: KeyboardInterrupt, "bug": Ze
 
 @pytest.mark.parametrize("why", [*PARTS, *STOPS])
 def test_part_is_not_published(
-    why: Any,
-    folders: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    why: Any, folders: tuple[Path, Path], monkeypatch: Patch, capsys: Captured
 ) -> None:
     """What stops it leaves what was timed, in the other folder, and says how much is left out."""
     published, partial = folders
@@ -421,7 +390,7 @@ def test_part_is_not_published(
         if seen:  # the cases before are on disk
             assert len(report.load(partial / FILE)["rows"]) == len(seen)
         if len(seen) == 2 and why in STOPS:
-            raising(why)
+            signal.raise_signal(why) if why != "bug" else 1 / 0
         seen.append(case.name)
         return row_of(case.name, **THEN)
 
@@ -447,9 +416,7 @@ def test_part_is_not_published(
     assert [path.name for path in partial.iterdir()] == [FILE]
 
 
-def test_published_folder_is_for_everything(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_folder_is_for_everything(folders: tuple[Path, Path], capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         command.main([*CPU, "--output", str(folders[0])])
     assert "is for everything" in capsys.readouterr().err
@@ -458,7 +425,7 @@ def test_published_folder_is_for_everything(
     assert not folders[1].exists()
 
 
-def test_half_a_report_replaces_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_report_replaces_none(tmp_path: Path, monkeypatch: Patch) -> None:
     """Killed before the new one takes its place, the old one is there."""
     path = tmp_path / "folder" / "report.json"
     old, new = ({"facts": FACTS, "rows": [{"name": name}]} for name in ("old", "new"))
@@ -486,7 +453,7 @@ def test_memory_of_a_training_step() -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_report_of_a_training_step(
-    plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plain: bool, tmp_path: Path, monkeypatch: Patch, capsys: Captured
 ) -> None:
     def step(contender: str, dtype: str, *_: Any) -> report.Row:
         sizes = {"values": 2**21, "indices": 2**22, "peak": 2**23}
