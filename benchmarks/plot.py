@@ -27,11 +27,11 @@ def fractions(rows: Sequence[Row], panels: Sequence[Axes]) -> None:
             ]
             if points:
                 panel.plot(*zip(*points, strict=True), marker, markersize=4, label=contender)
+                panel.legend(loc="lower right")
         panel.set(title=direction, xlabel="fraction of torch.clone's speed")
         panel.set_xlim(left=0)
         panel.set_yticks(range(len(names)), names, fontsize=7)
         panel.set_ylim(len(names), -1)
-        panel.legend(loc="lower right")
 
 
 def sweep(rows: Sequence[Row], panel: Axes) -> None:
