@@ -7,6 +7,7 @@
 #   make soak      the random tests, once for each of many fresh seeds
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
+#   make checks    what every change must pass beside make test; CI calls one after the other
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
 #   SEED    what tests draw their inputs from: a number, or fresh for one that nobody knows
@@ -51,7 +52,16 @@ KERNELS := $(VENV)/.cuda-$(CUDA)
 # Threads that spin while they wait take a busy machine's cores from those they wait for.
 demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-all soak bench budget lint gpu-check clean
+# The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
+# PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
+# the list, as it may fail: the PyTorch of tomorrow.
+CHECKS := lint check-newest check-oldest check-between
+NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
+# The emulation compiles no PyTorch but the headers of its number types, and the rehearsal of gpu-check
+# builds once more: once will do.
+ONCE := --ignore tests/test_emulation.py --ignore tests/test_gpu_check.py
+
+.PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
@@ -79,6 +89,22 @@ lint: $(VENV)/.lint
 
 gpu-check:
 	$(PYTHON) tests/gpu_check.py $(ARGS)
+
+checks: $(CHECKS)
+
+check-newest:
+	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
+
+check-oldest:
+	$(MAKE) test-all CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest TORCH_CUDA_ARCH_LIST=9.0 ARGS="$(ONCE)"
+
+check-between:
+	$(MAKE) test-all CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
+
+check-nightly: export PIP_PRE := 1
+check-nightly: export PIP_EXTRA_INDEX_URL := https://download.pytorch.org/whl/nightly/cpu
+check-nightly:
+	$(MAKE) test CUDA=0 VENV=.venv-nightly
 
 clean:
 	rm -rf build out *.egg-info

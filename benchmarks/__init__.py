@@ -5,18 +5,19 @@
     cases.py           what is timed, as data
     data.py            the tensors of a case, and the results it must have
     contenders.py      who is timed: a case and its tensors become a call
-    onnx_peer.py       one of them: ONNX Runtime
-    triton_scatter.py  another: the usual memset and scatter, in Triton
+    triton_scatter.py  one of them: the usual memset and scatter
     timing.py          clocks, interleaved rounds
-    memory.py          peak memory of one call, memory at hand
+    memory.py          peak memory of one call, memory at hand, pages, caches
     segnet.py          the network of the training step
     training.py        what that step holds in memory
     runner.py          one case: make, check, time, weigh
-    model.py           predicted bytes and fractions, and the table of MODEL.md
-    report.py          facts, JSON, tables
+    model.py           predicted bytes and fractions
+    report.py          where it was measured, and JSON
+    tables.py          of cases, of families, of predictions, and of what has changed
     plot.py            plots
-    console.py         progress and tables, with rich or without it
-    stopping.py        signals, and the time there is
+    show.py            progress and tables, with rich or without it
+    machine_code.py    what the CUDA kernels' instructions allow
+    control_flow.py    counts them
 """
 
 import sys

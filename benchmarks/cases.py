@@ -1,28 +1,21 @@
-"""What is timed, as data: no tensors, no PyTorch.
-
-A :class:`Case` names a max-pooling layer, and which of pooling and unpooling is called. ``CASES``
-holds all of them.
-"""
+"""What is timed, as data: no tensors, no PyTorch."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 Direction = Literal["forward", "backward", "both"]
-Layout = Literal["contiguous", "channels_last"]
 Operation = Literal["unpool", "pool", "round-trip"]
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "both")
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "channels_last")
+LAYOUTS = ("contiguous", "channels_last")
 DTYPES = ("float32", "bfloat16")
 INDEX_DTYPES = ("int64", "int32", "uint8")
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
-SWEEP_EXPONENTS = range(10, 29)
-QUICK_SWEEP_EXPONENTS = range(10, 23)
 
 
 @dataclass(frozen=True)
@@ -33,17 +26,10 @@ class Case:
         family: what the case is compared and averaged with.
         layer: where the shape is from, its size in words: the beginning of the name.
         shape: ``(N, C, *S)`` of the tensor that was pooled, which is the output of unpooling.
-        kernel_size: of the pooling window, the same in every dimension.
-        stride: of the window.
-        padding: of the pooling and of the unpooling.
+        kernel_size: of the pooling window, the same in every dimension; so are stride and padding.
         dilation: of the pooling; unpooling has none, so its indices leave their windows.
-        dtype: of the values.
-        index_dtype: of the indices.
-        layout: of every tensor.
         direction: the call, its gradient, or one after the other through autograd.
-        operation: what is called: unpooling of indices that are there, pooling that returns them,
-            or one after the other.
-        quick: whether ``--quick`` keeps it.
+        operation: unpooling of indices that are there, pooling that returns them, or both.
     """
 
     family: str
@@ -55,10 +41,9 @@ class Case:
     dilation: int = 1
     dtype: str = "float32"
     index_dtype: str = "int64"
-    layout: Layout = "contiguous"
+    layout: str = "contiguous"
     direction: Direction = "forward"
     operation: Operation = "unpool"
-    quick: bool = False
 
     @property
     def name(self) -> str:
@@ -78,10 +63,14 @@ class Case:
         return len(self.shape) - 2
 
     @property
+    def extent(self) -> int:
+        """Of a window, from its first element to its last."""
+        return self.dilation * (self.kernel_size - 1) + 1
+
+    @property
     def pooled(self) -> tuple[int, ...]:
         """``(N, C, *S)`` of the input of unpooling."""
-        extent = self.dilation * (self.kernel_size - 1) + 1
-        sizes = ((n + 2 * self.padding - extent) // self.stride + 1 for n in self.shape[2:])
+        sizes = ((n + 2 * self.padding - self.extent) // self.stride + 1 for n in self.shape[2:])
         return (*self.shape[:2], *sizes)
 
     @property
@@ -97,165 +86,100 @@ class Case:
     @property
     def overlapping(self) -> bool:
         """Whether two windows can hold the same index."""
-        return self.dilation * (self.kernel_size - 1) + 1 > self.stride
+        return self.extent > self.stride
 
     @property
-    def with_gradient(self) -> bool:
-        return self.direction != "forward"
+    def quick(self) -> bool:
+        """Whether ``--quick`` keeps it: one layer, small sizes, the usual dtypes and layout."""
+        if self.family == "sweep":
+            return self.outputs <= 2**22
+        if self.family == "networks" or self.layer.startswith("segnet"):
+            return self.layer == LAYERS[0][0]
+        if self.layout == "channels_last":
+            return False
+        if self.operation != "unpool":
+            return (self.layer, self.kernel_size) == ("image-112x64-b16", 2)
+        if self.family == "bottom":
+            return self.direction == "forward" and self.index_dtype != "int32"
+        return (self.dtype, self.index_dtype) == ("float32", "int64")
 
 
-LAYERS = (
-    ("segnet-224x64-b8", (8, 64, 224, 224), 2, True),
-    ("segnet-224x64-b32", (32, 64, 224, 224), 2, False),
-    ("segnet-28x512-b8", (8, 512, 28, 28), 2, False),
-    ("enet-256x512x16-b10", (10, 16, 256, 512), 2, False),  # its input is 512x1024
-    ("enet-128x256x64-b10", (10, 64, 128, 256), 2, False),
-    ("quicknat-256x64-b4", (4, 64, 256, 256), 2, False),
-    ("volume-128x16-b1", (1, 16, 128, 128, 128), 2, False),
-    ("signal-1048576x16-b1", (1, 16, 2**20), 2, False),
+# Name, shape, and as far as they are not 2, 2, 0, 1: kernel_size, stride, padding, dilation.
+Layer = tuple[Any, ...]
+LAYERS: tuple[Layer, ...] = (
+    ("segnet-224x64-b8", (8, 64, 224, 224)),
+    ("segnet-224x64-b32", (32, 64, 224, 224)),
+    ("segnet-28x512-b8", (8, 512, 28, 28)),
+    ("enet-256x512x16-b10", (10, 16, 256, 512)),  # its input is 512x1024
+    ("enet-128x256x64-b10", (10, 64, 128, 256)),
+    ("quicknat-256x64-b4", (4, 64, 256, 256)),
+    ("volume-128x16-b1", (1, 16, 128, 128, 128)),
+    ("signal-1048576x16-b1", (1, 16, 2**20)),
 )
 # What networks have at their bottom: many channels of planes of a few cells, 7x7 and 7x10 pooled.
 # Of fifteen rows no window holds the last.
-BOTTOMS = (
+BOTTOMS: tuple[Layer, ...] = (
     ("bottom-14x512-b64", (64, 512, 14, 14)),
     ("bottom-15x20x256-b32", (32, 256, 15, 20)),
 )
-WINDOWS = (
-    ("2x2/2", "image-112x64-b16", (16, 64, 112, 112), 2, 2, 0),
-    ("3x3/2 padding 1", "image-112x64-b16", (16, 64, 112, 112), 3, 2, 1),
-    ("4x4/4", "image-112x64-b16", (16, 64, 112, 112), 4, 4, 0),
-    ("2x2x2/2", "volume-48x32-b4", (4, 32, 48, 48, 48), 2, 2, 0),
-)
+WINDOWS: dict[str, Layer] = {
+    "2x2/2": ("image-112x64-b16", (16, 64, 112, 112), 2, 2, 0),
+    "3x3/2 padding 1": ("image-112x64-b16", (16, 64, 112, 112), 3, 2, 1),
+    "4x4/4": ("image-112x64-b16", (16, 64, 112, 112), 4, 4, 0),
+    "2x2x2/2": ("volume-48x32-b4", (4, 32, 48, 48, 48), 2, 2, 0),
+}
+EXTREMES: dict[str, Layer] = {
+    "dilated pool": ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2),
+    "3x3/1 padding 1": ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
+    "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),
+}
+
+Call = tuple[Operation, Direction]
+UNPOOLING: tuple[Call, ...] = tuple(("unpool", direction) for direction in DIRECTIONS)
+POOLING: tuple[Call, ...] = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
 
 
-# Pooling alone, and with unpooling after it, there and back.
-POOLINGS: tuple[tuple[Operation, Direction], ...] = (
-    ("pool", "forward"),
-    ("pool", "backward"),
-    ("round-trip", "both"),
-)
+ALL = {"dtype": DTYPES, "index_dtype": INDEX_DTYPES, "layout": LAYOUTS}
+USUAL = {name: values[:1] for name, values in ALL.items()}
 
 
-def _networks() -> Iterator[Case]:
-    for (layer, shape, kernel, quick), direction in itertools.product(LAYERS, DIRECTIONS):
-        yield Case("networks", layer, shape, kernel, kernel, direction=direction, quick=quick)
+def _each(
+    family: str, layer: Layer, calls: Sequence[Call], **among: Sequence[str]
+) -> Iterator[Case]:
+    """Every combination; {operation} and {index_dtype} stand for what they are in the family."""
+    among = ALL | among
+    for *chosen, (operation, direction) in product(*among.values(), calls):
+        options = dict(zip(among, chosen, strict=True))
+        options |= {"operation": operation, "direction": direction}
+        yield Case(family.format(**options), *layer, **options)
 
 
-def _grid() -> Iterator[Case]:
-    for window, dtype, index_dtype, layout, direction in itertools.product(
-        WINDOWS, DTYPES, INDEX_DTYPES, LAYOUTS, DIRECTIONS
-    ):
-        family, *what = window
-        plain = (dtype, index_dtype, layout) == (DTYPES[0], INDEX_DTYPES[0], LAYOUTS[0])
-        yield Case(
-            family,
-            *what,
-            dtype=dtype,
-            index_dtype=index_dtype,
-            layout=layout,
-            direction=direction,
-            quick=plain,
-        )
-
-
-def _bottom() -> Iterator[Case]:
-    directions: tuple[Direction, ...] = ("forward", "backward")
-    for (layer, shape), dtype, index_dtype in itertools.product(BOTTOMS, DTYPES, INDEX_DTYPES):
-        for layout, direction in itertools.product(LAYOUTS, directions):
-            quick = (layout, direction) == (LAYOUTS[0], "forward") and index_dtype != "int32"
-            yield Case(
-                "bottom",
-                layer,
-                shape,
-                dtype=dtype,
-                index_dtype=index_dtype,
-                layout=layout,
-                direction=direction,
-                quick=quick,
-            )
-        yield Case(
-            "round-trip, bottom",
-            layer,
-            shape,
-            dtype=dtype,
-            index_dtype=index_dtype,
-            direction="both",
-            operation="round-trip",
-        )
-
-
-def _poolings() -> Iterator[Case]:
-    for index_dtype, (operation, direction) in itertools.product(INDEX_DTYPES, POOLINGS):
-        family = f"{operation}, {index_dtype}"
-        for window, dtype, layout in itertools.product(WINDOWS, DTYPES, LAYOUTS):
-            _, *what = window
-            yield Case(
-                family,
-                *what,
-                dtype=dtype,
-                index_dtype=index_dtype,
-                layout=layout,
-                direction=direction,
-                operation=operation,
-                quick=(window, layout) == (WINDOWS[0], LAYOUTS[0]),
-            )
-    for (layer, shape, kernel, quick), index_dtype in itertools.product(LAYERS, INDEX_DTYPES):
-        yield Case(
-            f"round-trip, {index_dtype}",
-            layer,
-            shape,
-            kernel,
-            kernel,
-            index_dtype=index_dtype,
-            direction="both",
-            operation="round-trip",
-            quick=quick,
-        )
-
-
-def _extremes() -> Iterator[Case]:
-    dilated = ("dilated pool", "dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2)
-    duplicates = ("3x3/1 padding 1", "duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1, 1)
-    tiny = ("tiny", "tiny-16x8-b2", (2, 8, 16, 16), 2, 2, 0, 1)
-    for what, layout, direction in itertools.product(
-        (dilated, duplicates, tiny), LAYOUTS, DIRECTIONS
-    ):
-        quick = layout == LAYOUTS[0]
-        yield Case(*what, layout=layout, direction=direction, quick=quick)
-    for (family, *what), layout in itertools.product((dilated, duplicates, tiny), LAYOUTS):
-        index_dtype = "int32" if family == "dilated pool" else "uint8"
-        for operation, direction in POOLINGS:
-            yield Case(
-                f"{operation}, {family}",
-                *what,
-                index_dtype=index_dtype,
-                layout=layout,
-                direction=direction,
-                operation=operation,
-            )
-
-
-def _sweep() -> Iterator[Case]:
-    """2^10 to 2^28 output elements: 16 planes that grow to 256x256, then more planes."""
-    for exponent in SWEEP_EXPONENTS:
+def _all() -> Iterator[Case]:
+    """What says most comes first, for a run may be stopped before its end."""
+    for layer in LAYERS:
+        yield from _each("networks", layer, UNPOOLING, **USUAL)
+    yield from _each("2x2/2", WINDOWS["2x2/2"], UNPOOLING, **USUAL | {"layout": LAYOUTS})
+    for layer in BOTTOMS:
+        yield from _each("bottom", layer, UNPOOLING[:2])
+        yield from _each("round-trip, bottom", layer, POOLING[2:], layout=LAYOUTS[:1])
+    for family, layer in WINDOWS.items():
+        yield from _each(family, layer, UNPOOLING)
+    for layer in WINDOWS.values():
+        yield from _each("{operation}, {index_dtype}", layer, POOLING)
+    for layer in LAYERS:
+        options = USUAL | {"index_dtype": INDEX_DTYPES}
+        yield from _each("round-trip, {index_dtype}", layer, POOLING[2:], **options)
+    for family, layer in EXTREMES.items():
+        options = USUAL | {"layout": LAYOUTS}
+        yield from _each(family, layer, UNPOOLING, **options)
+        options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
+        yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
+    for exponent in range(10, 29):  # output elements: 16 planes that grow to 256x256, then more
         plane = min(exponent - 4, 16)
         height, width = 2 ** (plane // 2), 2 ** (plane - plane // 2)
         shape = (2 ** (exponent - plane - 4), 16, height, width)
-        quick = exponent in QUICK_SWEEP_EXPONENTS
-        yield Case("sweep", f"sweep-{2**exponent}", shape, quick=quick)
+        yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1], **USUAL)
 
 
-def _in_order() -> Iterator[Case]:
-    """What says most comes first, for a run may be stopped before its end."""
-    grid = tuple(_grid())
-    plain = len(LAYOUTS) * len(DIRECTIONS)  # 2x2/2, float32, int64
-    yield from _networks()
-    yield from grid[:plain]
-    yield from _bottom()
-    yield from grid[plain:]
-    yield from _poolings()
-    yield from _extremes()
-    yield from _sweep()
-
-
-CASES: tuple[Case, ...] = tuple(_in_order())
+CASES: tuple[Case, ...] = tuple(dict.fromkeys(_all()))
+BY_NAME = {case.name: case for case in CASES}

@@ -1,10 +1,9 @@
-"""Who is timed. Each takes a case and its tensors, and gives the call, or why it has none."""
+"""Who is timed. Each takes a case and its tensors, and gives the calls, or None: not its case."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +15,13 @@ import maxunpool_cuda.functional
 
 from . import model
 from .cases import Case
-from .data import Data, indices_of, positions
+from .data import Data, indices_of
+from .show import has
 
 # From what the case differentiates by, and indices, to what it differentiates and other results.
 Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-OURS, CLONE, TORCH, COMPILED, ONNX, TRITON = (
-    "maxunpool_cuda",
-    "clone",
-    "torch.nn",
-    "torch.compile",
-    "ONNX Runtime",
-    "Triton",
-)
-PEERS = (TORCH, COMPILED, ONNX, TRITON)
-
-
-class Unable(Exception):  # noqa: N818
-    """A contender does not do the case; the message says why."""
+OURS, CLONE, TORCH, COMPILED = "maxunpool_cuda", "clone", "torch.nn", "torch.compile"
+ONNX, TRITON = "ONNX Runtime", "Triton"
 
 
 @dataclass(frozen=True)
@@ -42,23 +31,23 @@ class Prepared:
     Attributes:
         calls: one for each copy of the data; each gives a fresh result.
         tensors: what :func:`data.definition` returns, from a result; None: nothing to compare.
-        note: what was done beforehand that its user has to do as well.
     """
 
     calls: Sequence[Callable[[], Any]]
     tensors: Callable[[Any], tuple[Tensor, ...]] | None = tuple
-    note: str = ""
 
 
-Contender = Callable[[Case, Sequence[Data]], Prepared]
+Contender = Callable[[Case, Sequence[Data]], Prepared | None]
 
 
-def directed(case: Case, data: Data, call: Call) -> Callable[[], tuple[Tensor, ...]]:
+def _directed(
+    case: Case, data: Data, call: Call, indices: Tensor
+) -> Callable[[], tuple[Tensor, ...]]:
     """``call``, or its gradient through autograd, as the case asks for.
 
     For the gradient alone the forward has been called here, and its graph is kept.
     """
-    leaf, indices, grad_output = data.input, data.indices, data.grad_output
+    leaf, grad_output = data.input, data.grad_output
     if grad_output is None:
         return lambda: call(leaf, indices)
     leaf = leaf.detach().requires_grad_()
@@ -90,8 +79,7 @@ def _call_of(module: Any, case: Case, **options: Any) -> Call:
         return result
 
     def round_trip(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        pooled, found = pool(values, indices)
-        return unpool(pooled, found)
+        return unpool(*pool(values, indices))
 
     return {"unpool": unpool, "pool": pool, "round-trip": round_trip}[case.operation]
 
@@ -100,44 +88,35 @@ def ours(case: Case, copies: Sequence[Data]) -> Prepared:
     """This package."""
     index_dtype = getattr(torch, case.index_dtype)
     call = _call_of(maxunpool_cuda.functional, case, index_dtype=index_dtype)
-    return Prepared([directed(case, data, call) for data in copies])
+    return Prepared([_directed(case, data, call, data.indices) for data in copies])
 
 
 def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     """The ceiling: a copy reads and writes as many bytes as the case's call has use for.
 
-    As many copies as there are calls. Every byte has been written before: reading memory never
-    written to reads one page of zeros.
+    As many copies as there are operators. Every byte has been written before: reading memory
+    never written to reads one page of zeros.
     """
-    calls = model.calls(case)
-    words = -(-model.useful_bytes(case) // (8 * calls))  # 4 bytes that are read and written
+    count = len(model.operators(case))
+    words = -(-model.useful_bytes(case) // (8 * count))  # 4 bytes that are read and written
     sources = [torch.ones(words, device=copies[0].input.device) for _ in copies]
 
     def copy(source: Tensor) -> list[Tensor]:
-        return [source.clone() for _ in range(calls)]
+        return [source.clone() for _ in range(count)]
 
     return Prepared([functools.partial(copy, source) for source in sources], tensors=None)
 
 
 def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
     """PyTorch's: it takes and makes flat int64 indices, whatever the case asks for."""
-    if case.index_dtype == "int64":
-        return Prepared([directed(case, data, call) for data in copies])
-    if case.operation == "unpool":
-        wide = [
-            Data(data.input, positions(case, data.indices), data.grad_output) for data in copies
-        ]
-        note = "takes int64 indices only: made beforehand"
-        return Prepared([directed(case, data, call) for data in wide], note=note)
-    calls = [directed(case, data, call) for data in copies]
-    if case.operation == "round-trip" or case.direction == "backward":
-        return Prepared(calls, note="its indices are int64")
 
-    def narrow(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def narrowed(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         values, indices, *gradient = results
         return values, indices_of(case, indices), *gradient
 
-    return Prepared(calls, narrow, note="its indices are int64")
+    with_indices = case.operation == "pool" and case.direction != "backward"
+    calls = [_directed(case, data, call, data.flat) for data in copies]
+    return Prepared(calls, narrowed if with_indices else tuple)
 
 
 def torch_nn(case: Case, copies: Sequence[Data]) -> Prepared:
@@ -152,59 +131,65 @@ def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
     return _int64(case, copies, call)
 
 
-def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
-    """ONNX Runtime on the CPU."""
-    missing = [name for name in ("onnx", "onnxruntime") if not importlib.util.find_spec(name)]
-    if missing:
-        raise Unable(f"not installed: {', '.join(missing)}")
-    if copies[0].input.device.type != "cpu":
-        raise Unable("timed on the CPU only")
-    if case.operation != "unpool":
-        raise Unable("timed unpooling only")
-    if case.direction != "forward":
-        raise Unable("has no gradient")
-    if case.dtype != "float32" or case.layout != "contiguous":
-        raise Unable("takes contiguous float32 only")
-    peer = importlib.import_module(".onnx_peer", __package__)
-    prepared = [peer.prepare(case, data) for data in copies]
-    note = "takes int64 indices over the whole tensor: made beforehand"
-    return Prepared([call for call, _ in prepared], prepared[0][1], note)
+def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
+    """ONNX Runtime's MaxUnpool on the CPU; its indices count over the whole tensor.
+
+    Its threads do not spin while they wait, or they would take the cores from who is timed next.
+    """
+    able = (case.operation, case.direction, case.dtype, case.layout, copies[0].input.device.type)
+    if able != ("unpool", "forward", "float32", "contiguous", "cpu") or not has("onnxruntime"):
+        return None
+    import onnx.parser
+    import onnxruntime
+
+    kernel, stride, pads = ([n] * case.rank for n in (case.kernel_size, case.stride, case.padding))
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+        max_unpool (float{list(case.pooled)} input, int64{list(case.pooled)} indices)
+            => (float{list(case.shape)} output)
+        <int64[{len(case.shape)}] output_size = {{{str(case.shape)[1:-1]}}}> {{
+            output = MaxUnpool<kernel_shape = {kernel}, strides = {stride}, pads = {pads + pads}>
+                (input, indices, output_size)
+        }}"""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        onnx.parser.parse_model(text).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    leading = case.shape[0] * case.shape[1]
+    offsets = torch.arange(leading).reshape(*case.shape[:2], *[1] * case.rank)
+    value = onnxruntime.OrtValue.ortvalue_from_numpy
+
+    def call_of(data: Data) -> Callable[[], Any]:
+        indices = data.flat + offsets * (case.outputs // leading)
+        feed = {"input": value(data.input.numpy()), "indices": value(indices.numpy())}
+        return lambda: session.run_with_ort_values(["output"], feed)[0]
+
+    calls = [call_of(data) for data in copies]
+    return Prepared(calls, lambda result: (torch.from_numpy(result.numpy()),))
 
 
-def triton_reason(case: Case, device: str) -> str:
-    """Why Triton's scatter, where it is installed, is not timed in the case; empty where it is."""
-    if device != "cuda":
-        return "needs CUDA"
-    if case.operation != "unpool" or case.index_dtype == "uint8":
-        return "unpools from flat indices only"
-    if case.direction != "forward":
-        return "has no gradient"
-    return ""
-
-
-def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
-    """A memset and a scatter in Triton."""
-    if reason := triton_reason(case, copies[0].input.device.type):
-        raise Unable(reason)
-    if not importlib.util.find_spec("triton"):
-        raise Unable("not installed: triton")
+def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared | None:
+    """A memset and a scatter in Triton: on CUDA, from flat indices, without a gradient."""
+    flat = case.operation == "unpool" and case.index_dtype != "uint8"
+    on_cuda = copies[0].input.device.type == "cuda"
+    if not flat or case.direction != "forward" or not on_cuda or not has("triton"):
+        return None
     peer = importlib.import_module(".triton_scatter", __package__)
-    size = case.shape[2:]
 
     def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        return (peer.max_unpool(values, indices, size),)
+        return (peer.max_unpool(values, indices, case.shape[2:]),)
 
-    return Prepared([directed(case, data, unpool) for data in copies])
+    return Prepared([_directed(case, data, unpool, data.indices) for data in copies])
 
 
-CONTENDERS: dict[str, Contender] = {
-    OURS: ours,
-    CLONE: clone,
+PEERS: dict[str, Contender] = {
     TORCH: torch_nn,
     COMPILED: torch_compile,
     ONNX: onnx_runtime,
     TRITON: triton_scatter,
 }
+CONTENDERS: dict[str, Contender] = {OURS: ours, CLONE: clone, **PEERS}
 
 
 def by_default(case: Case, quick: bool) -> list[str]:

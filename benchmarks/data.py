@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,17 +21,19 @@ class Data:
         input: random values; of unpooling, what PyTorch's max pooling makes of such.
         indices: where PyTorch finds the maxima, in the case's dtype: given to unpooling, and what
             pooling has to find.
+        flat: the same as flat int64 indices.
         grad_output: random whole numbers, which add up exactly; None where there is no backward.
     """
 
     input: Tensor
     indices: Tensor
+    flat: Tensor
     grad_output: Tensor | None
 
     def clone(self) -> Data:
         """The same values in memory of their own."""
         grad = None if self.grad_output is None else self.grad_output.clone()
-        return Data(self.input.clone(), self.indices.clone(), grad)
+        return Data(self.input.clone(), self.indices.clone(), self.flat.clone(), grad)
 
     @property
     def bytes_read(self) -> int:
@@ -53,18 +54,16 @@ def make(case: Case, device: str) -> Data:
     """Pool random values, the same ones at every call."""
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, case.dtype)
-
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
     pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding, case.dilation)
-    values, indices = pool(unpooled, *window, return_indices=True)
-    indices = indices_of(case, indices)
+    values, flat = pool(unpooled, *window, return_indices=True)
     grad_output = None
-    if case.with_gradient:
+    if case.direction != "forward":
         result = values if case.operation == "pool" else unpooled
         grad_output = laid_out(torch.empty_like(result).random_(-8, 9, generator=generator), case)
-    input = values if case.operation == "unpool" else unpooled
-    return Data(laid_out(input, case), laid_out(indices, case), grad_output)
+    input = laid_out(values if case.operation == "unpool" else unpooled, case)
+    return Data(input, laid_out(indices_of(case, flat), case), laid_out(flat, case), grad_output)
 
 
 def rotation(data: Data, cache_bytes: int) -> list[Data]:
@@ -76,51 +75,27 @@ def rotation(data: Data, cache_bytes: int) -> list[Data]:
     return [data, *(data.clone() for _ in range(count - 1))]
 
 
-def _renumbered(
-    numbers: Tensor, sizes: Sequence[int], other: Sequence[int], case: Case, sign: int
-) -> Tensor:
-    """Row-major numbers in ``sizes``, moved by where their windows begin, as those in ``other``."""
-    result = torch.zeros_like(numbers)
-    step = 1
-    for axis in range(-1, -case.rank - 1, -1):
-        cells = torch.arange(numbers.shape[axis], device=numbers.device)
-        begin = (cells * case.stride - case.padding).view(-1, *[1] * (-axis - 1))
-        result += (numbers % sizes[axis] + sign * begin) * step
-        numbers = numbers // sizes[axis]
-        step *= other[axis]
-    return result
-
-
-def indices_of(case: Case, positions: Tensor) -> Tensor:
-    """Flat int64 indices as the case has them."""
-    if case.index_dtype == "uint8":
-        window = (case.kernel_size,) * case.rank
-        positions = _renumbered(positions, case.shape[2:], window, case, -1)
-    return positions.to(getattr(torch, case.index_dtype))
-
-
-def positions(case: Case, indices: Tensor) -> Tensor:
-    """The other way around."""
-    if indices.dtype != torch.uint8:
-        return indices.long()
-    return _renumbered(indices.long(), (case.kernel_size,) * case.rank, case.shape[2:], case, 1)
+def indices_of(case: Case, flat: Tensor) -> Tensor:
+    """Flat int64 indices as the case has them; of uint8 the offset in each cell's window."""
+    if case.index_dtype != "uint8":
+        return flat.to(getattr(torch, case.index_dtype))
+    offsets = torch.zeros_like(flat)
+    for dim in range(case.rank):
+        cells = torch.arange(flat.shape[2 + dim], device=flat.device)
+        begin = (cells * case.stride - case.padding).view(-1, *[1] * (case.rank - 1 - dim))
+        place = flat // math.prod(case.shape[3 + dim :]) % case.shape[2 + dim]
+        offsets = offsets * case.kernel_size + place - begin
+    return offsets.byte()
 
 
 def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor, ...]:
-    """What every call must return, given where the maxima are.
+    """What every call must return, given where the maxima are: results, the gradient, or both.
 
-    Unpooling, of two values with one index the last in row-major order wins.
-
-    Args:
-        case: gives the sizes.
-        data: any copy.
-        to_losers: with unpooling's gradient handed to every value with the index, as PyTorch does.
-
-    Returns:
-        What the operation does, the gradient, or both, as the case's direction asks for.
+    Unpooling, of two values with one index the last in row-major order wins. With ``to_losers`` its
+    gradient is handed to every value with the index, as PyTorch does.
     """
     leading, plane = case.shape[:2], math.prod(case.shape[2:])
-    indices = positions(case, data.indices).flatten(2)
+    indices = data.flat.flatten(2)
     winner = torch.ones_like(indices, dtype=torch.bool)
     if case.overlapping:
         order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,44 +26,30 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
     allocator that the profiler saw, in order: what a library allocates on its own is not seen.
     """
     if device == "cuda":
-        torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
-        torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = call()
-    del result
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    events = [event for event in events if event.get("name") == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
-    return peak
-
-
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-
-
-def _glibc(function: str, *arguments: int) -> bool:
-    """Call a function of glibc's malloc; False where there is another one, or it refuses."""
-    found = getattr(ctypes.CDLL(None), function, None)
-    return found is not None and found(*arguments) == 1
+        call()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    allocations = [event for event in events if event.get("name") == "[memory]"]
+    allocations.sort(key=lambda event: event["ts"])
+    sizes = (event["args"]["Bytes"] for event in allocations)
+    return max(itertools.accumulate(sizes, initial=0))
 
 
 def keep_pages() -> bool:
     """Have malloc keep what is freed, however large, as the caching allocator of CUDA does.
 
     Otherwise glibc maps a tensor above 32 MiB anew for each call, and page faults take most of
-    the time. Returns whether that could be done.
+    the time. False where malloc is not glibc's.
     """
-    return _glibc("mallopt", _M_MMAP_MAX, 0) and _glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    mmap_max, trim_threshold = -4, -1  # of glibc's malloc.h
+    return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
 
 
 def available_bytes(device: str) -> int:
@@ -69,9 +57,15 @@ def available_bytes(device: str) -> int:
     if device == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
-    _glibc("malloc_trim", 0)
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 2**10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
+    (kilobytes,) = re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+    return int(kilobytes) * 2**10
+
+
+def cache_bytes(device: str) -> int:
+    """The size of the last cache before the memory; 32 MiB where it is not known."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")  # such as 32768K
+    sizes = (int(cache.read_text().rstrip("K\n")) * 2**10 for cache in caches)
+    return max(sizes, default=32 * 2**20)

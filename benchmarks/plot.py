@@ -1,115 +1,90 @@
-"""Plots: how close to a clone each case comes, and how time grows with size. Needs matplotlib."""
+"""Plots: how close to a clone each case comes, time against size, memory. Need matplotlib."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .cases import DIRECTIONS
-from .contenders import CLONE, OURS, PEERS
-from .report import Report, Row, replacing, result
+from .cases import BY_NAME, DIRECTIONS
+from .contenders import CLONE, CONTENDERS
+from .report import Report, Row, result, times
 
-STYLES: dict[str, dict[str, Any]] = {
-    OURS: {"color": "tab:blue", "marker": "o"},
-    CLONE: {"color": "tab:gray", "marker": "."},
-    PEERS[0]: {"color": "tab:red", "marker": "s"},
-    PEERS[1]: {"color": "tab:orange", "marker": "^"},
-    PEERS[2]: {"color": "tab:green", "marker": "v"},
-    PEERS[3]: {"color": "tab:purple", "marker": "D"},
-}
+MARKERS = dict(zip(CONTENDERS, "o.s^vD", strict=True))
 
 
-def _title(report: Report) -> str:
-    facts = report["facts"]
-    return f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}"
-
-
-def _without_direction(row: Row) -> str:
-    return str(row["name"].rpartition("-")[0])
-
-
-def fractions(report: Report) -> Figure | None:
-    """Fraction of the clone for each case, a panel for each direction; None where there is none."""
-    rows: Sequence[Row] = [row for row in report["rows"] if row["case"]["family"] != "sweep"]
-    names = list(dict.fromkeys(map(_without_direction, rows)))
-    if not names:
-        return None
-    figure = Figure(figsize=(13, 2 + 0.19 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(DIRECTIONS), sharex=True, sharey=True)
+def fractions(rows: Sequence[Row], panels: Sequence[Axes]) -> None:
+    """Fraction of the clone's speed for each case, a panel for each direction."""
+    names = list(dict.fromkeys(row["name"].rpartition("-")[0] for row in rows))
     for panel, direction in zip(panels, DIRECTIONS, strict=True):
-        for contender, style in STYLES.items():
+        for contender, marker in MARKERS.items():
             points = [
-                (measured["fraction_of_clone"], names.index(_without_direction(row)))
+                (1 / time, names.index(row["name"].removesuffix(f"-{direction}")))
                 for row in rows
-                if row["case"]["direction"] == direction
-                and contender != CLONE
-                and (measured := result(row, contender))
+                if row["name"].endswith(f"-{direction}") and (time := times(row, contender, CLONE))
             ]
             if points:
-                panel.plot(
-                    *zip(*points, strict=True), linestyle="", markersize=4, label=contender, **style
-                )
-        panel.axvline(1, color="black", linewidth=0.8)
+                panel.plot(*zip(*points, strict=True), marker, markersize=4, label=contender)
+                panel.legend(loc="lower right")
         panel.set(title=direction, xlabel="fraction of torch.clone's speed")
-        panel.grid(alpha=0.3)
-    panels[0].set_yticks(range(len(names)), names, fontsize=7)
-    panels[0].invert_yaxis()
-    panels[0].set_xlim(left=0)
-    found = {}
-    for panel in panels:
-        lines, labels = panel.get_legend_handles_labels()
-        found |= dict(zip(labels, lines, strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=len(STYLES))
-    figure.suptitle(_title(report))
-    return figure
+        panel.set_xlim(left=0)
+        panel.set_yticks(range(len(names)), names, fontsize=7)
+        panel.set_ylim(len(names), -1)
 
 
-def sweep(report: Report) -> Figure | None:
-    """Time against the number of output elements; None where the sweep was left out."""
-    rows = [row for row in report["rows"] if row["case"]["family"] == "sweep"]
-    if not rows:
-        return None
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    panel = figure.subplots()
-    for contender, style in STYLES.items():
+def sweep(rows: Sequence[Row], panel: Axes) -> None:
+    """Time against the number of output elements, with the quartiles."""
+    for contender, marker in MARKERS.items():
         points = [
-            (math.prod(row["case"]["shape"]), measured)
+            (BY_NAME[row["name"]].outputs, *found["quartiles"])
             for row in rows
-            if (measured := result(row, contender))
+            if (found := result(row, contender))
         ]
-        if not points:
-            continue
-        sizes, results = zip(*points, strict=True)
-        panel.plot(sizes, [r["median"] for r in results], markersize=4, label=contender, **style)
-        panel.fill_between(
-            sizes,
-            [r["first_quartile"] for r in results],
-            [r["third_quartile"] for r in results],
-            color=style["color"],
-            alpha=0.2,
-            linewidth=0,
-        )
+        if points:
+            sizes, first, medians, third = zip(*points, strict=True)
+            (line,) = panel.plot(sizes, medians, f"{marker}-", markersize=4, label=contender)
+            panel.fill_between(sizes, first, third, color=line.get_color(), alpha=0.2)
+            panel.legend()
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set(xlabel="output elements", ylabel="seconds", title="2x2/2, float32, int64, forward")
-    panel.grid(alpha=0.3)
-    if panel.lines:
-        panel.legend()
-    figure.suptitle(_title(report))
-    return figure
+
+
+def training(rows: Sequence[Row], panels: Sequence[Axes]) -> None:
+    """Of each network the bytes of all pools' values and indices, and the peak of a step."""
+    names = [f"{row['dtype']}\n{row['contender']}" for row in rows]
+    whats = {"values": "pooled values", "indices": "their indices", "peak": "peak of the step"}
+    for panel, (what, title) in zip(panels, whats.items(), strict=True):
+        bars = panel.bar(names, [row[what] / 2**20 for row in rows])
+        panel.bar_label(bars, fmt="%.0f")
+        panel.margins(y=0.1)
+        panel.set(title=title, ylabel="MiB")
 
 
 def save(report: Report, stem: Path) -> list[Path]:
     """Write the plots there are, beside the JSON; return their paths."""
-    written = []
-    for name, figure, dpi in (("fractions", fractions(report), 80), ("sweep", sweep(report), 120)):
-        if figure is not None:
-            path = stem.with_name(f"{stem.name}-{name}.png")
-            with replacing(path) as fresh:
-                figure.savefig(fresh, dpi=dpi, format="png")
-            written.append(path)
-    return written
+    facts, written = report["facts"], []
+
+    def figure(name: str, width: float, height: float) -> Figure:
+        made = Figure(figsize=(width, height), layout="constrained")
+        made.suptitle(f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}")
+        written.append((made, stem.with_name(stem.name + name)))
+        return made
+
+    if "training" in report:
+        training(report["rows"], figure(".png", 14, 4).subplots(1, 3))
+    else:
+        swept = [row for row in report["rows"] if BY_NAME[row["name"]].family == "sweep"]
+        others = [row for row in report["rows"] if row not in swept]
+        if others:
+            panels = figure("-fractions.png", 13, 2 + 0.1 * len(others)).subplots(1, 3, sharey=True)
+            fractions(others, panels)
+        if swept:
+            sweep(swept, figure("-sweep.png", 8, 5).subplots())
+    for made, path in written:
+        for panel in made.axes:
+            panel.grid(alpha=0.3)
+        made.savefig(path, dpi=100)
+    return [path for _, path in written]

@@ -1,12 +1,13 @@
 """SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image.
 
-Every pool hands its indices to the unpool across from it.
+Every pool hands its indices to the unpool across from it. The example has a network of its own: it
+is to be read from one file, in 2d and 3d, and its windows overlap; this one is the published.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -14,49 +15,38 @@ WIDTHS = (64, 128, 256, 512, 512)  # channels of the encoder's stages
 DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
 
 
-def _stage(widths: Sequence[int]) -> nn.Sequential:
-    def layers() -> Iterator[nn.Module]:
-        for inputs, outputs in itertools.pairwise(widths):
-            yield nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-            yield nn.BatchNorm2d(outputs)
-            yield nn.ReLU(inplace=True)
-
-    return nn.Sequential(*layers())
+def _stage(*widths: int) -> nn.Sequential:
+    stage = nn.Sequential()
+    for inputs, outputs in pairwise(widths):
+        stage.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False))
+        stage.append(nn.BatchNorm2d(outputs))
+        stage.append(nn.ReLU(inplace=True))
+    return stage
 
 
 class SegNet(nn.Module):
-    """``(N, channels, H, W)`` to scores, ``(N, classes, H, W)``, of any sizes from 32 on."""
+    """``(N, 3, H, W)`` to scores, ``(N, 12, H, W)``, of any sizes from 32 on."""
 
-    def __init__(
-        self,
-        channels: int = 3,
-        classes: int = 12,
-        widths: Sequence[int] = WIDTHS,
-        depths: Sequence[int] = DEPTHS,
-    ) -> None:
+    def __init__(self, widths: Sequence[int] = WIDTHS, depths: Sequence[int] = DEPTHS) -> None:
         super().__init__()
-        inputs = (channels, *widths)
-        self.encoder = nn.ModuleList(
-            _stage((before, *(width,) * depth))
-            for before, width, depth in zip(inputs, widths, depths, strict=False)
-        )
-        self.decoder = nn.ModuleList(
-            _stage((*(width,) * depth, after))
-            for after, width, depth in zip((widths[0], *widths), widths, depths, strict=False)
-        )
+        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        for (before, width), depth in zip(pairwise((3, *widths)), depths, strict=True):
+            self.encoder.append(_stage(before, *[width] * depth))
+        for (before, width), depth in zip(pairwise((widths[0], *widths)), depths, strict=True):
+            self.decoder.append(_stage(*[width] * depth, before))
         self.pools = nn.ModuleList(nn.MaxPool2d(2, return_indices=True) for _ in widths)
         self.unpools = nn.ModuleList(nn.MaxUnpool2d(2) for _ in widths)
-        self.scores = nn.Conv2d(widths[0], classes, 3, padding=1)
+        self.scores = nn.Conv2d(widths[0], 12, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         kept = []
         for stage, pool in zip(self.encoder, self.pools, strict=True):
             x = stage(x)
-            size = x.shape
+            size = x.shape[-2:]
             x, indices = pool(x)
             kept.append((indices, size))
         for stage, unpool in zip(reversed(self.decoder), reversed(self.unpools), strict=True):
             indices, size = kept.pop()
-            x = stage(unpool(x, indices, output_size=size[-2:]))
+            x = stage(unpool(x, indices, output_size=size))
         scores: Tensor = self.scores(x)
         return scores

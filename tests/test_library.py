@@ -174,7 +174,7 @@ def test_fast_kernels_need_no_more_than_their_bytes_allow(h200: dict[str, str]) 
     listing = cuobjdump("-res-usage", "-arch", f"sm_{machine_code.ARCHITECTURE}")
     found = machine_code.demands(h200, machine_code.read_usages(listing))
     slow = [demand for demand in found if demand.is_too_much]
-    assert not slow, "\n" + machine_code.table(slow, markdown=False)
+    assert not slow, "\n" + machine_code.table(slow)
 
 
 def test_the_budget_is_of_kernels_that_exist(h200: dict[str, str]) -> None:

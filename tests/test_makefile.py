@@ -1,6 +1,7 @@
 """Which kernels make builds, and what it hands to the tests. Nothing is built."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,3 +66,15 @@ def test_other_kernels_are_built_anew(tmp_path: Path) -> None:
     assert "--no-build-isolation" not in commands(tmp_path)
     for other in ("CUDA=1", "TORCH=torch==2.11.0"):
         assert "--no-build-isolation" in commands(tmp_path, other)
+
+
+def test_the_workflow_makes_every_check() -> None:
+    """One list: what CI calls are targets, and none of the checks is forgotten."""
+    makefile = (ROOT / "Makefile").read_text()
+    (checks,) = re.findall(r"^CHECKS := (.+)$", makefile, re.M)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    called = set(re.findall(r"\b(?:check-\w+|lint)\b", workflow))
+    assert called == {*checks.split(), "check-nightly"}
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in called)
+    entry = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^make (.+)$", entry, re.M) == ["test", "checks"]
