@@ -11,8 +11,9 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,50 +70,61 @@ const at::Tensor& borrowed(pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-// No at::IntArrayRef: to read one from Python, PyTorch asks of each int first whether it is a
-// tensor.
 using Ints = std::vector<int64_t>;
 
-c10::SymDimVector symbolic(const Ints& ints) {
-  return {ints.begin(), ints.end()};
-}
+// What max_unpool takes after its tensors, read from Python once for all calls that are alike.
+struct UnpoolArguments {
+  c10::SymDimVector output_size, kernel_size, stride, padding;
+  std::string reduce;
+};
+
+// The same of max_pool.
+struct PoolArguments {
+  c10::SymDimVector kernel_size, stride, padding, dilation;
+  bool ceil_mode;
+  c10::ScalarType index_dtype;
+};
 
 at::Tensor max_unpool(
-    pybind11::handle input,
-    pybind11::handle indices,
-    const Ints& output_size,
-    const Ints& kernel_size,
-    const Ints& stride,
-    const Ints& padding,
-    std::string_view reduce) {
+    pybind11::handle input, pybind11::handle indices, const UnpoolArguments& arguments) {
   const at::Tensor &values = borrowed(input), &where = borrowed(indices);
   return without_gil([&] {
     return operator_handle<true>().call(
-        values, where, symbolic(output_size), symbolic(kernel_size), symbolic(stride),
-        symbolic(padding), reduce);
+        values, where, arguments.output_size, arguments.kernel_size, arguments.stride,
+        arguments.padding, arguments.reduce);
   });
 }
 
 std::tuple<at::Tensor, at::Tensor> max_pool(
-    pybind11::handle input,
-    const Ints& kernel_size,
-    const Ints& stride,
-    const Ints& padding,
-    const Ints& dilation,
-    bool ceil_mode,
-    c10::ScalarType index_dtype) {
+    pybind11::handle input, const PoolArguments& arguments) {
   const at::Tensor& values = borrowed(input);
   return without_gil([&] {
     return pool_handle().call(
-        values, symbolic(kernel_size), symbolic(stride), symbolic(padding), symbolic(dilation),
-        ceil_mode, index_dtype);
+        values, arguments.kernel_size, arguments.stride, arguments.padding, arguments.dilation,
+        arguments.ceil_mode, arguments.index_dtype);
   });
+}
+
+// The class of Arguments for Python, made from the fields in their order.
+template <class Arguments, class... Fields>
+void bind_arguments(pybind11::module& m, const char* name) {
+  const auto field = []<class Field>(const Field& value) {
+    if constexpr (std::is_same_v<Field, Ints>) {
+      return c10::SymDimVector(value.begin(), value.end());
+    } else {
+      return value;
+    }
+  };
+  pybind11::class_<Arguments>(m, name).def(
+      pybind11::init([=](const Fields&... values) { return Arguments{field(values)...}; }));
 }
 
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
+  bind_arguments<UnpoolArguments, Ints, Ints, Ints, Ints, std::string>(m, "UnpoolArguments");
+  bind_arguments<PoolArguments, Ints, Ints, Ints, Ints, bool, c10::ScalarType>(m, "PoolArguments");
   m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
   m.def("max_pool", torch::wrap_pybind_function(&max_pool));
 #ifdef WITH_CUDA

@@ -26,8 +26,10 @@ _TOO_LARGE = 2**63
 _LARGE_WINDOW = 2**31  # with smaller ones, no sizes that fit a memory overflow
 
 
-def remembered(rule: Callable[..., Result], arguments: tuple[Any, ...]) -> Result | None:
-    """``rule(*arguments)``, worked out once for arguments of the same types and values.
+def remembered(
+    make: Callable[..., Result], rule: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Result | None:
+    """``make(*rule(*arguments))``, worked out once for arguments of the same types and values.
 
     None where it is not to be remembered: where Dynamo or torch.jit.trace should see it at work,
     where a list or a tensor could change, for symbolic ints, and where ``rule`` raises a TypeError.
@@ -40,18 +42,18 @@ def remembered(rule: Callable[..., Result], arguments: tuple[Any, ...]) -> Resul
         if type(argument) is tuple:
             leaves += argument
     try:
-        result: Result = _answer(rule, *arguments, *leaves)
+        result: Result = _answer(make, rule, *arguments, *leaves)
     except TypeError:
         return None
     return result
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def _answer(rule: Callable[..., Any], *values: Any) -> Any:
+def _answer(make: Callable[..., Any], rule: Callable[..., Any], *values: Any) -> Any:
     arguments = values[: rule.__code__.co_argcount]
     if not all(map(_is_constant, arguments)):
         raise TypeError  # which is not remembered, as no exception is
-    return rule(*arguments)
+    return make(*rule(*arguments))
 
 
 def _is_constant(argument: object) -> bool:

@@ -21,9 +21,12 @@ except ImportError as error:
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
-# The same at less cost, where neither Dynamo nor torch.jit.trace is to see the call.
+# The same at less cost, where neither Dynamo nor torch.jit.trace is to see the call: with arguments
+# that were made ready once for all calls alike.
 eager_max_unpool = _C.max_unpool
 eager_max_pool = _C.max_pool
+UnpoolArguments = _C.UnpoolArguments
+PoolArguments = _C.PoolArguments
 
 
 def build_info() -> dict[str, Any]:

@@ -47,9 +47,9 @@ def _max_unpool(
     _sharding.register()
     rule = _arguments.unpool_arguments
     given = (dims, input.shape, kernel_size, stride, padding, output_size, reduce)
-    arguments = _arguments.remembered(rule, given)
-    if arguments is not None:
-        return _ops.eager_max_unpool(input, indices, *arguments)
+    ready = _arguments.remembered(_ops.UnpoolArguments, rule, given)
+    if ready is not None:
+        return _ops.eager_max_unpool(input, indices, ready)
     arguments = rule(*given)
     if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
         _arguments.check_fits_uint8(name, kernel_size=arguments[1])
@@ -232,9 +232,9 @@ def _max_pool(
     _sharding.register()
     rule = _arguments.pool_arguments
     given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
-    arguments = _arguments.remembered(rule, given)
-    if arguments is not None:
-        results = _ops.eager_max_pool(input, *arguments)
+    ready = _arguments.remembered(_ops.PoolArguments, rule, given)
+    if ready is not None:
+        results = _ops.eager_max_pool(input, ready)
     else:
         results = _ops.max_pool(input, *rule(*given))
     return results if return_indices else results[0]

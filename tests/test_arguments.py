@@ -140,17 +140,16 @@ def test_errors_say_the_same_every_time(
 
 def test_the_entry_takes_tensors_and_ints() -> None:
     window = ((2, 2), (2, 2), (0, 0))
-    assert same(_C.max_unpool(X, INDICES, (4, 4), *window, "last"), F.max_unpool2d(X, INDICES, 2))
-    for arguments in (
-        (X, None, (4, 4)),
-        (X.tolist(), INDICES, (4, 4)),
-        (X, INDICES, (4.0, 4.0)),
-        (X, INDICES, 4),
-    ):
+    ready = _C.UnpoolArguments((4, 4), *window, "last")
+    assert same(_C.max_unpool(X, INDICES, ready), F.max_unpool2d(X, INDICES, 2))
+    for arguments in ((X, None, ready), (X.tolist(), INDICES, ready), (X, INDICES, window)):
         with pytest.raises(TypeError):
-            _C.max_unpool(*arguments, *window, "last")
+            _C.max_unpool(*arguments)  # type: ignore[arg-type]  # on purpose
+    for sizes in ((4.0, 4.0), 4):
+        with pytest.raises(TypeError):
+            _C.UnpoolArguments(sizes, *window, "last")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(TypeError):
-        _C.max_pool(None, *window, (1, 1), False, torch.int64)
+        _C.max_pool(None, _C.PoolArguments(*window, (1, 1), False, torch.int64))
 
 
 # Observers. They are told of a call alike, whether its arguments are remembered or not.
