@@ -214,55 +214,29 @@ def outcome(function: Callable, *arguments: object, **named: object) -> object:
         return type(error)
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        (3,),
-        ((3,),),
-        ((3, 2), 2),
-        (3, (2,), [1]),
-        (3, []),
-        (3, ()),
-        (3, None),
-        (3, torch.Size([])),
-        (torch.Size([3, 2]), torch.Size([2])),
-        (torch.tensor(3), torch.tensor(2), torch.tensor(1), torch.tensor(1)),
-        (torch.tensor([3]), (torch.tensor(2), 1)),
-        (np.int64(3), np.int32(2), np.uint8(1)),
-        ((np.int64(3), 2), [2, np.int16(1)]),
-        (3, 2, 1, 2),
-        (3, 2, 1, 1, True),
-        # refused
-        (3, 2, 1, 1, 1),
-        (3, 2, 1, 1, 0),
-        (3, 2, 1, 1, None),
-        ((),),
-        (3, 2, ()),
-        (3, 2, 1, ()),
-        ((3, 3, 3),),
-        (3.0,),
-        (torch.tensor(3.0),),
-        ("3",),
-        (None,),
-        (-3,),
-        ((3, -1),),
-        (3, -1),
-        (3, 2, -1),
-        (3, 2, 0, -1),
-        (2**62,),
-        (-(2**62),),
-        (3, 2**62),
-        (3, -(2**62)),
-        (3, 1, 2**62),
-        (3, 1, 1, 2**62),
-    ],
-    ids=repr,
-)
-def test_forms_of_the_window(window: tuple) -> None:
+# What a size may be given as, or not.
+SIZES = [
+    *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2]), torch.Size([2, 1])),
+    *(np.int64(2), np.uint8(2), (np.int64(2), 1), [2, np.int16(1)]),
+    *(torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1)),
+    *((), [], None, torch.Size([]), (2, 2, 2), 2.0, torch.tensor(2.0), "2"),
+    *(0, -1, (2, -1), 2**62, -(2**62)),
+]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True, 1, 0, None])
+@pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
+def test_forms_of_the_window(argument: str, ceil_mode: object) -> None:
+    """In the place of each argument of pooling: taken as torch.nn takes it, or refused alike."""
     x = torch.rand(2, 3, 9, 9)
-    expected = outcome(nn.functional.max_pool2d, x, *window)
-    got = outcome(F.max_pool2d, x, *window)
-    assert got is expected if isinstance(expected, type) else same(got, expected)
+    for size in SIZES:
+        window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
+        calls = ((x, *window.values(), ceil_mode),)
+        if argument == "kernel_size":  # alone too, as it is the stride's default
+            calls += ((x, size),)
+        for call in calls:
+            expected, got = (outcome(of.max_pool2d, *call) for of in (nn.functional, F))
+            assert got is expected if isinstance(expected, type) else same(got, expected), call
 
 
 @pytest.mark.usefixtures("one_thread")
