@@ -122,6 +122,14 @@ def test_no_graph_without_gradients(example: Example) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_gradients_of_an_empty_batch(device: str, example: Example) -> None:
+    x, *indices = (tensor[:0] for tensor in example.tensors(device))
+    output = example.values(x.requires_grad_(), *indices)
+    (grad,) = torch.autograd.grad(output.sum(), x)
+    assert grad.shape == x.shape
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_saved_indices_must_not_change(example: Example) -> None:
     x, *indices = example.tensors()
     results = example(x.requires_grad_(), *indices)
