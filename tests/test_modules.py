@@ -48,7 +48,7 @@ def tensors_for(name: str, index_dtype: torch.dtype = torch.int64) -> tuple[Tens
     """Of a module, with a kernel_size of 3 and a stride of 2."""
     dims = int(name[-2])
     if name in POOLS:
-        return (torch.rand(2, 3, *[9] * dims),)
+        return (torch.rand(2, 3, *[10] * dims),)  # where ceil_mode matters
     x = torch.rand(2, 3, *[4] * dims)
     return x, torch.randint(3 if index_dtype == torch.uint8 else 9, x.shape, dtype=index_dtype)
 
