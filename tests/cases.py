@@ -521,7 +521,8 @@ class Call:
         expected = self.reference()
         expected = expected if isinstance(expected, tuple) else (expected,)
         results = self.on(*(tensor.to(device) for tensor in self.tensors))
-        assert all(map(same, results, expected)), (self.of, self.arguments)
+        for result, right in zip(results, expected, strict=True):
+            assert same(result, right), (self.of, self.arguments)
 
 
 def unpool_call(case: Case, forward: bool) -> Call:
