@@ -1,13 +1,26 @@
-"""Random calls, for every backend to agree with the reference on."""
+"""Random calls, for every backend to agree with the reference on, and the table of operators."""
 
+import functools
 import math
 import os
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from reference import as_bytes, default_output_size, pooled_size
+from reference import (
+    as_bytes,
+    default_output_size,
+    max_pool,
+    max_unpool,
+    max_unpool_backward,
+    pooled_size,
+)
 from torch import Tensor
+
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import _ops
 
 ARITHMETIC = (
     torch.float32,
@@ -33,6 +46,7 @@ MOVABLE = (
     torch.float8_e5m2,
 )
 POOLED = tuple(dtype for dtype in ARITHMETIC if not dtype.is_complex)
+REDUCES = ("last", "sum", "mean")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
@@ -270,9 +284,21 @@ def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
 
 def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
     """Flat int64 indices for offsets that all lead into the plane."""
-    planes = offsets.contiguous().reshape(-1, math.prod(geometry.pooled)).tolist()
-    flat = [[position_of(geometry, cell, at) for cell, at in enumerate(plane)] for plane in planes]
-    return torch.tensor(flat, dtype=torch.int64).reshape(offsets.shape)
+    rest, step = offsets.long().contiguous(), 1
+    positions = torch.zeros_like(rest)
+    axes = zip(
+        geometry.pooled,
+        geometry.kernel,
+        geometry.stride,
+        geometry.padding,
+        geometry.output,
+        strict=True,
+    )
+    for inner, (cells, kernel, stride, padding, size) in enumerate(reversed(list(axes))):
+        begins = torch.arange(cells, device=rest.device) * stride - padding
+        positions += (begins.reshape(-1, *(1,) * inner) + rest % kernel) * step
+        rest, step = rest // kernel, step * size
+    return positions
 
 
 def random_offsets(
@@ -325,6 +351,12 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
     return tensor.contiguous()
 
 
+def random_leading(rng: random.Random) -> tuple[int, ...]:
+    """The sizes of the batch and of the channels, or of these alone."""
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+
+
 def random_case(
     rng: random.Random,
     *,
@@ -333,12 +365,12 @@ def random_case(
     most_cells: int = 64,
     longest: int = 9,
     offsets: bool | None = None,
+    leading: tuple[int, ...] | None = None,
 ) -> Case:
     """offsets: whether the indices are uint8; None: now and then."""
-    reduce = reduce or rng.choice(("last", "sum", "mean"))
+    reduce = reduce or rng.choice(REDUCES if set(dtypes or ()) <= set(ARITHMETIC) else ("last",))
     dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+    leading = leading or random_leading(rng)
     if offsets is None:
         offsets = rng.random() < 0.25
     indices = None
@@ -399,12 +431,14 @@ class Window:
     @property
     def has_empty_window(self) -> bool:
         """Whether dilation steps over the input somewhere: such a pool has no derivative."""
-        axes = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return any(
-            not any(0 <= p * s - pad + at * d < n for at in range(k))
-            for n, k, s, pad, d in axes
-            for p in range(pooled_size(n, k, s, pad, d, self.ceil))
-        )
+        values, _ = max_pool(torch.zeros(1, *self.sizes), *self.arguments, torch.int64)
+        return bool(values.isneginf().any())
+
+    def positions(self, offsets: Tensor) -> Tensor:
+        """Flat int64 indices for uint8 ones."""
+        pooled = tuple(offsets.shape[-len(self.sizes) :])
+        geometry = Geometry(pooled, self.kernel, self.stride, self.padding, self.sizes)
+        return positions_of(offsets, geometry)
 
     def index_dtypes(self) -> list[torch.dtype]:
         small = max(self.dilation) == 1 and math.prod(self.kernel) <= 256
@@ -448,10 +482,157 @@ def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype)
 
 
 def random_pool(
-    rng: random.Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256
+    rng: random.Random,
+    dtype: torch.dtype,
+    longest: int = 9,
+    most_cells: int = 256,
+    leading: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Window]:
     window = random_window(rng, longest, most_cells)
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    leading = (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-    x = random_input(rng, (*leading, *window.sizes), dtype)
+    x = random_input(rng, (*(leading or random_leading(rng)), *window.sizes), dtype)
     return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator, and what the reference makes of it."""
+
+    operator: Callable[..., Any]
+    tensors: tuple[Tensor, ...]  # only the first may have a gradient
+    arguments: tuple[Any, ...]
+    reference: Callable[[], Any]
+    of: Case | Window
+
+    @property
+    def dims(self) -> int:
+        return len(self.of.sizes) if isinstance(self.of, Window) else self.of.geometry.dims
+
+    def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """All results, with these tensors for the first of its own."""
+        results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
+        return results if isinstance(results, tuple) else (results,)
+
+    def values(self, x: Tensor) -> Tensor:
+        """The result that may have a gradient."""
+        return self.on(x)[0]
+
+    def check(self, device: str = "cpu") -> None:
+        """The reference's results, bit for bit."""
+        expected = self.reference()
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        results = self.on(*(tensor.to(device) for tensor in self.tensors))
+        for result, right in zip(results, expected, strict=True):
+            assert same(result, right), (self.of, self.arguments)
+
+
+def unpool_call(case: Case, forward: bool) -> Call:
+    values = case.input if forward else case.grad_output
+    operator, reference = (
+        (_ops.max_unpool, max_unpool)
+        if forward
+        else (_ops.max_unpool_backward, max_unpool_backward)
+    )
+    spatial, reduce = case.geometry.output, case.reduce
+    return Call(
+        operator,
+        (values, case.indices),
+        case.geometry.arguments(reduce),
+        lambda: reference(values, case.positions, spatial, reduce),
+        case,
+    )
+
+
+def pool_call(x: Tensor, window: Window, index_dtype: torch.dtype) -> Call:
+    arguments = (*window.arguments, index_dtype)
+    return Call(_ops.max_pool, (x,), arguments, lambda: max_pool(x, *arguments), window)
+
+
+def _draw_unpool(
+    rng: random.Random, dtype: torch.dtype | None = None, *, forward: bool, **chosen: Any
+) -> Call:
+    dtypes = None if dtype is None else (dtype,)
+    return unpool_call(random_case(rng, dtypes=dtypes, **chosen), forward)
+
+
+def _draw_pool(
+    rng: random.Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
+) -> Call:
+    x, window = random_pool(rng, dtype or rng.choice(POOLED), most_cells=most_cells, **chosen)
+    return pool_call(x, window, rng.choice(window.index_dtypes()))
+
+
+# What every test of an aspect is given in turn: how to draw a call of each operator. They take a
+# generator, and may be given the dtype, most_cells, longest and leading.
+OPERATORS: dict[str, Callable[..., Call]] = {
+    "unpool": functools.partial(_draw_unpool, forward=True, offsets=False),
+    "unpool from offsets": functools.partial(_draw_unpool, forward=True, offsets=True),
+    "gradient": functools.partial(_draw_unpool, forward=False, offsets=False),
+    "gradient from offsets": functools.partial(_draw_unpool, forward=False, offsets=True),
+    "pool": _draw_pool,
+}
+
+
+def distinct(like: Tensor) -> Tensor:
+    """No two elements are near each other, so that maxima stay where they are."""
+    return torch.randperm(like.numel()).reshape(like.shape).to(like) / 8
+
+
+def draw_differentiable(
+    operator: str, rng: random.Random, dtype: torch.dtype, **chosen: Any
+) -> Iterator[Call]:
+    """Small calls, one after another: of pooling, or with an index that is twice in a plane."""
+    while True:
+        call = OPERATORS[operator](rng, dtype, most_cells=12, longest=5, **chosen)
+        x, of = call.tensors[0], call.of
+        if x.numel() > 200 or call.values(x).numel() > 200:
+            continue
+        if isinstance(of, Window):
+            if not of.has_empty_window:
+                yield replace(call, tensors=(distinct(x),))
+        elif (of.positions.flatten(-of.geometry.dims).sort().values.diff() == 0).any():
+            yield call
+
+
+@dataclass(frozen=True)
+class Example:
+    """A function of overlapping windows, as it is used, for PyTorch to transform."""
+
+    operator: str  # unpool, gradient or pool
+    index_dtype: torch.dtype
+    reduce: str = "last"
+
+    def __str__(self) -> str:
+        return f"{self.operator}-{self.index_dtype}"
+
+    def __call__(self, x: Tensor, *indices: Tensor) -> Any:
+        if self.operator == "unpool":
+            return F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce)
+        if self.operator == "gradient":
+            window = ((4, 4), (3, 3), (1, 1), (0, 0))
+            return _ops.max_unpool_backward(x, *indices, *window, self.reduce)
+        return F.max_pool2d(x, 3, 1, return_indices=True, index_dtype=self.index_dtype)
+
+    def values(self, x: Tensor, *indices: Tensor) -> Tensor:
+        """The result that may have a gradient."""
+        results = self(x, *indices)
+        return results[0] if isinstance(results, tuple) else results
+
+    def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
+        """What it takes; many indices are the same."""
+        return tuple(batch[0] for batch in self.batches(device))
+
+    def batches(self, device: str = "cpu") -> tuple[Tensor, ...]:
+        """Five of each."""
+        sizes = (2, 2) if self.operator == "unpool" else (4, 4)
+        x = torch.rand(5, 2, 3, *sizes, dtype=torch.float64, device=device)
+        if self.operator == "pool":
+            return (x,)
+        most = 9 if self.index_dtype == torch.uint8 else 16
+        return x, torch.randint(most, (5, 2, 3, 2, 2), dtype=self.index_dtype, device=device)
+
+
+EXAMPLES = [
+    Example(operator, dtype)
+    for operator in ("unpool", "gradient", "pool")
+    for dtype in INDEX_DTYPES
+]

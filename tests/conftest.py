@@ -6,6 +6,7 @@ PyTorch is imported by what needs it: the process that hands tests out to others
 import os
 import random
 import secrets
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -86,6 +87,14 @@ def seeded(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """No test finds what another has compiled, nor its count towards the limit of such."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,7 @@ def max_pool(
     windows = tuple(zip(sizes, kernel, stride, padding, dilation, strict=True))
     pooled = tuple(pooled_size(*window, ceil_mode) for window in windows)
     rows = _planes(input, dims)
-    numbers = input.detach().cpu().reshape(len(rows), -1).tolist()
+    numbers = input.detach().cpu().reshape(len(rows), math.prod(sizes)).tolist()
     real = input.dtype.is_floating_point
     lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
     shape = (*input.shape[: input.dim() - dims], *pooled)

@@ -1,63 +1,87 @@
-"""Modules, and what else of the package is not an operator."""
+"""Modules: torch.nn's own, but for what they call; and what else of the package is no operator."""
 
 import copy
 import pickle
 
 import pytest
 import torch
-from cases import INDEX_DTYPES
-from torch import nn
+from cases import INDEX_DTYPES, REDUCES, same
+from torch import Tensor, nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
-PAIRS = [
-    (MaxUnpool1d, nn.MaxUnpool1d),
-    (MaxUnpool2d, nn.MaxUnpool2d),
-    (MaxUnpool3d, nn.MaxUnpool3d),
-]
+POOLS = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
+UNPOOLS = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
+# What a module of ours may be told and torch.nn's may not, as its repr has it.
+OWN = {
+    **dict.fromkeys(UNPOOLS, ({"reduce": "mean"}, "reduce='mean'")),
+    **dict.fromkeys(POOLS, ({"index_dtype": torch.uint8}, "index_dtype=torch.uint8")),
+}
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_modules_are_torch_modules(ours: type, theirs: type) -> None:
-    for arguments in ((2,), (3, 2, 1), (4, None)):
-        module = ours(*arguments)
+@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
+def test_modules_are_torch_modules(name: str) -> None:
+    ours, theirs = getattr(maxunpool_cuda, name), getattr(nn, name)
+    forms = [((2,), {}), ((3, 2, 1), {}), ((4, None), {}), ((), {"kernel_size": 3, "padding": 1})]
+    if name in POOLS:
+        forms.append(((3, 2, 1, 2, True, True), {}))
+    for arguments, named in forms:
+        module, other = ours(*arguments, **named), theirs(*arguments, **named)
         assert isinstance(module, theirs)
-        assert repr(module) == repr(theirs(*arguments))
+        assert repr(module) == repr(other)
+        assert vars(other).items() <= vars(module).items()
         assert module.state_dict() == {}
         assert not list(module.parameters())
+    own, text = OWN[name]
+    for module in (ours(3, 2, 1), ours(2, **own)):
         for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
             assert type(other) is ours
-            assert vars(other).keys() == vars(module).keys()
+            assert vars(other) == vars(module)
             assert repr(other) == repr(module)
-    assert "reduce='mean'" in repr(ours(2, reduce="mean"))
-    assert pickle.loads(pickle.dumps(ours(2, reduce="mean"))).reduce == "mean"
-    assert ours(kernel_size=3, stride=2, padding=1).padding == theirs(3, 2, 1).padding
+    assert text in repr(module)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script"):
+        torch.jit.script(module)
+
+
+def tensors_for(name: str, index_dtype: torch.dtype = torch.int64) -> tuple[Tensor, ...]:
+    """Of a module, with a kernel_size of 3 and a stride of 2."""
+    dims = int(name[-2])
+    if name in POOLS:
+        return (torch.rand(2, 3, *[10] * dims),)  # where ceil_mode matters
+    x = torch.rand(2, 3, *[4] * dims)
+    return x, torch.randint(3 if index_dtype == torch.uint8 else 9, x.shape, dtype=index_dtype)
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
-def test_modules_call_the_functions(reduce: str, index_dtype: torch.dtype) -> None:
-    x = torch.rand(2, 3, 2, 2)
-    most = 9 if index_dtype == torch.uint8 else 25
-    indices = torch.randint(0, most, x.shape, dtype=index_dtype)
-    for module, function, tensors in (
-        (MaxUnpool1d, F.max_unpool1d, (x[0], indices[0] % 3)),
-        (MaxUnpool2d, F.max_unpool2d, (x, indices)),
-        (MaxUnpool3d, F.max_unpool3d, (x[None], indices[None])),
-    ):
-        expected = function(*tensors, 3, 2, 0, reduce=reduce)
-        assert torch.equal(module(3, 2, reduce=reduce)(*tensors), expected)
-    assert MaxUnpool2d(2)(x, indices % 4, [5, 4]).shape == (2, 3, 5, 4)
-    assert MaxUnpool2d(2)(input=x, indices=indices % 4, output_size=(4, 5)).shape == (2, 3, 4, 5)
+@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
+def test_modules_call_the_functions(name: str, index_dtype: torch.dtype) -> None:
+    function = getattr(F, name.replace("MaxUnpool", "max_unpool").replace("MaxPool", "max_pool"))
+    module, tensors = getattr(maxunpool_cuda, name), tensors_for(name, index_dtype)
+    if name in POOLS:
+        options = {"dilation": 1, "return_indices": True, "ceil_mode": True}
+        options["index_dtype"] = index_dtype
+        results = module(3, 2, 1, **options)(*tensors)
+        assert all(map(same, results, function(*tensors, 3, 2, 1, **options)))
+        return
+    for reduce in REDUCES:
+        unpool = module(3, 2, reduce=reduce)
+        assert same(unpool(*tensors), function(*tensors, 3, 2, 0, reduce=reduce))
+        x, indices = tensors
+        size = [10] * (x.dim() - 2)
+        expected = function(*tensors, 3, 2, 0, size, reduce=reduce)
+        assert same(unpool(*tensors, size), expected)
+        assert same(unpool(input=x, indices=indices, output_size=size), expected)
 
 
-def test_a_module_made_by_torch_is_still_one_here() -> None:
-    """Pickles of torch.nn's modules have no `reduce`."""
-    module = MaxUnpool2d.__new__(MaxUnpool2d)
-    module.__setstate__(vars(nn.MaxUnpool2d(2)))
-    assert module(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)).shape == (1, 2, 2)
+@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
+def test_a_module_made_by_torch_is_still_one_here(name: str) -> None:
+    """Pickles of torch.nn's modules have no `reduce` and no `index_dtype`."""
+    ours, theirs = getattr(maxunpool_cuda, name), getattr(nn, name)(3, 2)
+    module = ours.__new__(ours)
+    module.__setstate__(vars(theirs))
+    tensors = tensors_for(name)
+    assert same(module(*tensors), ours(3, 2)(*tensors))
 
 
 def test_version_and_build_info() -> None:

@@ -5,10 +5,11 @@ says what came of it, in words. EXPECTED has the words for this package. `python
 tests/test_pytorch_issues.py` prints the table of the README.
 """
 
+import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +37,18 @@ def outcome(call: Callable[[], object]) -> str:
     except Exception as error:
         return type(error).__name__
     return str(result)
+
+
+@contextlib.contextmanager
+def four_threads(*, deterministic: bool = False) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
 
 
 def passes(check: Callable[..., bool], *arguments: object) -> str:
@@ -106,33 +119,22 @@ def issue_78126(F: ModuleType) -> str:
 def issue_78249(F: ModuleType) -> str:
     x = torch.tensor([[[[0.8725, 0.3154], [0.7132, 0.8304]]]])
     indices = torch.tensor([[[[1, 6], [1, 5]]]])
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
+    with four_threads():
         values = {round(float(F.max_unpool2d(x, indices, 2)[0, 0, 0, 1]), 4) for _ in range(5000)}
-        torch.use_deterministic_algorithms(True)
+    with four_threads(deterministic=True):
         strict = outcome(lambda: "runs" if F.max_unpool2d(x, indices, 2).any() else "")
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(before)
     return f"{sorted(values)}; deterministic mode: {strict}"
 
 
 def issue_85425(F: ModuleType) -> str:
     """Where windows overlap, gradients add up, and in another order to other sums."""
     x = torch.rand(2, 4, 9, 9, 9, generator=torch.manual_seed(0), requires_grad=True)
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with four_threads(deterministic=True):
         pooled = F.max_pool3d(x, 3, 1)
         weight = torch.rand_like(pooled)
         gradients = [
             torch.autograd.grad(pooled, x, weight, retain_graph=True)[0] for _ in range(50)
         ]
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(before)
     return f"runs; equal gradients: {all(map(gradients[0].equal, gradients))}"
 
 
@@ -191,12 +193,8 @@ def issue_132041(F: ModuleType) -> str:
 
 def issue_91555(F: ModuleType) -> str:
     x, indices = zeros(1, 2, 4, 6, 3)
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
+    with four_threads():
         return outcome(lambda: F.max_unpool3d(x, indices - 1, 3, (2, 1, 2), 1, (6, 6, 5)))
-    finally:
-        torch.set_num_threads(before)
 
 
 def issue_106702(F: ModuleType) -> str:

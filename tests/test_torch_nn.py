@@ -1,33 +1,29 @@
-"""In place of torch.nn: its results on one thread, its documentation's examples, its samples."""
+"""In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import (
-    positions_of,
-    random_geometry,
-    random_indices,
-    random_offsets,
+    LAYOUTS,
+    POOLED,
+    Window,
+    laid_out,
+    random_case,
+    random_input,
     random_pool,
-    random_values,
     same,
     some,
 )
-from torch import nn
+from torch import Tensor, nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-OURS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
-THEIRS = {
-    1: nn.functional.max_unpool1d,
-    2: nn.functional.max_unpool2d,
-    3: nn.functional.max_unpool3d,
-}
-POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -43,44 +39,70 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_same_as_torch_on_one_thread(rng: random.Random) -> None:
-    for _ in range(some(200)):
-        g = random_geometry(rng)
-        dtype = rng.choice((torch.float32, torch.float64, torch.bfloat16, torch.float16))
-        x = random_values(rng, (2, 3, *g.pooled), dtype)
-        kind = rng.choice(("own window", "anywhere", "few"))
-        indices = random_indices(rng, g, (2, 3), kind)
+@pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
+def test_unpooling_is_torchs(dtype: torch.dtype, offsets: bool, rng: random.Random) -> None:
+    for _ in range(some(40)):
+        case = random_case(rng, reduce="last", dtypes=(dtype,), offsets=offsets)
+        g, x = case.geometry, case.input
         window = [g.kernel, g.stride, g.padding]
         if g.dims == 1:  # torch.nn's 1d takes only tuples of one int as ints
             window = [v[0] for v in window]
-        expected = THEIRS[g.dims](x, indices, *window, g.output)
-        assert same(OURS[g.dims](x, indices, *window, g.output), expected), g
-        offsets = random_offsets(rng, g, (2, 3))
-        if offsets is not None:
-            expected = THEIRS[g.dims](x, positions_of(offsets, g), *window, g.output)
-            assert same(OURS[g.dims](x, offsets, *window, g.output), expected), g
+        ours, theirs = (getattr(of, f"max_unpool{g.dims}d") for of in (F, nn.functional))
+        expected = theirs(x.contiguous(), case.positions.long().contiguous(), *window, g.output)
+        assert same(ours(x, case.indices, *window, g.output), expected), g
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_round_trips_are_torchs_on_one_thread(dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(some(60)):
-        x, window = random_pool(rng, dtype, most_cells=64)
-        x = x.nan_to_num()  # of which PyTorch writes the bits as it likes
-        if max(window.dilation) > 1:
-            continue
-        dims, geometry = len(window.sizes), (window.kernel, window.stride, window.padding)
-        if dims == 1:
-            geometry = tuple(v[0] for v in geometry)
-        pool = getattr(nn.functional, f"max_pool{dims}d")
-        pooled, indices = pool(x.contiguous(), *window.arguments, return_indices=True)
-        expected = THEIRS[dims](pooled, indices, *geometry, window.sizes)
-        for index_dtype in window.index_dtypes():
-            pooled, indices = POOLS[dims - 1](
-                x, *window.arguments, return_indices=True, index_dtype=index_dtype
-            )
-            got = OURS[dims](pooled, indices, *geometry, x.shape)
-            assert same(got, expected), (window, index_dtype)
+def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
+    """Equal in every bit but those of NaNs, which PyTorch writes as it likes."""
+    nan = b != b
+    return torch.equal(a != a, nan) and same(a.where(~nan, 0), b.where(~nan, 0))
+
+
+def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
+    """Its kernels' for contiguous tensors on the CPU: some others err at -inf."""
+    ours, theirs = (getattr(of, f"max_pool{len(window.sizes)}d") for of in (F, nn.functional))
+    expected = theirs(x.contiguous(), *window.arguments, return_indices=True)
+    (values, positions), x = (t.to(device) for t in expected), x.to(device)
+    assert same_but_for_nan(ours(x, *window.arguments), values), window
+    for dtype in window.index_dtypes():
+        got, indices = ours(x, *window.arguments, return_indices=True, index_dtype=dtype)
+        assert same_but_for_nan(got, values), window
+        indices = window.positions(indices) if dtype == torch.uint8 else indices.long()
+        assert same(indices, positions), (window, dtype)
+
+
+@pytest.mark.parametrize("dtype", POOLED, ids=str)
+def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
+    for _ in range(some(25)):
+        x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
+        pooling_is_torchs(x, window, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pooling_of_long_rows_many_channels_and_large_windows(
+    device: str, layout: str, dtype: torch.dtype, rng: random.Random
+) -> None:
+    """More than a kernel takes at once, of any of these."""
+    shapes = (
+        ((1, 2, 3, 1500 + rng.randint(0, 40)), 3, 2, 1, 1),
+        ((1, 2, 1300 + rng.randint(0, 40)), 2, 1, 0, rng.randint(1, 700)),
+        ((2, 1, 2, 3000), (1, 5), (1, rng.randint(1, 7)), (0, 2), 1),
+        ((2, 1, 4, 40000), (2, 3), rng.randint(1, 4), 0, 1),  # too wide for 16-bit offsets
+        ((1, 1050, 5, 6), 2, 1, 1, 1),
+        ((2, 3, 40, 41), 40, 1, 20, 1),
+        ((2, 3, 5000), 4000, rng.randint(1, 900), 100, 1),
+        ((1, 2, 18, 17, 19), 16, 1, 8, 1),
+        ((1, 20, 7, 9, 8), (7, 9, 8), 1, 0, 1),
+    )
+    for shape, *window in rng.sample(shapes, some(9)):
+        dims = len(shape) - 2
+        x = laid_out(random_input(rng, shape, dtype), layout, dims)
+        parts = [(n,) * dims if isinstance(n, int) else n for n in window]
+        pooling_is_torchs(x, Window(shape[2:], *parts, rng.random() < 0.5), device)
 
 
 def first(results: object) -> object:
@@ -88,7 +110,7 @@ def first(results: object) -> object:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", [f.__name__ for f in (*OURS.values(), *POOLS)])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
     # Seconds, which runs of other tests should not wait for.
     pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
@@ -129,43 +151,38 @@ def agrees_on_samples(op: Any, ours: Callable, rng: random.Random) -> None:
                 ours(sample.input, *sample.args, **sample.kwargs)
 
 
-def test_documentation_of_max_unpool1d(device: str) -> None:
-    pool = nn.MaxPool1d(2, stride=2, return_indices=True)
-    unpool = maxunpool_cuda.MaxUnpool1d(2, stride=2)
-    x = torch.tensor([[[1.0, 2, 3, 4, 5, 6, 7, 8]]], device=device)
-    pooled, indices = pool(x)
-    assert unpool(pooled, indices).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8]]]
-    x = torch.tensor([[[1.0, 2, 3, 4, 5, 6, 7, 8, 9]]], device=device)
-    pooled, indices = pool(x)
-    assert unpool(pooled, indices, output_size=x.size()).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8, 0]]]
-    assert unpool(pooled, indices).tolist() == [[[0, 2, 0, 4, 0, 6, 0, 8]]]
+# What the documentation of torch.nn has for examples, of 1.8 and of 2.1 where these differ: the
+# input, the window of the pool, the output_size, and the output.
+DOCUMENTED = [
+    ([[[1, 2, 3, 4, 5, 6, 7, 8]]], None, [[[0, 2, 0, 4, 0, 6, 0, 8]]]),
+    ([[[1, 2, 3, 4, 5, 6, 7, 8, 9]]], (1, 1, 9), [[[0, 2, 0, 4, 0, 6, 0, 8, 0]]]),
+    ([[[1, 2, 3, 4, 5, 6, 7, 8, 9]]], None, [[[0, 2, 0, 4, 0, 6, 0, 8]]]),
+    (
+        [[[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]]],
+        None,
+        [[[[0, 0, 0, 0], [0, 6, 0, 8], [0, 0, 0, 0], [0, 14, 0, 16]]]],
+    ),
+    (  # to another size, where the indices of a 4x4 plane lie outside their windows
+        [[[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]]],
+        (1, 1, 5, 5),
+        [[[[0] * 5, [6, 0, 8, 0, 0], [0, 0, 0, 14, 0], [16, 0, 0, 0, 0], [0] * 5]]],
+    ),
+    (
+        [[[[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]]],
+        (1, 1, 4, 5),
+        [[[[0] * 5, [0, 7, 0, 9, 0], [0] * 5, [0, 17, 0, 19, 0]]]],
+    ),
+]
 
 
-def test_documentation_of_max_unpool2d_in_1_8(device: str) -> None:
-    """Unpooled to another size, the indices of a 4x4 plane lie outside their windows."""
-    pool = nn.MaxPool2d(2, stride=2, return_indices=True)
-    unpool = maxunpool_cuda.MaxUnpool2d(2, stride=2)
-    pooled, indices = pool(torch.arange(1.0, 17.0, device=device).reshape(1, 1, 4, 4))
-    assert unpool(pooled, indices).tolist() == [
-        [[[0, 0, 0, 0], [0, 6, 0, 8], [0, 0, 0, 0], [0, 14, 0, 16]]]
-    ]
-    output = unpool(pooled, indices, output_size=torch.Size([1, 1, 5, 5]))
-    assert output.tolist() == [
-        [[[0, 0, 0, 0, 0], [6, 0, 8, 0, 0], [0, 0, 0, 14, 0], [16, 0, 0, 0, 0], [0, 0, 0, 0, 0]]]
-    ]
-
-
-def test_documentation_of_max_unpool2d_in_2_1(device: str) -> None:
-    pool = nn.MaxPool2d(2, stride=2, return_indices=True)
-    unpool = maxunpool_cuda.MaxUnpool2d(2, stride=2)
-    x = torch.tensor(
-        [[[[1.0, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]]],
-        device=device,
-    )
-    pooled, indices = pool(x)
-    assert unpool(pooled, indices, output_size=x.size()).tolist() == [
-        [[[0, 0, 0, 0, 0], [0, 7, 0, 9, 0], [0, 0, 0, 0, 0], [0, 17, 0, 19, 0]]]
-    ]
+@pytest.mark.parametrize(("image", "size", "output"), DOCUMENTED)
+def test_documentation(
+    device: str, image: list, size: tuple[int, ...] | None, output: list
+) -> None:
+    x = torch.tensor(image, dtype=torch.float32, device=device)
+    pool = getattr(nn, f"MaxPool{x.dim() - 2}d")(2, stride=2, return_indices=True)
+    unpool = getattr(maxunpool_cuda, f"MaxUnpool{x.dim() - 2}d")(2, stride=2)
+    assert unpool(*pool(x), output_size=size and torch.Size(size)).tolist() == output
 
 
 def test_documentation_of_max_unpool3d(device: str) -> None:
@@ -179,19 +196,62 @@ def test_documentation_of_max_unpool3d(device: str) -> None:
 
 def test_documentation_of_lucid(device: str) -> None:
     """int32 indices, all zero: Lucid scatters by adding, so what falls together adds up."""
-    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=2, stride=2, reduce="sum")
-    x = torch.arange(1.0, 5.0, device=device).reshape(1, 1, 2, 2)
-    indices = torch.zeros(1, 1, 2, 2, dtype=torch.int32, device=device)
-    output = unpool(x, indices)
-    assert output.shape == (1, 1, 4, 4)
-    assert output[0, 0, 0, 0] == 10
-    assert int(output.count_nonzero()) == 1
+    for x, window, size in (
+        (torch.arange(1.0, 5.0).reshape(1, 1, 2, 2), (2, 2), 4),
+        (torch.ones(1, 3, 7, 7), (3, 2, 0), 15),
+    ):
+        unpool = maxunpool_cuda.MaxUnpool2d(*window, reduce="sum")
+        indices = torch.zeros(x.shape, dtype=torch.int32, device=device)
+        expected = torch.zeros(1, x.shape[1], size, size, device=device)
+        expected[..., 0, 0] = x.sum((2, 3))
+        assert same(unpool(x.to(device), indices), expected)
 
-    unpool = maxunpool_cuda.MaxUnpool2d(kernel_size=3, stride=2, padding=0, reduce="sum")
-    x = torch.ones(1, 3, 7, 7, device=device)
-    output = unpool(x, torch.zeros(1, 3, 7, 7, dtype=torch.int32, device=device))
-    assert output.shape == (1, 3, 15, 15)
-    assert output.flatten(2).sum(2).tolist() == [[49, 49, 49]]
+
+def outcome(function: Callable, *arguments: object, **named: object) -> object:
+    try:
+        return function(*arguments, **named)
+    except Exception as error:
+        return type(error)
+
+
+# What a size may be given as, or not.
+SIZES = [
+    *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2]), torch.Size([2, 1])),
+    *(np.int64(2), np.uint8(2), (np.int64(2), 1), [2, np.int16(1)]),
+    *(torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1)),
+    *((), [], None, torch.Size([]), (2, 2, 2), 2.0, torch.tensor(2.0), "2"),
+    *(0, -1, (2, -1), 2**62, -(2**62)),
+]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True, 1, 0, None])
+@pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
+def test_forms_of_the_window(argument: str, ceil_mode: object) -> None:
+    """In the place of each argument of pooling: taken as torch.nn takes it, or refused alike."""
+    x = torch.rand(2, 3, 9, 9)
+    for size in SIZES:
+        window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
+        calls = ((x, *window.values(), ceil_mode),)
+        if argument == "kernel_size":  # alone too, as it is the stride's default
+            calls += ((x, size),)
+        for call in calls:
+            expected, got = (outcome(of.max_pool2d, *call) for of in (nn.functional, F))
+            assert got is expected if isinstance(expected, type) else same(got, expected), call
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_names_of_arguments() -> None:
+    x = torch.rand(2, 3, 9, 9)
+    named = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, "ceil_mode": True}
+    ours, theirs = (
+        of.max_pool2d(input=x, return_indices=True, **named) for of in (F, nn.functional)
+    )
+    assert all(map(same, ours, theirs))
+    named = {"kernel_size": 2, "stride": 2, "padding": 0, "output_size": (8, 8)}
+    x = torch.rand(2, 3, 4, 4)
+    indices = torch.arange(16).reshape(4, 4).expand(x.shape)
+    ours, theirs = (of.max_unpool2d(input=x, indices=indices, **named) for of in (F, nn.functional))
+    assert same(ours, theirs)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -226,17 +286,29 @@ def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
     if unbatched:
         x, indices = x[0], indices[0]
-    told = output_size.tolist() if isinstance(output_size, torch.Tensor) else output_size
-    try:
-        expected = nn.functional.max_unpool2d(x, indices, 2, output_size=told)
-    except (TypeError, ValueError) as error:
-        if unbatched and output_size == (3, 5, 7):
-            expected = nn.functional.max_unpool2d(x, indices, 2, output_size=(5, 7))
-        else:
-            with pytest.raises(type(error), match=r"^max_unpool2d: expected"):
-                F.max_unpool2d(x, indices, 2, output_size=output_size)
-            return
-    assert same(F.max_unpool2d(x, indices, 2, output_size=output_size), expected)
+    told = output_size.tolist() if isinstance(output_size, Tensor) else output_size
+    if unbatched and told == (3, 5, 7):
+        told = (5, 7)
+    expected = outcome(nn.functional.max_unpool2d, x, indices, 2, output_size=told)
+    if isinstance(expected, type):
+        with pytest.raises(expected, match=r"^max_unpool2d: expected"):
+            F.max_unpool2d(x, indices, 2, output_size=output_size)
+    else:
+        assert same(F.max_unpool2d(x, indices, 2, output_size=output_size), expected)
+
+
+class Tagged(Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Callable, *_: object) -> object:
+        return function
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_tensor_subclasses_are_asked(name: str) -> None:
+    function = getattr(F, name)
+    x, indices = torch.rand(1, 2, 2, 2, 2), torch.zeros(1, 2, 2, 2, 2).long()
+    tensors = (x,) if "unpool" not in name else (x, indices)
+    assert function(*(tensor.as_subclass(Tagged) for tensor in tensors), 2) is function
 
 
 class Widening(nn.Module):
@@ -248,7 +320,7 @@ class Widening(nn.Module):
         self.unpool = nn.MaxUnpool2d(2)
         self.widen = nn.Conv2d(3, 8, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         pooled, indices = self.pool(x)
         wide = self.widen(pooled)
         return self.unpool(wide, indices.repeat(1, 3, 1, 1)[:, :8], output_size=x.size())
