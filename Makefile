@@ -78,7 +78,7 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/mypy
 
 gpu-check:
-	$(PYTHON) tests/gpu_check.py $(ARGS)
+	$(PYTHON) tools/gpu_check.py $(ARGS)
 
 clean:
 	rm -rf build out *.egg-info
