@@ -189,7 +189,7 @@ NAN, OTHER_NAN, ZERO = torch.tensor([0x7FC00000, 0x7FC00001, 0]).int().view(torc
     [
         (torch.stack((NAN, ZERO)), torch.stack((OTHER_NAN, ZERO)), True),
         (torch.stack((NAN, ZERO)), torch.stack((NAN, -ZERO)), False),
-        (NAN, ZERO, False),
+        (ZERO, NAN, False),
         (ZERO, ZERO.double(), False),
         ([ZERO], [ZERO, ZERO], False),
     ],
