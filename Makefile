@@ -88,7 +88,7 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/mypy
 
 gpu-check:
-	$(PYTHON) tests/gpu_check.py $(ARGS)
+	$(PYTHON) tools/gpu_check.py $(ARGS)
 
 checks: $(CHECKS)
 

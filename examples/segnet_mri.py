@@ -67,7 +67,11 @@ def load_brain(step: int) -> tuple[Tensor, Tensor]:
 
 
 class SegNet(nn.Module):
-    """Three stages down and up; the second pools with overlapping windows."""
+    """Three stages down and up; the second pools with overlapping windows.
+
+    Written out, so that this file can be read, copied and run alone; the paper's network, which
+    benchmarks and tests share, is in benchmarks/segnet.py.
+    """
 
     windows = ((2, 2, 0), (3, 2, 1), (2, 2, 0))  # kernel_size, stride, padding
 

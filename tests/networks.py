@@ -13,6 +13,10 @@ sys.path.append(str(Path(__file__).parent.parent))  # last, as in test_benchmark
 
 from benchmarks.segnet import SegNet
 
+# Of one, two and three dimensions.
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
+
 
 class Down(nn.Module):
     """ENet's bottleneck that halves: the skip branch is pooled, and padded with channels."""
@@ -20,20 +24,13 @@ class Down(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.pool = nn.MaxPool2d(2, return_indices=True)
-        self.main = nn.Sequential(
-            nn.Conv2d(inputs, inputs, 2, 2, bias=False),
-            nn.BatchNorm2d(inputs),
-            nn.PReLU(),
-            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.act = nn.PReLU()
+        self.main = nn.Sequential(nn.Conv2d(inputs, outputs, 2, 2), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         main = self.main(x)
         skip, indices = self.pool(x)
         zeros = skip.new_zeros(len(x), main.shape[1] - x.shape[1], *skip.shape[2:])
-        return self.act(main + torch.cat((skip, zeros), 1)), indices
+        return torch.relu(main + torch.cat((skip, zeros), 1)), indices
 
 
 class Up(nn.Module):
@@ -41,21 +38,17 @@ class Up(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.skip = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        )
+        self.skip = nn.Conv2d(inputs, outputs, 1)
         self.unpool = nn.MaxUnpool2d(2)
-        self.narrow = nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.ReLU())
-        self.widen = nn.ConvTranspose2d(outputs, outputs, 2, 2)
-        self.act = nn.PReLU()
+        self.main = nn.ConvTranspose2d(inputs, outputs, 2, 2)
 
     def forward(self, x: Tensor, indices: Tensor, size: torch.Size) -> Tensor:
         skip = self.unpool(self.skip(x), indices, output_size=size)
-        return self.act(self.widen(self.narrow(x), output_size=size) + skip)
+        return torch.relu(self.main(x, output_size=size) + skip)
 
 
 class ENet(nn.Module):
-    """Paszke et al., 2016, of any sizes from 8 on."""
+    """The pools and unpools of Paszke et al., 2016, of any sizes from 8 on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,62 +69,44 @@ class ENet(nn.Module):
         return self.last(x, output_size=size)
 
 
-class Dense(nn.Module):
-    """QuickNAT's block: each convolution sees what all before it saw and made."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.BatchNorm2d(channels), nn.PReLU(), nn.Conv2d(channels, width, kernel, padding=p)
-            )
-            for channels, kernel, p in ((inputs, 5, 2), (inputs + width, 5, 2), (width, 1, 0))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second, last = self.layers
-        x = torch.cat((x, first(x)), 1)
-        return last(second(x))
-
-
 class QuickNAT(nn.Module):
-    """Guha Roy et al., 2019, of sizes that 16 divides: the unpools are not told any."""
+    """As Guha Roy et al., 2019, of sizes that 8 divides: the unpools are not told any."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.encoder = nn.ModuleList(Dense(n, width) for n in (1, width, width, width))
-        self.pools = nn.ModuleList(nn.MaxPool2d(2, 2, return_indices=True) for _ in range(4))
-        self.middle = nn.Sequential(nn.Conv2d(width, width, 5, padding=2), nn.BatchNorm2d(width))
-        self.unpools = nn.ModuleList(nn.MaxUnpool2d(2, 2) for _ in range(4))
-        self.decoder = nn.ModuleList(Dense(2 * width, width) for _ in range(4))
-        self.scores = nn.Conv2d(width, 3, 1)
+        self.encoder = nn.ModuleList(nn.Conv2d(n, width, 5, 1, 2) for n in (1, width, width))
+        self.pools = nn.ModuleList(nn.MaxPool2d(2, 2, return_indices=True) for _ in range(3))
+        self.middle = nn.Sequential(nn.Conv2d(width, width, 5, 1, 2), nn.BatchNorm2d(width))
+        self.unpools = nn.ModuleList(nn.MaxUnpool2d(2, 2) for _ in range(3))
+        self.decoder = nn.ModuleList(nn.Conv2d(2 * width, width, 5, 1, 2) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         kept = []
-        for dense, pool in zip(self.encoder, self.pools, strict=True):
-            skip = dense(x)
+        for block, pool in zip(self.encoder, self.pools, strict=True):
+            skip = block(x)
             x, indices = pool(skip)
             kept.append((skip, indices))
         x = self.middle(x)
-        for dense, unpool in zip(self.decoder, self.unpools, strict=True):
+        for block, unpool in zip(self.decoder, self.unpools, strict=True):
             skip, indices = kept.pop()
-            x = dense(torch.cat((skip, unpool(x, indices)), 1))
-        return self.scores(x)
+            x = block(torch.cat((skip, unpool(x, indices)), 1))
+        return x
 
 
 class PoolAndUnpool(nn.Module):
     """As little as has both between convolutions, in any number of dimensions."""
 
-    def __init__(self, dims: int, pool: nn.Module, unpool: nn.Module) -> None:
+    def __init__(self, dims: int, *window: int) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
         self.first, self.middle, self.last = (convolution(3, 3, 3, padding=1) for _ in range(3))
-        self.pool, self.unpool = pool, unpool
+        self.pool = POOLS[dims - 1](*window, return_indices=True)
+        self.unpool = UNPOOLS[dims - 1](*window)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         pooled, indices = self.pool(x)
-        return self.last(self.unpool(self.middle(pooled), indices, output_size=x.shape[2:]))
+        return self.last(self.unpool(self.middle(pooled), indices, output_size=x.shape))
 
 
 # How to make each, and the shape of an input.
@@ -139,12 +114,16 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "SegNet": (lambda: SegNet(widths=(6, 8, 10), depths=(2, 1, 2)), (2, 3, 37, 42)),
     "ENet": (ENet, (2, 3, 45, 38)),
     "QuickNAT": (QuickNAT, (2, 1, 32, 48)),
-    "1d": (
-        lambda: PoolAndUnpool(1, nn.MaxPool1d(3, return_indices=True), nn.MaxUnpool1d(3)),
-        (2, 3, 50),
-    ),
-    "3d": (
-        lambda: PoolAndUnpool(3, nn.MaxPool3d(2, return_indices=True), nn.MaxUnpool3d(2)),
-        (2, 3, 7, 8, 9),
-    ),
+    "1d": (lambda: PoolAndUnpool(1, 3), (2, 3, 50)),
+    "3d": (lambda: PoolAndUnpool(3, 2), (2, 3, 7, 8, 9)),
 }
+
+
+def returned_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    """Of the indices of every pool in a model that returns any, by the name of the pool."""
+    return {
+        name: module(torch.rand(1, *[20] * dims))[1].dtype
+        for name, module in model.named_modules()
+        for dims, pool in enumerate(POOLS, 1)
+        if isinstance(module, pool) and module.return_indices
+    }

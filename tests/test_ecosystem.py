@@ -1,174 +1,136 @@
-"""What surrounds an operator: autocast, tracing, copies, threads, tensor subclasses."""
+"""What surrounds an operator: autocast, tracing, checkpoints, threads, tensor subclasses."""
 
 import copy
 import multiprocessing
-import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from cases import INDEX_DTYPES, same
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 
-class RoundTrip(nn.Module):
-    """A convolution, a pool and its unpooling: small, and with overlapping windows."""
+class RoundTrips(nn.Module):
+    """A convolution and two pools, with and without overlapping windows, and their unpooling."""
 
     def __init__(self, index_dtype: torch.dtype) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 2, 3, padding=1)
-        self.pool = maxunpool_cuda.MaxPool2d(3, 2, 1, return_indices=True, index_dtype=index_dtype)
-        self.unpool = maxunpool_cuda.MaxUnpool2d(3, 2, 1)
+        indices = {"return_indices": True, "index_dtype": index_dtype}
+        self.pools = nn.ModuleList(
+            (maxunpool_cuda.MaxPool2d(3, 2, 1, **indices), maxunpool_cuda.MaxPool2d(2, **indices))
+        )
+        self.unpools = nn.ModuleList(
+            (maxunpool_cuda.MaxUnpool2d(3, 2, 1), maxunpool_cuda.MaxUnpool2d(2))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.convolution(x)
-        return self.unpool(*self.pool(x), output_size=x.shape)
+        x = self.unpools[0](*self.pools[0](x), output_size=x.shape)
+        return self.unpools[1](*self.pools[1](x))
 
 
-WINDOW = (3, 2)  # overlaps
-every_index_dtype = pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+@pytest.fixture(params=INDEX_DTYPES, ids=str)
+def model(request: pytest.FixtureRequest) -> RoundTrips:
+    return RoundTrips(request.param)
 
 
-def example(index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)
-    most = 9 if index_dtype == torch.uint8 else 81
-    return torch.rand(2, 3, 4, 4), torch.randint(0, most, (2, 3, 4, 4), dtype=index_dtype)
+@pytest.fixture
+def x() -> Tensor:
+    return torch.rand(2, 1, 8, 8, requires_grad=True)
 
 
-@every_index_dtype
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
-    x, indices = example(index_dtype)
-    with torch.autocast("cpu", dtype):
-        assert F.max_unpool2d(x, indices, *WINDOW).dtype == torch.float32
-        assert F.max_unpool2d(x.to(dtype), indices, *WINDOW).dtype == dtype
-        assert F.max_pool2d(x, 2).dtype == torch.float32
-        assert F.max_pool2d(x.to(dtype), 2).dtype == dtype
-        loss = RoundTrip(index_dtype)(torch.rand(1, 1, 8, 8)).float().sum()
-    loss.backward()
-
-
-@every_index_dtype
-def test_deterministic_algorithms_raise_no_alert(index_dtype: torch.dtype) -> None:
-    torch.use_deterministic_algorithms(True)
-    x, indices = example(index_dtype)
-    for reduce in ("last", "sum", "mean"):
-        leaf = x.clone().requires_grad_()
-        F.max_unpool2d(leaf, indices, *WINDOW, reduce=reduce).sum().backward()
-        assert leaf.grad is not None
-
-
-def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())))
-
-
-@every_index_dtype
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(reentrant: bool, index_dtype: torch.dtype) -> None:
-    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8, requires_grad=True)
-    output = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+def results(model: nn.Module, called: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """What is called returns, and the gradients that every parameter of the model gets."""
+    model.zero_grad()
+    output = called(x)
     output.pow(2).sum().backward()
-    assert all(map(same, (p.grad for p in model.parameters()), gradients(model, x)))
+    return [output.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@every_index_dtype
-def test_saved_tensors_elsewhere(index_dtype: torch.dtype) -> None:
-    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
-    expected = gradients(model, x)
-    kept = []
+def with_replicas(model: RoundTrips) -> RoundTrips:
+    other = copy.copy(model)
+    other._modules = dict(model._modules)
+    for name in ("pools", "unpools"):
+        replicas = [each._replicate_for_data_parallel() for each in getattr(model, name)]
+        setattr(other, name, nn.ModuleList(replicas))
+    return other
+
+
+WAYS: dict[str, Callable[[RoundTrips], Callable[[Tensor], Tensor]]] = {
+    "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
+    "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
+    # For any batch, and the spatial sizes it was traced with.
+    "traced": lambda model: torch.jit.trace(model, torch.rand(3, 1, 8, 8)),
+    "replicas of DataParallel": with_replicas,
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_call_a_model(way: str, model: RoundTrips, x: Tensor) -> None:
+    expected = results(model, model, x)
+    assert all(map(same, results(model, WAYS[way](model), x), expected))
+
+
+def test_saved_tensors_elsewhere(model: RoundTrips, x: Tensor) -> None:
+    expected, kept = results(model, model, x), []
 
     def pack(tensor: Tensor) -> int:
         kept.append(tensor.detach().clone())
         return len(kept) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
-        assert all(map(same, gradients(model, x), expected))
-    # Those of the pooling and those of the unpooling.
-    assert [t.dtype for t in kept].count(index_dtype) == 2
+    with saved_tensors_hooks(pack, kept.__getitem__):
+        assert all(map(same, results(model, model, x), expected))
+    # Those of the pools and those of the unpools.
+    assert [t.dtype for t in kept].count(model.pools[0].index_dtype) == 4
 
 
-@every_index_dtype
-def test_inference_mode(index_dtype: torch.dtype) -> None:
-    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
-    with torch.inference_mode():
-        output = model(x)
-    assert output.is_inference()
-    assert same(output, model(x))
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@every_index_dtype
-def test_jit_trace(index_dtype: torch.dtype) -> None:
-    """For any batch, and the spatial sizes it was traced with."""
-    x, indices = example(index_dtype)
-    traced = torch.jit.trace(maxunpool_cuda.MaxUnpool2d(*WINDOW), (x, indices))
-    assert same(traced(x[:1] * 2, indices[:1]), F.max_unpool2d(x[:1] * 2, indices[:1], *WINDOW))
-    model, images = RoundTrip(index_dtype), torch.rand(3, 1, 8, 8)
-    traced = torch.jit.trace(model, images)
-    assert same(traced(images[:2] * 2), model(images[:2] * 2))
-    assert all(map(same, gradients(traced, images), gradients(model, images)))
-
-
-def test_jit_script_is_refused_clearly() -> None:
-    for module in (
-        maxunpool_cuda.MaxUnpool2d(*WINDOW),
-        nn.Sequential(maxunpool_cuda.MaxUnpool1d(2)),
-    ):
-        with pytest.raises(NotImplementedError, match=r"MaxUnpool\dd: expected torch.compile"):
-            torch.jit.script(module)
-
-
-@every_index_dtype
-def test_whole_models_copy_and_pickle(tmp_path: Path, index_dtype: torch.dtype) -> None:
-    model, x = RoundTrip(index_dtype), torch.rand(1, 1, 8, 8)
-    torch.save(model, tmp_path / "model.pt")
-    for other in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(tmp_path / "model.pt", weights_only=False),
-    ):
-        assert same(other(x), model(x))
-    assert model.state_dict().keys() == {"convolution.weight", "convolution.bias"}
-
-
-@every_index_dtype
-def test_replicas_of_data_parallel(index_dtype: torch.dtype) -> None:
-    module = maxunpool_cuda.MaxUnpool2d(*WINDOW, reduce="mean")
-    x, indices = example(index_dtype)
-    assert same(module._replicate_for_data_parallel()(x, indices), module(x, indices))
-
-
-@every_index_dtype
-def test_threads_of_the_caller(index_dtype: torch.dtype) -> None:
-    x, indices = example(index_dtype)
-    expected = F.max_unpool2d(x, indices, *WINDOW)
-    (gradient,) = torch.autograd.grad(
-        F.max_unpool2d(leaf := x.clone().requires_grad_(), indices, *WINDOW).sum(), leaf
-    )
-    wrong = []
+def test_threads_of_the_caller(model: RoundTrips, x: Tensor) -> None:
+    expected, right = results(model, model, x), []
 
     def work() -> None:
-        for _ in range(200):
-            leaf = x.clone().requires_grad_()
-            output = F.max_unpool2d(leaf, indices, *WINDOW)
-            (grad,) = torch.autograd.grad(output.sum(), leaf)
-            if not (same(output, expected) and same(grad, gradient)):
-                wrong.append(1)
+        own = copy.deepcopy(model)
+        leaf = x.detach().requires_grad_()
+        right.append(all(all(map(same, results(own, own, leaf), expected)) for _ in range(50)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert right == [True] * 4
+
+
+def test_inference_mode(model: RoundTrips, x: Tensor) -> None:
+    with torch.inference_mode():
+        output = model(x)
+    assert output.is_inference()
+    assert same(output, model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, model: RoundTrips, x: Tensor) -> None:
+    """The operators take what they are given, in its dtype."""
+    with torch.autocast("cpu", dtype):
+        assert model(x).dtype == dtype  # as the convolution makes it
+        for given in (x, x.to(dtype)):
+            values, indices = F.max_pool2d(given, 2, return_indices=True)
+            assert values.dtype == F.max_unpool2d(values, indices, 2).dtype == given.dtype
+        loss = model(x).float().sum()
+    loss.backward()
+    assert x.grad.any()
 
 
 def run_alone(script: str, *arguments: str) -> str:
@@ -256,19 +218,22 @@ def test_daemon_threads_outlive_the_interpreter(work: str) -> None:
 
 
 class Unpooled(Dataset):
+    """What each index dtype gives, times the number of the sample."""
+
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, i: int) -> Tensor:
-        return torch.stack([F.max_unpool2d(*example(t), *WINDOW) * i for t in INDEX_DTYPES])
+        x = torch.arange(16.0).reshape(1, 4, 4)
+        pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
+        return torch.stack([F.max_unpool2d(*each, 2) * i for each in pooled])
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
-    Unpooled()[0]  # so that a fork has something to inherit
+    expected = torch.stack([Unpooled()[i] for i in range(6)])  # what a fork inherits, too
     context = multiprocessing.get_context(start)
     loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
-    expected = torch.stack([Unpooled()[i] for i in range(6)])
     assert same(torch.cat(list(loader)), expected)
 
 
@@ -288,56 +253,48 @@ class Logged:
         return function.__name__, function(*bare, **(kwargs or {}))
 
 
-@every_index_dtype
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("which", [0, 1])
 def test_tensor_subclasses(which: int, index_dtype: torch.dtype) -> None:
-    tensors = list(example(index_dtype))
-    expected = F.max_unpool2d(*tensors, *WINDOW, reduce="sum")
-    tensors[which] = tensors[which].as_subclass(Tagged)
-    output = F.max_unpool2d(*tensors, *WINDOW, reduce="sum")
+    """Each of the two tensors may be one, and every argument reaches who is asked."""
+    tensors: list[Any] = [torch.rand(2, 3, 4, 4), torch.randint(9, (2, 3, 4, 4)).to(index_dtype)]
+    plain, options = tensors[which], {"output_size": (10, 9), "reduce": "mean"}
+    expected = F.max_unpool2d(*tensors, 3, 2, **options)
+    tensors[which] = plain.as_subclass(Tagged)
+    output = F.max_unpool2d(*tensors, 3, 2, **options)
     assert type(output) is Tagged
     assert same(output.as_subclass(Tensor), expected)
+    tensors[which] = Logged(plain)
+    for name, output in (
+        F.max_unpool2d(*tensors, 3, 2, **options),
+        maxunpool_cuda.MaxUnpool2d(3, 2, reduce="mean")(*tensors, (10, 9)),
+    ):
+        assert name == "max_unpool2d"
+        assert same(output, expected)
 
 
-@every_index_dtype
-@pytest.mark.parametrize("which", [0, 1])
-def test_torch_function(which: int, index_dtype: torch.dtype) -> None:
-    tensors = list(example(index_dtype))
-    expected = F.max_unpool2d(*tensors, *WINDOW, output_size=(10, 9), reduce="mean")
-    tensors[which] = Logged(tensors[which])
-    name, output = F.max_unpool2d(*tensors, *WINDOW, output_size=(10, 9), reduce="mean")
-    assert name == "max_unpool2d"
-    assert same(output, expected)
-    name, output = maxunpool_cuda.MaxUnpool2d(*WINDOW, reduce="mean")(*tensors, (10, 9))
-    assert same(output, expected)
-
-
-def models_of_pools(dims: int) -> tuple[nn.Module, nn.Module]:
-    """One of torch.nn's, and it converted."""
-    pool = getattr(nn, f"MaxPool{dims}d")
-    model = nn.Sequential(nn.ReLU(), pool(3, 2, 1), pool(2, ceil_mode=True))
-    converted = copy.deepcopy(model)
-    for module in converted[1:]:
-        module.__class__ = getattr(maxunpool_cuda, f"MaxPool{dims}d")
-    return model, converted
+QUANTIZED = (torch.quint8, torch.qint8)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=str)
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_quantized_tensors_are_pooled_by_torch(dims: int, dtype: torch.dtype) -> None:
-    model, converted = models_of_pools(dims)
-    x = torch.quantize_per_tensor(torch.rand(2, 3, *[9] * dims) - 0.5, 0.01, 7, dtype)
+@pytest.mark.parametrize(
+    ("dims", "kind"),
+    [*((dims, kind) for dims in (1, 2, 3) for kind in QUANTIZED), (2, "mkldnn"), (3, "mkldnn")],
+    ids=str,
+)
+def test_what_torch_pools(dims: int, kind: Any) -> None:
+    """Quantized tensors, and those in MKL-DNN's layout, of which PyTorch has no 1d pooling."""
+    pool = getattr(nn, f"MaxPool{dims}d")
+    model = nn.Sequential(nn.ReLU(), pool(3, 2, 1), pool(2, ceil_mode=True))
+    converted = copy.deepcopy(model)
+    maxunpool_cuda.replace_max_pooling(converted, plain_pools=True)
+    x = torch.rand(2, 3, *[9] * dims) - 0.5
+    x = torch.quantize_per_tensor(x, 0.01, 7, kind) if kind in QUANTIZED else x.to_mkldnn()
     got, expected = converted(x), model(x)
-    assert got.qscheme() == expected.qscheme()
-    assert (got.q_scale(), got.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
-    assert torch.equal(got.int_repr(), expected.int_repr())
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-def test_mkldnn_tensors_are_pooled_by_torch(dims: int) -> None:
-    model, converted = models_of_pools(dims)
-    x = torch.randn(2, 3, *[9] * dims).to_mkldnn()
-    got, expected = converted(x), model(x)
-    assert got.layout == expected.layout == torch._mkldnn
-    assert same(got.to_dense(), expected.to_dense())
+    assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
+    if kind in QUANTIZED:
+        assert got.qscheme() == expected.qscheme()
+        assert (got.q_scale(), got.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
+        assert torch.equal(got.int_repr(), expected.int_repr())
+    else:
+        assert same(got.to_dense(), expected.to_dense())

@@ -36,7 +36,7 @@ def gpu_check(
     python: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [python, "tests/gpu_check.py", *arguments]
+    command = [python, "tools/gpu_check.py", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True
     )
@@ -78,7 +78,7 @@ time.sleep(60)
 """
 ONE_STEP = """
 import sys
-sys.path.append("tests")
+sys.path.append("tools")
 import gpu_check
 gpu_check.SPARE = 1
 command = [sys.executable, "-c", sys.argv.pop(1)]
