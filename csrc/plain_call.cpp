@@ -1,7 +1,7 @@
 #include "plain_call.h"
 
 #include "handles.h"
-#include "pool.h"
+#include "max_pool.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/DispatchKeySet.h>
@@ -201,7 +201,7 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> max_pool_if_plain(const Python
   const bool seen = call.return_indices == Py_True;
   const c10::ScalarType asked = reinterpret_cast<THPDtype*>(call.index_dtype)->scalar_type;
   if (kernel.size == 0 || stride.size == 0 || padding.size == 0 || dilation.size == 0 ||
-      !is_index_type(asked) || (!seen && !bytes_do(kernel.view(), dilation.view()))) {
+      !is_index_type(asked) || (!seen && !fits_uint8(kernel.view(), dilation.view()))) {
     return std::nullopt;
   }
   return without_gil([&] {
