@@ -4,8 +4,8 @@
 // theirs, rather than as a torch::autograd::Function, which neither forward mode nor torch.func
 // takes.
 #include "handles.h"
+#include "max_pool.h"
 #include "node.h"
-#include "pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -34,9 +34,11 @@ variable_list transposed(
   if (!grads[0].defined()) {
     return {at::Tensor()};
   }
-  const auto part = [&](int64_t i) { return c10::SymIntArrayRef(window).slice(i * rank, rank); };
+  const auto argument = [&](int64_t i) {
+    return c10::SymIntArrayRef(window).slice(i * rank, rank);
+  };
   return {operator_handle<!kForward>().call(
-      grads[0], indices, part(0), part(1), part(2), part(3), reduce)};
+      grads[0], indices, argument(0), argument(1), argument(2), argument(3), reduce)};
 }
 
 // The node of an operator that is linear in its values.
@@ -55,8 +57,9 @@ class Transpose : public Node {
         indices_(indices, /*is_output=*/false),
         rank_(static_cast<int64_t>(kernel_size.size())),
         reduce_(reduce) {
-    for (const c10::SymIntArrayRef part : {output_size, kernel_size, stride, padding}) {
-      window_.insert(window_.end(), part.begin(), part.end()); // one list costs less than four
+    // One list costs less than four.
+    for (const c10::SymIntArrayRef numbers : {output_size, kernel_size, stride, padding}) {
+      window_.insert(window_.end(), numbers.begin(), numbers.end());
     }
   }
 
@@ -100,6 +103,33 @@ class Transpose : public Node {
   std::string reduce_;
 };
 
+// Gives `result` its derivatives: it is, at least near `values`, that linear function of them which
+// the operator is for these indices.
+template <bool kForward>
+void differentiate(
+    const char* node_name,
+    const at::Tensor& values,
+    const at::Tensor& result,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef output_size,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::string_view reduce) {
+  if (torch::autograd::compute_requires_grad(values)) {
+    const auto node = make_node<Transpose<kForward>>(
+        node_name, indices, output_size, kernel_size, stride, padding, reduce);
+    node->set_next_edges(torch::autograd::collect_next_edges(values));
+    torch::autograd::set_history(result, node);
+  }
+  const at::Tensor& tangent = values._fw_grad(/*level=*/0);
+  if (tangent.defined()) {
+    const at::Tensor of_result = operator_handle<kForward>().call(
+        tangent, indices, output_size, kernel_size, stride, padding, reduce);
+    result._set_fw_grad(of_result, /*level=*/0, /*is_inplace_op=*/false);
+  }
+}
+
 template <bool kForward>
 at::Tensor differentiable(
     c10::DispatchKeySet keys,
@@ -110,30 +140,15 @@ at::Tensor differentiable(
     c10::SymIntArrayRef stride,
     c10::SymIntArrayRef padding,
     c10::string_view reduce) {
-  const auto& op = operator_handle<kForward>();
-  NodePointer<Transpose<kForward>> node;
-  if (torch::autograd::compute_requires_grad(values)) {
-    node = make_node<Transpose<kForward>>(
-        kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward", indices, output_size,
-        kernel_size, stride, padding, reduce);
-    node->set_next_edges(torch::autograd::collect_next_edges(values));
-  }
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return op.redispatch(
+    return operator_handle<kForward>().redispatch(
         keys & c10::after_autograd_keyset, values, indices, output_size, kernel_size, stride,
         padding, reduce);
   }();
-  if (node) {
-    torch::autograd::set_history(result, node);
-  }
-  const at::Tensor& tangent = values._fw_grad(/*level=*/0);
-  if (tangent.defined()) {
-    result._set_fw_grad(
-        op.call(tangent, indices, output_size, kernel_size, stride, padding, reduce),
-        /*level=*/0,
-        /*is_inplace_op=*/false);
-  }
+  differentiate<kForward>(
+      kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward", values, result, indices,
+      output_size, kernel_size, stride, padding, reduce);
   return result;
 }
 
@@ -152,31 +167,19 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
         keys & c10::after_autograd_keyset, input, kernel_size, stride, padding, dilation, ceil_mode,
         index_dtype);
   }();
-  const at::Tensor& tangent = input._fw_grad(/*level=*/0);
-  const bool backward = torch::autograd::compute_requires_grad(input);
-  if (!backward && !tangent.defined()) {
+  if (!torch::autograd::compute_requires_grad(input) && !input._fw_grad(/*level=*/0).defined()) {
     return results;
   }
-  auto& [values, indices] = results;
+  const auto& [values, indices] = results;
   const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
   check_no_empty_window<c10::SymInt>(
-      {kernel_size, stride, padding, dilation, ceil_mode, index_dtype}, sizes);
+      {{"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype}, sizes);
   std::vector<c10::SymInt> extent; // the cells of a window lie within it
   for (size_t d = 0; d < kernel_size.size(); ++d) {
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);
   }
-  if (backward) {
-    const auto node = make_node<Transpose<false>>(
-        "MaxPoolBackward", indices, sizes, extent, stride, padding, "sum");
-    node->set_next_edges(torch::autograd::collect_next_edges(input));
-    torch::autograd::set_history(values, node);
-  }
-  if (tangent.defined()) {
-    values._set_fw_grad(
-        operator_handle<false>().call(tangent, indices, sizes, extent, stride, padding, "sum"),
-        /*level=*/0,
-        /*is_inplace_op=*/false);
-  }
+  differentiate<false>(
+      "MaxPoolBackward", input, values, indices, sizes, extent, stride, padding, "sum");
   return results;
 }
 

@@ -2,126 +2,76 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Half.h>
-#include <c10/util/complex.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 namespace maxunpool_cuda {
 
 // "last" and the plain gather only move data: an element is its bytes.
-template <size_t Size>
-struct BytesOf;
-template <>
-struct BytesOf<1> {
-  using type = uint8_t;
+struct SixteenBytes {
+  uint64_t low, high;
 };
-template <>
-struct BytesOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct BytesOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct BytesOf<8> {
-  using type = uint64_t;
-};
-template <>
-struct BytesOf<16> {
-  struct type {
-    uint64_t low, high;
-  };
-};
-template <size_t Size>
-using Bytes = typename BytesOf<Size>::type;
+template <size_t kSize>
+using Bytes = std::conditional_t<
+    kSize <= 2,
+    std::conditional_t<kSize == 1, uint8_t, uint16_t>,
+    std::conditional_t<
+        kSize == 4,
+        uint32_t,
+        std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
 
-// Each of these calls f with std::type_identity of the chosen type.
+// Calls f with std::type_identity of Bytes.
 template <class F>
 void with_bytes(size_t size, F&& f) {
-  switch (size) {
-    case 1:
-      return f(std::type_identity<Bytes<1>>{});
-    case 2:
-      return f(std::type_identity<Bytes<2>>{});
-    case 4:
-      return f(std::type_identity<Bytes<4>>{});
-    case 8:
-      return f(std::type_identity<Bytes<8>>{});
-    case 16:
-      return f(std::type_identity<Bytes<16>>{});
-    default:
-      TORCH_CHECK(false, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
-  }
+  const bool known = [&]<size_t... kSizes>(std::index_sequence<kSizes...>) {
+    return ((size == kSizes && (f(std::type_identity<Bytes<kSizes>>{}), true)) || ...);
+  }(std::index_sequence<1, 2, 4, 8, 16>{});
+  TORCH_CHECK(known, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
+}
+
+// Calls f with std::type_identity of the C++ type, and says whether `type` is one of kTypes.
+template <c10::ScalarType... kTypes, class F>
+bool with_type_of(c10::ScalarType type, F&& f) {
+  return (
+      (type == kTypes &&
+       (f(std::type_identity<c10::impl::ScalarTypeToCPPTypeT<kTypes>>{}), true)) ||
+      ...);
+}
+
+template <class F>
+bool with_index_type(c10::ScalarType type, F&& f) {
+  using enum c10::ScalarType;
+  return with_type_of<Byte, Int, Long>(type, f);
+}
+
+// The types that add up.
+template <class F>
+bool with_arithmetic_type(c10::ScalarType type, F&& f) {
+  using enum c10::ScalarType;
+  return with_type_of<
+      Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double, ComplexFloat, ComplexDouble>(
+      type, f);
+}
+
+// The types of which several have a largest.
+template <class F>
+bool with_ordered_type(c10::ScalarType type, F&& f) {
+  using enum c10::ScalarType;
+  return with_type_of<Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double>(type, f);
 }
 
 inline bool is_index_type(c10::ScalarType type) {
-  return type == c10::ScalarType::Long || type == c10::ScalarType::Int ||
-         type == c10::ScalarType::Byte;
+  return with_index_type(type, [](auto) {});
 }
-
-template <class F>
-void with_index_type(c10::ScalarType type, F&& f) {
-  switch (type) {
-    case c10::ScalarType::Byte:
-      return f(std::type_identity<uint8_t>{});
-    case c10::ScalarType::Int:
-      return f(std::type_identity<int32_t>{});
-    default:
-      return f(std::type_identity<int64_t>{});
-  }
-}
-
-// Calls f for the types that add up, and says whether `type` is one of them.
-template <class F>
-bool with_arithmetic_type(c10::ScalarType type, F&& f) {
-  using c10::ScalarType;
-  switch (type) {
-    case ScalarType::Byte:
-      return f(std::type_identity<uint8_t>{}), true;
-    case ScalarType::Char:
-      return f(std::type_identity<int8_t>{}), true;
-    case ScalarType::Short:
-      return f(std::type_identity<int16_t>{}), true;
-    case ScalarType::Int:
-      return f(std::type_identity<int32_t>{}), true;
-    case ScalarType::Long:
-      return f(std::type_identity<int64_t>{}), true;
-    case ScalarType::Half:
-      return f(std::type_identity<c10::Half>{}), true;
-    case ScalarType::BFloat16:
-      return f(std::type_identity<c10::BFloat16>{}), true;
-    case ScalarType::Float:
-      return f(std::type_identity<float>{}), true;
-    case ScalarType::Double:
-      return f(std::type_identity<double>{}), true;
-    case ScalarType::ComplexFloat:
-      return f(std::type_identity<c10::complex<float>>{}), true;
-    case ScalarType::ComplexDouble:
-      return f(std::type_identity<c10::complex<double>>{}), true;
-    default:
-      return false;
-  }
-}
-
-// As with_arithmetic_type, for the types of which several have a largest.
-template <class F>
-bool with_ordered_type(c10::ScalarType type, F&& f) {
-  return !c10::isComplexType(type) &&
-         with_arithmetic_type(type, [&]<class T>(std::type_identity<T> chosen) {
-           if constexpr (!c10::is_complex<T>::value) {
-             f(chosen);
-           }
-         });
-}
-
 inline bool is_arithmetic_type(c10::ScalarType type) {
   return with_arithmetic_type(type, [](auto) {});
+}
+inline bool is_ordered_type(c10::ScalarType type) {
+  return with_ordered_type(type, [](auto) {});
 }
 
 } // namespace maxunpool_cuda

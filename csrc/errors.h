@@ -1,7 +1,33 @@
-// Bad indices that a CUDA kernel met and nobody has been told of yet.
+// How bad indices are raised.
 #pragma once
 
+#include <c10/util/StringUtil.h>
+
+#include <cstdint>
+#include <string>
+
 namespace maxunpool_cuda {
+
+// The words for a bad index. `position` counts in the pooled plane, `plane` in batch * channels;
+// `out` holds the sizes of three axes, of which the caller named the last `rank`; in_window: the
+// index is a window offset.
+inline std::string invalid_index(
+    int rank,
+    const int64_t (&out)[3],
+    bool in_window,
+    int64_t index,
+    int64_t position,
+    int64_t plane) {
+  std::string volume;
+  for (int a = 3 - rank; a < 3; ++a) {
+    volume += (volume.empty() ? "" : "x") + std::to_string(out[a]);
+  }
+  return c10::str(
+      "max_unpool", rank,
+      "d: expected indices in the output plane but got: Found an invalid max index: ", index,
+      in_window ? " (an offset in its window)" : "", " (output volumes are of size ", volume,
+      ") at position ", position, " of plane ", plane);
+}
 
 #ifdef WITH_CUDA
 // Waits for every device that has run a kernel of ours, and raises what it reported.

@@ -1,4 +1,14 @@
 // The one geometry that every kernel, of every rank, layout and backend, is written for.
+//
+// Words that mean one thing in all of csrc:
+//   cell   a position of a pooled plane; its window is the set of output positions that it covers
+//   slab   what one outer index of a Geometry holds: a plane, or all planes of an image
+//   part   the output positions of a slab that one thread, or one CUDA block, owns
+//   chunk  neighbours in memory that are done at once
+//   tile   the cells, with their outputs, that one CUDA thread does
+//   slot   what a kernel remembers of one output while it runs
+//   stray  an index in its plane, but outside its own window
+//   bad    an index outside its plane
 #pragma once
 
 #include <cstdint>
@@ -11,6 +21,14 @@
 #endif
 
 namespace maxunpool_cuda {
+
+// Quotients rounded down and up, of any number by a positive one.
+MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_down(int64_t a, int64_t b) {
+  return a / b - (a % b < 0 ? 1 : 0);
+}
+MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) {
+  return a / b + (a % b > 0 ? 1 : 0);
+}
 
 // A spatial dimension. Window p covers the output coordinates [p * stride - padding,
 // p * stride - padding + kernel), clipped to [0, out).
@@ -26,9 +44,9 @@ struct Axis {
 // A pooled tensor is a dense array [outer][depth][height][width][inner], and so is an unpooled one:
 // - contiguous: outer = batch * channels, inner = 1;
 // - channels last: outer = batch, inner = channels.
-// Ranks below three have leading axes of size 1. A "slab" is what one outer index holds; a plane is
-// one (outer, inner) pair. Indices count positions of the output plane, whatever the layout, or of
-// the window of their cell; see kIsWindowOffset.
+// Ranks below three have leading axes of size 1. A plane is one (outer, inner) pair. Indices count
+// positions of the output plane, whatever the layout, or of the window of their cell; see
+// kIsWindowOffset.
 template <class Offset>
 struct Geometry {
   static constexpr int kAxes = 3;
@@ -44,9 +62,9 @@ struct Geometry {
   MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
 };
 
-// Windows that share no position, before they are clipped.
+// Whether no two windows share a position, even before they are clipped.
 template <class Offset>
-bool windows_are_apart(const Geometry<Offset>& geometry) {
+bool disjoint(const Geometry<Offset>& geometry) {
   for (const Axis<Offset>& axis : geometry.axis) {
     if (axis.kernel > axis.stride) {
       return false;
@@ -55,10 +73,10 @@ bool windows_are_apart(const Geometry<Offset>& geometry) {
   return true;
 }
 
-// int64 and int32 indices are flat positions in the output plane. uint8 ones are row-major offsets
-// in the window of their cell, before it is clipped: none can name an output beyond it.
+// int64 and int32 indices are flat positions in the output plane. uint8 ones are window offsets:
+// row-major in the window of their cell, before it is clipped. None can name an output beyond it.
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
-constexpr int kMostOffsets = 256; // that a byte tells apart
+constexpr int kMostOffsets = 256; // that uint8 tells apart
 
 } // namespace maxunpool_cuda

@@ -20,26 +20,16 @@ enum class Reduce : int8_t {
 
 // The type sums of T are accumulated in; integers wrap in it.
 template <class T>
-struct AccumulatorOf {
-  using type = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
-};
-template <>
-struct AccumulatorOf<c10::Half> {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<c10::BFloat16> {
-  using type = float;
-};
-template <class T>
-using Accumulator = typename AccumulatorOf<T>::type;
+using Accumulator = std::conditional_t<
+    std::is_integral_v<T>,
+    int64_t,
+    std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>>;
 
 template <class T>
 MAXUNPOOL_HOST_DEVICE inline T mean_of(Accumulator<T> sum, int64_t count) {
   using A = Accumulator<T>;
   if constexpr (std::is_integral_v<T>) {
-    const int64_t quotient = sum / count;
-    return static_cast<T>(quotient - (sum % count < 0 ? 1 : 0));
+    return static_cast<T>(divide_down(sum, count));
   } else if constexpr (std::is_floating_point_v<A>) {
     return static_cast<T>(sum / static_cast<A>(count));
   } else {

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-// What loops over neighbouring elements is compiled twice on x86-64: the vectors that every such
-// processor has are too short for it to pay.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define MAXUNPOOL_AVX2 __attribute__((target("avx2")))
 #define MAXUNPOOL_INLINE __attribute__((always_inline))
@@ -15,11 +13,24 @@
 namespace maxunpool_cuda {
 
 #if defined(MAXUNPOOL_AVX2)
-inline bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2");
-  return has;
+template <class Work>
+MAXUNPOOL_AVX2 inline auto with_avx2(const Work& work) {
+  return work();
 }
 #endif
+
+// The result of work(), compiled a second time for the longer vectors of processors that have them.
+// Work, and all that it calls, is to be MAXUNPOOL_INLINE.
+template <class Work>
+inline auto in_vectors(const Work& work) {
+#if defined(MAXUNPOOL_AVX2)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2) {
+    return with_avx2(work);
+  }
+#endif
+  return work();
+}
 
 // Fetches memory for later. There need not be any: the address is no pointer into an array.
 template <class T>

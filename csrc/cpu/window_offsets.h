@@ -1,7 +1,8 @@
-// One-byte indices: from offsets in the window of a cell to positions in the output plane.
+// uint8 indices: from offsets in the window of a cell to positions in the output plane.
 #pragma once
 
 #include "../geometry.h"
+#include "processor.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <limits>
 
 namespace maxunpool_cuda {
+namespace { // of one file: GCC inlines more of what no other can call
 
 // Cells [first, end) of a slab, or of an axis.
 struct CellRange {
@@ -22,9 +24,11 @@ struct CellRange {
 };
 
 // Calls work(cell, channel, element), each counted from the beginning of any slab, in memory's
-// order or in reverse. `inner`: channels; a constant makes a simple loop of it.
+// order or in reverse. `inner`: channels; a constant makes a simple loop of it. What is not inlined
+// here reads what it captures from memory again for each element.
 template <bool kReverse, class Inner, class Work>
-void for_each_element(const CellRange& cells, Inner inner, const Work& work) {
+MAXUNPOOL_INLINE inline void for_each_element(
+    const CellRange& cells, Inner inner, const Work& work) {
   for (int64_t i = 0; i < cells.end - cells.first; ++i) {
     const int64_t cell = kReverse ? cells.end - 1 - i : cells.first + i;
     for (int64_t j = 0; j < inner; ++j) {
@@ -49,7 +53,7 @@ class WindowOffsets {
     for (int a = 0; a < 3; ++a) {
       const int64_t last = axis[a].out + axis[a].padding - axis[a].kernel;
       whole_[a] = {
-          (axis[a].padding + axis[a].stride - 1) / axis[a].stride,
+          divide_up(axis[a].padding, axis[a].stride),
           last < 0 ? 0 : std::min(axis[a].in, last / axis[a].stride + 1)};
     }
   }
@@ -61,7 +65,7 @@ class WindowOffsets {
     Row(const WindowOffsets& all, int64_t z, int64_t y, int64_t first)
         : all_(all), first_(first), z_(z), y_(y) {
       const auto& [depth, height, width] = all.geometry_.axis;
-      // Unsigned: far outside of the plane, where nothing will ask for it, it may wrap around.
+      // Unsigned, as it may wrap around far outside of the plane, where it is not used.
       const auto unsigned_start = [&](int a, int64_t cell) {
         return static_cast<uint64_t>(all.start(a, cell));
       };
@@ -73,12 +77,12 @@ class WindowOffsets {
           whole ? CellRange{first + all.whole_[2].first, first + all.whole_[2].end} : CellRange{};
     }
 
-    // For the elements of cells of the row, in order or in reverse: calls known(position, channel,
-    // element) where windows and positions are sure to lie in [begin, end), and open(...)
-    // elsewhere. There, a position that is not in the window, or not in the plane, is negative.
+    // Visits the elements of cells of the row, in order or in reverse: known(position, channel,
+    // element) where the position is sure to lie in [begin, end), open(position, channel, element)
+    // elsewhere. The position given to open is negative if the index is bad.
     // `in_windows`: what the function of that name says of these indices, or of more.
     template <bool kReverse, class Inner, class Known, class Open>
-    void for_each(
+    MAXUNPOOL_INLINE void for_each(
         const CellRange& cells,
         Inner inner,
         const uint8_t* indices,
@@ -102,7 +106,7 @@ class WindowOffsets {
       look<kReverse>(kReverse ? left : right, inner, indices, open);
     }
 
-    // Calls open(position, channel, element), as for_each, for elements whose windows are clipped.
+    // Calls open(position, channel, element), as for_each, where windows are clipped.
     template <class Open>
     void for_each_clipped(
         const CellRange& cells, int64_t inner, const uint8_t* indices, const Open& open) const {
@@ -128,13 +132,13 @@ class WindowOffsets {
 
     const WindowOffsets& all_;
     int64_t first_, z_, y_, start_, stride_;
-    CellRange whole_; // whose windows the output holds entirely
+    CellRange whole_; // whose windows are not clipped
   };
 
   // Calls visit(row, cells) for the rows, or parts of them, that the cells make up, in order or in
   // reverse. There is at least one cell.
   template <bool kReverse, class Visit>
-  void for_each_row(const CellRange& cells, const Visit& visit) const {
+  MAXUNPOOL_INLINE void for_each_row(const CellRange& cells, const Visit& visit) const {
     const auto& [depth, height, width] = geometry_.axis;
     const CellRange rows{cells.first / width.in, (cells.end - 1) / width.in + 1};
     int64_t row = kReverse ? rows.end - 1 : rows.first;
@@ -158,7 +162,7 @@ class WindowOffsets {
     }
   }
 
-  // Is none of the offsets too large?
+  // Whether no offset is too large.
   bool in_windows(const uint8_t* indices, int64_t count) const {
     uint8_t most = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -192,4 +196,5 @@ class WindowOffsets {
   CellRange whole_[3]; // along each axis
 };
 
+} // namespace
 } // namespace maxunpool_cuda

@@ -142,7 +142,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const auto size = static_cast<int64_t>(arguments.element_size);
   const auto index_size = static_cast<int64_t>(c10::elementSize(arguments.index_type));
   const int64_t kernel_volume = depth.kernel * height.kernel * width.kernel;
-  const bool apart = windows_are_apart(g), last = arguments.reduce == Reduce::last;
+  const bool apart = disjoint(g), last = arguments.reduce == Reduce::last;
   const bool offsets = index_size == 1, forward = arguments.forward;
   const bool adds_nothing = forward && apart && !c10::isComplexType(arguments.type);
   if (g.inner != 1 || size > 8 || !(last ? forward || !offsets : adds_nothing) ||

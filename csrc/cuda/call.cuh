@@ -1,9 +1,8 @@
 // What a call of max unpooling is, and what its plans ask of its geometry.
 #pragma once
 
-#include "../dtypes.h"
+#include "../calls.h"
 #include "../geometry.h"
-#include "../reduction.h"
 #include "divider.cuh"
 #include "limits.h"
 #include "report.cuh"
@@ -16,17 +15,8 @@
 
 namespace maxunpool_cuda {
 
-struct Arguments {
-  Geometry<int64_t> geometry;
-  Reduce reduce;
-  bool forward;
-  bool deterministic;   // also in the last bits of sums
-  c10::ScalarType type; // of the values
-  c10::ScalarType index_type;
-  size_t element_size;
-  const void* values; // input, or grad_output
-  const void* indices;
-  void* result; // output, or grad_input
+struct Arguments : UnpoolCall {
+  bool deterministic; // also in the last bits of sums
   ErrorRecord* error;
   Limits limits{};
   int64_t threads = kThreads; // of a block
@@ -40,10 +30,6 @@ struct SharedShape {
   int64_t bytes;  // of shared memory, for each block
   bool likely;    // that the pieces need anything done
 };
-
-inline int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 inline Divider<uint32_t> divider(int64_t by) {
   return Divider<uint32_t>(static_cast<uint32_t>(by));
@@ -65,11 +51,10 @@ Geometry<Offset> narrow(const Geometry<int64_t>& from) {
   return to;
 }
 
-// Windows that share no output and begin at multiples of the stride.
-inline bool windows_are_disjoint(const Geometry<int64_t>& geometry) {
+// Whether windows begin elsewhere than at multiples of the stride.
+inline bool is_padded(const Geometry<int64_t>& geometry) {
   const auto padded = [](const Axis<int64_t>& axis) { return axis.padding != 0; };
-  return windows_are_apart(geometry) &&
-         std::none_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
+  return std::any_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
 }
 
 // There is no such dimension, or none to speak of.

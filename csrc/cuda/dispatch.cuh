@@ -96,7 +96,7 @@ class Dispatch {
   template <class Index>
   Chunks sum() const {
     std::optional<Chunks> chunks;
-    if (windows_are_disjoint(geometry_) && !c10::isComplexType(arguments_.type)) {
+    if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
         chunks = compiled<TakeLast<T>, Index>(); // nothing is added to anything
       });
@@ -203,7 +203,7 @@ class Dispatch {
         if constexpr (!kOffsets) {
           run(backward_bands<T, Index>);
         }
-      } else if (!kOffsets || !windows_are_apart(geometry_)) {
+      } else if (!kOffsets || !disjoint(geometry_)) {
         run(forward_bands<T, Index, true>, negative_zero<T>());
       } else if constexpr (kOffsets) {
         run(forward_bands<T, Index, false>, negative_zero<T>());

@@ -1,10 +1,10 @@
 // Max pooling's face to PyTorch: one launch on the current stream.
-#include "../pool.h"
+#include "../max_pool.h"
 #include "launch.cuh"
 #include "limits.h"
 #include "max_pool.cuh"
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -12,20 +12,12 @@
 namespace maxunpool_cuda {
 namespace {
 
-void pool_on_device(const PoolCall& call) {
+void pool_on_device(const PoolCall& call, c10::Device device) {
   TORCH_CHECK(
-      call.input.is_cuda(), "max_pool", call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ", call.input.device());
-  const c10::cuda::CUDAGuard guard(call.input.device());
-  const PoolArguments arguments{
-      call.geometry,
-      {call.dilation[0], call.dilation[1], call.dilation[2]},
-      call.input.scalar_type(),
-      call.indices.scalar_type(),
-      call.input.const_data_ptr(),
-      call.values.mutable_data_ptr(),
-      call.indices.mutable_data_ptr(),
-      limits().narrow};
+      device.is_cuda(), "max_pool", call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ", device);
+  const c10::cuda::CUDAGuard guard(device);
+  const PoolArguments arguments{call, limits().narrow};
   const ItemLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
   PoolDispatch(launch, arguments).run();
 }

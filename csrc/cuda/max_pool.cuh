@@ -1,6 +1,7 @@
 // Which kernel a call of max pooling runs. Everything but the launch itself; see dispatch.cuh.
 #pragma once
 
+#include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "divider.cuh"
@@ -18,14 +19,7 @@
 
 namespace maxunpool_cuda {
 
-struct PoolArguments {
-  Geometry<int64_t> geometry;
-  int64_t dilation[3];
-  c10::ScalarType type;
-  c10::ScalarType index_type;
-  const void* input;
-  void* values;
-  void* indices;
+struct PoolArguments : PoolCall {
   int64_t narrow = int64_t{1} << 31; // as in Limits
 };
 

@@ -2,7 +2,7 @@
 // Nothing here waits for the device, unless an error is raised or MAXUNPOOL_CUDA_SYNC_CHECK=1 asks
 // for it.
 #include "../errors.h"
-#include "../operator.h"
+#include "../max_unpool.h"
 #include "dispatch.cuh"
 #include "error_records.cuh"
 #include "launch.cuh"
@@ -11,6 +11,8 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -59,7 +61,7 @@ struct StreamLaunch : ItemLaunch {
       const std::type_identity_t<Parameters>&... arguments) const {
     constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kReserved = 1 << 10, kMost = 2048;
     const int64_t threads = std::clamp<int64_t>(
-        (shape.slots / kSlotsPerThread + kWarp - 1) / kWarp * kWarp, kWarp, kBlockTeam);
+        divide_up(shape.slots / kSlotsPerThread, kWarp) * kWarp, kWarp, kBlockTeam);
     int64_t blocks = shape.pieces;
     if (!shape.likely) { // as many as run at once
       const int64_t resident = std::clamp<int64_t>(
@@ -77,26 +79,17 @@ bool checks_in_step() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-template <bool kForward>
-void run_on_device(const Call& call) {
+void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   TORCH_CHECK(
-      call.values.is_cuda(), "max_unpool", call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ", call.values.device());
-  const c10::cuda::CUDAGuard guard(call.values.device());
-  DeviceErrors& errors = ErrorRecords::get().of(call.values.device().index());
+      device.is_cuda(), "max_unpool", call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ", device);
+  const c10::cuda::CUDAGuard guard(device);
+  DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
-  const Processors& processors = Processors::of(call.values.device().index());
+  const Processors& processors = Processors::of(device.index());
   const Arguments arguments{
-      call.geometry,
-      call.reduce,
-      kForward,
+      call,
       at::globalContext().deterministicAlgorithms(),
-      call.values.scalar_type(),
-      call.indices.scalar_type(),
-      static_cast<size_t>(call.values.element_size()),
-      call.values.const_data_ptr(),
-      call.indices.const_data_ptr(),
-      call.result.mutable_data_ptr(),
       errors.record(),
       limits(),
       kThreads,
@@ -105,7 +98,7 @@ void run_on_device(const Call& call) {
   at::Tensor workspace;
   if (plan.bytes > 0) {
     workspace = at::empty(
-        {static_cast<int64_t>(plan.bytes)}, call.values.options().dtype(c10::ScalarType::Byte));
+        {static_cast<int64_t>(plan.bytes)}, at::TensorOptions(device).dtype(c10::ScalarType::Byte));
   }
   const StreamLaunch launch{{c10::cuda::getCurrentCUDAStream().stream()}, processors};
   Dispatch(launch, arguments, plan, plan.bytes > 0 ? workspace.mutable_data_ptr() : nullptr).run();
@@ -133,8 +126,8 @@ void check_errors() {
 }
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
-  m.impl("max_unpool", run<true, run_on_device<true>>);
-  m.impl("max_unpool_backward", run<false, run_on_device<false>>);
+  m.impl("max_unpool", run<true, unpool_on_device>);
+  m.impl("max_unpool_backward", run<false, unpool_on_device>);
 }
 
 } // namespace maxunpool_cuda

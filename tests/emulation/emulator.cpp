@@ -78,16 +78,10 @@ void run(const Request& request) {
   const Array ready(sizeof(uint32_t), 0);
   error.ready = new (ready.data()) uint32_t{0};
   const Arguments arguments{
-      g,
-      static_cast<Reduce>(request.reduce),
-      request.forward != 0,
+      {g, static_cast<Reduce>(request.reduce), request.forward != 0,
+       static_cast<c10::ScalarType>(request.type), static_cast<c10::ScalarType>(request.index_type),
+       static_cast<size_t>(request.element_size), values.data(), indices.data(), result.data()},
       request.deterministic != 0,
-      static_cast<c10::ScalarType>(request.type),
-      static_cast<c10::ScalarType>(request.index_type),
-      static_cast<size_t>(request.element_size),
-      values.data(),
-      indices.data(),
-      result.data(),
       &error,
       {request.narrow, request.slot_bytes, request.shared_bytes, request.small_bytes,
        request.small_plane},

@@ -52,13 +52,13 @@ void run(const Request& request) {
   read(input.data(), unpooled * request.element_size);
 
   const PoolArguments arguments{
-      g,
-      {request.dilation[0], request.dilation[1], request.dilation[2]},
-      static_cast<c10::ScalarType>(request.type),
-      static_cast<c10::ScalarType>(request.index_type),
-      input.data(),
-      values.data(),
-      indices.data(),
+      {g,
+       {request.dilation[0], request.dilation[1], request.dilation[2]},
+       static_cast<c10::ScalarType>(request.type),
+       static_cast<c10::ScalarType>(request.index_type),
+       input.data(),
+       values.data(),
+       indices.data()},
       request.narrow};
   int64_t items = 0;
   std::string name;

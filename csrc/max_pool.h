@@ -1,87 +1,58 @@
-// Max pooling: its one validation, for eager and traced calls alike (see checks.h), and what a
-// kernel of it gets.
+// Max pooling: the validation, and from tensors to the call of a backend.
 #pragma once
 
+#include "calls.h"
 #include "checks.h"
 #include "dtypes.h"
 #include "geometry.h"
-#include "operator.h"
+#include "layout.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/MemoryFormat.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/SymInt.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace maxunpool_cuda {
 
-// The arguments of max_pool after its input, as the schema orders them. Cell k of window p lies at
-// the input coordinate p * stride - padding + k * dilation.
+// The arguments after the tensor. Cell k of window p lies at the input coordinate
+// p * stride - padding + k * dilation.
 template <class Size>
-struct PoolWindow {
-  c10::ArrayRef<Size> kernel_size;
-  c10::ArrayRef<Size> stride;
-  c10::ArrayRef<Size> padding;
+struct PoolWindow : Window<Size> {
   c10::ArrayRef<Size> dilation;
   bool ceil_mode;
   c10::ScalarType index_dtype;
-
-  size_t rank() const { return kernel_size.size(); }
-  std::string name() const { return "max_pool" + std::to_string(rank()) + "d"; }
 };
 
 template <class Size>
 void check_pool_window(const PoolWindow<Size>& window) {
+  check_rank(window);
   const size_t rank = window.rank();
-  TORCH_CHECK_VALUE(
-      rank >= 1 && rank <= 3, "max_pool: expected kernel_size of 1, 2 or 3 elements but got ",
-      window.kernel_size);
-  const std::string name = window.name();
   TORCH_CHECK_VALUE(
       window.stride.size() == rank && window.padding.size() == rank &&
           window.dilation.size() == rank,
-      name, ": expected stride, padding and dilation of ", rank,
+      window.name(), ": expected stride, padding and dilation of ", rank,
       " elements, as kernel_size has, but got stride=", window.stride, ", padding=", window.padding,
       ", dilation=", window.dilation);
+  check_numbers<Size>(window, "stride should not be zero: stride should be greater than zero");
+  check_positive<Size>(window, "dilation", window.dilation, "dilation should be greater than zero");
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK(
-        window.kernel_size[d] > 0, name,
-        ": expected kernel_size greater than zero (kernel size should be greater than zero) but "
-        "got kernel_size=",
-        window.kernel_size);
-    TORCH_CHECK(
-        window.stride[d] > 0, name, ": expected stride greater than zero (",
-        window.stride[d] == 0 ? "stride should not be zero" : "stride should be greater than zero",
-        ") but got stride=", window.stride);
-    TORCH_CHECK(
-        window.dilation[d] > 0, name,
-        ": expected dilation greater than zero (dilation should be greater than zero) but got "
-        "dilation=",
-        window.dilation);
-    TORCH_CHECK(
-        window.padding[d] >= 0, name,
-        ": expected padding that is not negative (pad must be non-negative) but got padding=",
-        window.padding);
-    TORCH_CHECK(
-        window.padding[d] <= window.kernel_size[d] / 2, name,
+        window.padding[d] <= window.kernel_size[d] / 2, window.name(),
         ": expected padding of at most half of kernel_size (pad should be at most half of "
         "effective kernel size, pad should be smaller than or equal to half of kernel size) but "
         "got padding=",
         window.padding, ", kernel_size=", window.kernel_size, ", dilation=", window.dilation);
   }
-}
-
-// Whether uint8 can name the cells of a window.
-template <class Size>
-bool bytes_do(c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> dilation) {
-  const auto dense = [](const Size& step) { return step == 1; };
-  return std::all_of(dilation.begin(), dilation.end(), dense) && fits_byte(kernel_size);
 }
 
 // What index_dtype can name: the positions of the plane, or the cells of a window.
@@ -94,7 +65,7 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
       c10::toString(window.index_dtype));
   if (window.index_dtype == c10::ScalarType::Byte) {
     TORCH_CHECK_VALUE(
-        bytes_do(window.kernel_size, window.dilation), name, ": expected a window of at most ",
+        fits_uint8(window.kernel_size, window.dilation), name, ": expected a window of at most ",
         kMostOffsets,
         " elements and dilation 1 for index_dtype uint8, which counts them, but got kernel_size=",
         window.kernel_size, ", dilation=", window.dilation, "; use int32");
@@ -112,14 +83,13 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
 }
 
 // Nothing that is computed from these sizes overflows, here or in a kernel. Traced sizes, which may
-// be open, are left to the kernel's call.
+// be open, are left to the call itself.
 template <class Size>
 void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
-  constexpr int64_t kLimit = int64_t{1} << 60;
   bool fits = true;
   for (size_t d = 0; d < window.rank(); ++d) {
-    fits = fits && window.stride[d] <= kLimit && window.kernel_size[d] <= kLimit &&
-           window.dilation[d] <= Size(kLimit) / window.kernel_size[d];
+    fits = fits && window.stride[d] <= kMostSize && window.kernel_size[d] <= kMostSize &&
+           window.dilation[d] <= Size(kMostSize) / window.kernel_size[d];
   }
   if constexpr (std::is_same_v<Size, int64_t>) {
     double bytes = 16; // of the largest index, and to spare
@@ -131,11 +101,11 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
       plane *= static_cast<double>(size);
     }
     for (size_t d = 0; d < window.rank(); ++d) {
-      const auto reach =
+      const auto extent =
           static_cast<double>(window.kernel_size[d]) * static_cast<double>(window.dilation[d]);
-      fits = fits && reach * plane < static_cast<double>(kLimit);
+      fits = fits && extent * plane < static_cast<double>(kMostSize);
     }
-    fits = fits && bytes < 4 * static_cast<double>(kLimit);
+    fits = fits && bytes < 4 * static_cast<double>(kMostSize);
   }
   TORCH_CHECK(
       fits, window.name(), ": expected sizes that do not overflow but got input of shape ", input,
@@ -143,8 +113,8 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
       ", dilation=", window.dilation);
 }
 
-// A window has no cell in the input if its dilation steps over all of it. Only those that begin in
-// the left padding can. Their indices, as PyTorch's, name nothing that the value could be from.
+// A window that begins in the left padding has no cell in the input if the dilation steps over all
+// of the input. Its index, as PyTorch's, names nothing that the value could be from.
 template <class Size>
 void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
   for (size_t d = 0; d < window.rank(); ++d) {
@@ -163,6 +133,14 @@ void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> s
   }
 }
 
+inline int64_t smaller(int64_t a, int64_t b) {
+  return std::min(a, b);
+}
+inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
+  // A comparison says less, in the graph, than a minimum whose sizes it need not name.
+  return a.has_hint() && b.has_hint() ? (a <= b ? a : b) : a.min(b);
+}
+
 // Checks everything, and returns the sizes of the pooled tensor.
 template <class Size>
 std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& window) {
@@ -171,7 +149,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   const auto rank = static_cast<int64_t>(window.rank());
   const c10::ArrayRef<Size> shape = sizes_of<Size>(input);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      with_ordered_type(input.scalar_type(), [](auto) {}), name,
+      is_ordered_type(input.scalar_type()), name,
       ": expected a dtype whose elements compare but got one it is not implemented for (\"", name,
       "\" not implemented for '", c10::toString(input.scalar_type()), "')");
   // In PyTorch's words, which differ between ranks and between their ways of being wrong.
@@ -212,19 +190,8 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   return pooled;
 }
 
-// One call of max_pool: dense tensors of one layout. The pooled side of the geometry is what the
-// operator makes, the unpooled side what it reads; the windows are spread out by `dilation`, axis
-// by axis. A kernel writes every element of `values` and `indices`, which start out undefined.
-struct PoolCall {
-  Geometry<int64_t> geometry;
-  int64_t dilation[Geometry<int64_t>::kAxes];
-  const at::Tensor& input;
-  at::Tensor values;
-  at::Tensor indices;
-};
-
-// The body of the operator on a backend.
-template <void (*kernel)(const PoolCall&)>
+// The body of the operator on a backend: `kernel` fills the results, unless they are empty.
+template <void (*kernel)(const PoolCall&, c10::Device)>
 std::tuple<at::Tensor, at::Tensor> run_pool(
     const at::Tensor& input,
     at::IntArrayRef kernel_size,
@@ -233,21 +200,26 @@ std::tuple<at::Tensor, at::Tensor> run_pool(
     at::IntArrayRef dilation,
     bool ceil_mode,
     c10::ScalarType index_dtype) {
-  const PoolWindow<int64_t> window{kernel_size, stride, padding, dilation, ceil_mode, index_dtype};
+  const PoolWindow<int64_t> window{
+      {"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype};
   const std::vector<int64_t> pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
   const auto dense_input = in_layout(input, layout);
-  PoolCall call{
-      make_geometry({{}, kernel_size, stride, padding}, pooled, input.sizes(), layout),
-      {1, 1, 1},
-      *dense_input,
-      empty_in_layout(pooled, input.options(), layout),
-      empty_in_layout(pooled, input.options().dtype(index_dtype), layout)};
-  std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
-  if (call.values.numel() > 0) {
-    kernel(call);
+  at::Tensor values = empty_in_layout<int64_t>(pooled, input.options(), layout);
+  at::Tensor indices = empty_in_layout<int64_t>(pooled, input.options().dtype(index_dtype), layout);
+  if (values.numel() > 0) {
+    PoolCall call{
+        make_geometry(kernel_size, stride, padding, pooled, input.sizes(), layout),
+        {1, 1, 1},
+        input.scalar_type(),
+        index_dtype,
+        dense_input->const_data_ptr(),
+        values.mutable_data_ptr(),
+        indices.mutable_data_ptr()};
+    std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
+    kernel(call, input.device());
   }
-  return {call.values, call.indices};
+  return {std::move(values), std::move(indices)};
 }
 
 } // namespace maxunpool_cuda

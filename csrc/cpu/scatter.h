@@ -1,0 +1,238 @@
+// The kernels that take any index. One thread visits the indices of a part in order, so the result
+// does not depend on the number of threads.
+#pragma once
+
+#include "../calls.h"
+#include "../dtypes.h"
+#include "../geometry.h"
+#include "../reduction.h"
+#include "parts.h"
+#include "processor.h"
+#include "window_offsets.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+namespace { // of one file: GCC inlines more of what no other can call
+
+// One part of a call, and what doing it takes.
+template <class Element, class Index>
+struct Task {
+  const UnpoolCall& call;
+  const std::optional<WindowOffsets>& offsets; // of uint8 indices
+  const Partition& partition;
+  const Part& part;
+  Scratch& scratch;
+  FirstMissed& missed;
+  const Geometry<int64_t>& geometry = call.geometry;
+  const int64_t pooled = part.outer * geometry.in_slab(); // the slab's first element
+  const int64_t unpooled = part.outer * geometry.out_slab() + part.begin * geometry.inner;
+  const int64_t outputs = part.size() * geometry.inner;
+
+  const Index* indices() const { return static_cast<const Index*>(call.indices) + pooled; }
+  const Element* input() const { return static_cast<const Element*>(call.values) + pooled; }
+  Element* grad_input() const { return static_cast<Element*>(call.result) + pooled; }
+  Element* output() const { return static_cast<Element*>(call.result) + unpooled; }
+  const Element* grad_output() const { return static_cast<const Element*>(call.values) + unpooled; }
+};
+
+// Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
+// order or in reverse. source counts elements of the pooled slab, target those of the part.
+// `gathered` is what visit reads or writes at the target. Consecutive windows read consecutive
+// cache lines of it, which the processor's prefetcher cannot see through the indices.
+template <bool kReverse, class Element, class Index, class Visit>
+void for_each_index(const Task<Element, Index>& task, const Element* gathered, const Visit& visit) {
+  constexpr int64_t kOften = 8, kAhead = 2048; // elements, and bytes
+  constexpr int64_t kIndices = kAhead / static_cast<int64_t>(sizeof(Index)) * (kReverse ? -1 : 1);
+  constexpr int64_t kGathered =
+      kAhead / static_cast<int64_t>(sizeof(Element)) * (kReverse ? -1 : 1);
+  const Geometry<int64_t>& geometry = task.geometry;
+  const Partition& partition = task.partition;
+  const Part& part = task.part;
+  const int64_t line = geometry.axis[2].out * geometry.inner;
+  const int64_t slab = task.pooled;
+  const Index* indices = task.indices();
+  const auto begin = static_cast<uint64_t>(part.begin), size = static_cast<uint64_t>(part.size());
+  const auto found = [&](int64_t source, int64_t target) MAXUNPOOL_INLINE {
+    if (source % kOften == 0) {
+      prefetch(indices, source + kIndices);
+      prefetch(gathered, target + kGathered);
+      prefetch(gathered, target + kGathered + line);
+    }
+    visit(source, target);
+  };
+  const auto visit_rows = [&](const Rows& rows, auto inner) {
+    const CellRange cells{rows.begin, rows.end};
+    const uint64_t extent_begin = rows.extent_begin, extent = rows.extent_end - extent_begin;
+    const auto look = [&](int64_t position, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
+      const auto index = static_cast<uint64_t>(position);
+      if (index - begin < size) {
+        found(source, static_cast<int64_t>(index - begin) * inner + channel);
+      } else if (index - extent_begin >= extent) {
+        task.missed.record(slab + source);
+      }
+    };
+    if constexpr (kIsWindowOffset<Index>) {
+      const bool in_windows =
+          task.offsets->in_windows(indices + rows.begin * inner, (rows.end - rows.begin) * inner);
+      task.offsets->template for_each_row<kReverse>(
+          cells, [&](const WindowOffsets::Row& row, const CellRange& of_row) MAXUNPOOL_INLINE {
+            row.for_each<kReverse>(
+                of_row, inner, indices, in_windows, part.begin, part.end,
+                [&](int64_t position, int64_t channel, int64_t source)
+                    MAXUNPOOL_INLINE { found(source, (position - part.begin) * inner + channel); },
+                look);
+          });
+    } else {
+      for_each_element<kReverse>(
+          cells, inner, [&](int64_t, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
+            look(static_cast<int64_t>(indices[source]), channel, source);
+          });
+    }
+  };
+  for (int64_t i = 0; i < partition.chunks; ++i) {
+    const Rows rows = partition.chunk(kReverse ? partition.chunks - 1 - i : i);
+    if (rows.extent_end <= begin || begin + size <= rows.extent_begin) {
+      continue;
+    }
+    if (geometry.inner == 1) {
+      visit_rows(rows, std::integral_constant<int64_t, 1>{}); // a constant makes a simple loop
+    } else {
+      visit_rows(rows, geometry.inner);
+    }
+  }
+}
+
+template <class Element, class Index>
+void forward_last(const Task<Element, Index>& task) {
+  const Element* input = task.input();
+  Element* output = task.output();
+  std::fill_n(output, task.outputs, Element{});
+  for_each_index<false>(
+      task, output, [&](int64_t source, int64_t target) { output[target] = input[source]; });
+}
+
+// Of a half type: +0 or -0.
+template <class Half>
+bool is_zero(Half value) {
+  return (value.x & 0x7fff) == 0;
+}
+
+// Sums of types that need a wider one, where every output has one element at most: false if one
+// has more, which shows when a second one comes.
+template <class Element, class Index>
+bool forward_single(const Task<Element, Index>& task) {
+  const Element* input = task.input();
+  Element* output = task.output();
+  bool again = false;
+  std::fill_n(output, task.outputs, Element{});
+  for_each_index<false>(task, output, [&](int64_t source, int64_t target) {
+    again |= !is_zero(output[target]);
+    output[target] = is_zero(input[source]) ? Element{} : input[source];
+  });
+  return !again;
+}
+
+template <class Element, class Index>
+void forward_sum(const Task<Element, Index>& task) {
+  using Wide = Accumulator<Element>;
+  const Element* input = task.input();
+  Element* output = task.output();
+  if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Wide>) {
+    std::fill_n(output, task.outputs, Element{});
+    for_each_index<false>(task, output, [&](int64_t source, int64_t target) {
+      output[target] = static_cast<Element>(plus<Element>(output[target], input[source]));
+    });
+  } else if (!disjoint(task.geometry) || !forward_single(task)) {
+    auto* sums = task.scratch.template zeroed<Wide>(task.outputs);
+    for_each_index<false>(task, output, [&](int64_t source, int64_t target) {
+      sums[target] = plus(sums[target], input[source]);
+    });
+    std::transform(
+        sums, sums + task.outputs, output, [](Wide sum) { return static_cast<Element>(sum); });
+  }
+}
+
+template <class Element, class Index>
+void forward_mean(const Task<Element, Index>& task) {
+  const Element* input = task.input();
+  Element* output = task.output();
+  auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs);
+  for_each_index<false>(
+      task, output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
+  std::transform(sums, sums + task.outputs, output, [](const Sum<Element>& sum) {
+    return sum.result(Reduce::mean);
+  });
+}
+
+// Whether an element loses is as good as random, so nothing branches on it. `condition`: 0 or 1.
+template <class Element>
+Element zero_if(uint8_t condition, Element value) {
+  if constexpr (std::is_integral_v<Element>) {
+    return value & (Element{condition} - Element{1});
+  } else {
+    return condition ? Element{} : value;
+  }
+}
+
+// The last visitor of a position is the first one in reverse: it takes the gradient.
+template <class Element, class Index>
+void backward_last(const Task<Element, Index>& task) {
+  const Element* grad_output = task.grad_output();
+  Element* grad_input = task.grad_input();
+  auto* taken = task.scratch.template zeroed<uint8_t>(task.outputs);
+  for_each_index<true>(task, grad_output, [&](int64_t source, int64_t target) {
+    grad_input[source] = zero_if(taken[target], grad_output[target]);
+    taken[target] = 1;
+  });
+}
+
+template <class Element, class Index>
+void backward_sum(const Task<Element, Index>& task) {
+  const Element* grad_output = task.grad_output();
+  Element* grad_input = task.grad_input();
+  for_each_index<false>(task, grad_output, [&](int64_t source, int64_t target) {
+    grad_input[source] = grad_output[target];
+  });
+}
+
+template <class Element, class Index>
+void backward_mean(const Task<Element, Index>& task) {
+  const Element* grad_output = task.grad_output();
+  Element* grad_input = task.grad_input();
+  auto* counts = task.scratch.template zeroed<int64_t>(task.outputs);
+  for_each_index<false>(task, grad_output, [&](int64_t, int64_t target) { ++counts[target]; });
+  for_each_index<false>(task, grad_output, [&](int64_t source, int64_t target) {
+    grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
+  });
+}
+
+// Runs kernel(task) over all parts; a second time, with a search of everything, where the first one
+// missed an index. Then raises if an index is bad.
+template <class Element, class Kernel>
+void run_parts(const UnpoolCall& call, const Kernel& kernel) {
+  with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
+    std::optional<WindowOffsets> offsets;
+    if (kIsWindowOffset<Index>) {
+      offsets.emplace(call.geometry);
+    }
+    const auto search = [&](Search which, FirstMissed& missed) {
+      const Partition partition = make_partition(call.geometry, sizeof(Element), which);
+      for_each_part(partition, [&](const Part& part, Scratch& scratch) {
+        kernel(Task<Element, Index>{call, offsets, partition, part, scratch, missed});
+      });
+    };
+    FirstMissed missed, bad;
+    search(Search::nearby, missed);
+    if (missed.any()) {
+      search(Search::everything, bad);
+      bad.raise_if_any(call.geometry, static_cast<const Index*>(call.indices));
+    }
+  });
+}
+
+} // namespace
+} // namespace maxunpool_cuda

@@ -1,0 +1,96 @@
+// Memory formats: which one a call is computed in, tensors of that one, and their Geometry.
+#pragma once
+
+#include "geometry.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/MaybeOwned.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace maxunpool_cuda {
+
+// The layout that a tensor's strides suggest, dense or not. Of unbatched tensors only volumes have
+// one, where they are dense as a batch of one: as in PyTorch's pooling.
+inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) {
+  if (rank >= 2 && tensor.dim() == static_cast<int64_t>(rank) + 2) {
+    return tensor.suggest_memory_format();
+  }
+  const auto volume = at::MemoryFormat::ChannelsLast3d;
+  const bool is_volume = rank == 3 && tensor.dim() == 4 && !tensor.is_contiguous_or_false() &&
+                         tensor.unsqueeze(0).is_contiguous_or_false(volume);
+  return is_volume ? volume : at::MemoryFormat::Contiguous;
+}
+
+// The layout in which a call is computed, and of its result: that of the values; where these tell
+// nothing (an expanded gradient), that of the indices; else contiguous.
+inline at::MemoryFormat layout_of(
+    const at::Tensor& values, const at::Tensor& indices, size_t rank) {
+  const at::MemoryFormat layout = suggested_layout(values, rank);
+  const bool told = layout != at::MemoryFormat::Contiguous || values.is_contiguous_or_false();
+  return told ? layout : suggested_layout(indices, rank);
+}
+
+// An unbatched volume in channels-last, which PyTorch has no word for.
+inline bool lacks_batch(int64_t dims, at::MemoryFormat layout) {
+  return dims == 4 && layout == at::MemoryFormat::ChannelsLast3d;
+}
+
+// The tensor itself wherever it is dense in the layout: to own a tensor that Python knows takes the
+// GIL twice.
+inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::MemoryFormat layout) {
+  if (!lacks_batch(tensor.dim(), layout)) {
+    return tensor.expect_contiguous(layout);
+  }
+  const at::Tensor batch = tensor.unsqueeze(0);
+  return batch.is_contiguous(layout)
+             ? c10::MaybeOwned<at::Tensor>::borrowed(tensor)
+             : c10::MaybeOwned<at::Tensor>::owned(batch.contiguous(layout).squeeze(0));
+}
+
+template <class Size>
+at::Tensor empty_in_layout(
+    c10::ArrayRef<Size> sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
+  if (lacks_batch(static_cast<int64_t>(sizes.size()), layout)) {
+    std::vector<Size> batch{1};
+    batch.insert(batch.end(), sizes.begin(), sizes.end());
+    return empty_in_layout<Size>(batch, options, layout).squeeze(0);
+  }
+  if constexpr (std::is_same_v<Size, int64_t>) {
+    return at::empty(sizes, options, layout);
+  } else {
+    return at::empty_symint(sizes, options, layout);
+  }
+}
+
+// `pooled` and `unpooled` are the sizes of whole tensors, the windows' numbers those of `rank`
+// axes.
+inline Geometry<int64_t> make_geometry(
+    at::IntArrayRef kernel_size,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef pooled,
+    at::IntArrayRef unpooled,
+    at::MemoryFormat layout) {
+  const size_t rank = kernel_size.size(), leading = pooled.size() - rank;
+  const size_t added = Geometry<int64_t>::kAxes - rank;
+  const int64_t batch = leading == 2 ? pooled[0] : 1, channels = pooled[leading - 1];
+  const bool contiguous = layout == at::MemoryFormat::Contiguous;
+  Geometry<int64_t> geometry{
+      contiguous ? batch * channels : batch, contiguous ? 1 : channels, {}, static_cast<int>(rank)};
+  for (size_t a = 0; a < added; ++a) {
+    geometry.axis[a] = {1, 1, 1, 1, 0};
+  }
+  for (size_t d = 0; d < rank; ++d) {
+    geometry.axis[added + d] = {
+        pooled[leading + d], unpooled[leading + d], kernel_size[d], stride[d], padding[d]};
+  }
+  return geometry;
+}
+
+} // namespace maxunpool_cuda

@@ -1,0 +1,27 @@
+// What a build without CUDA says of CUDA tensors.
+#ifndef WITH_CUDA
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+namespace maxunpool_cuda {
+namespace {
+
+void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.schema().name(),
+      ": expected CPU tensors but got CUDA tensors: this build of maxunpool_cuda has no CUDA "
+      "kernels. Install a CUDA toolkit and a CUDA build of PyTorch, then rebuild with "
+      "FORCE_CUDA=1 pip install --no-build-isolation .");
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
+  for (const char* name : {"max_unpool", "max_unpool_backward", "max_pool"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<no_cuda>());
+  }
+}
+
+} // namespace maxunpool_cuda
+#endif
