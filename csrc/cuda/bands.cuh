@@ -255,6 +255,21 @@ struct Neighbours {
   }
 };
 
+// A group of a band's cells, from cell `at` of the tensor on, of one of its arrays. Of indices,
+// those of other cells name nothing.
+template <class T, int V, int N>
+__device__ inline Neighbours<T, V> read_group(
+    const Bands& all, const Band<V, N>& band, uint32_t at, const T* array) {
+  return {array, band.cells, at, all.aligned && at + V <= all.cells};
+}
+template <class Index, int V, int N>
+__device__ inline Neighbours<Index, V> read_indices(
+    const Bands& all, const Band<V, N>& band, uint32_t at, const Index* indices) {
+  auto group = read_group(all, band, at, indices);
+  group.drop_others(band.cells, at);
+  return group;
+}
+
 // Looks closely at a band's own cells of [i, end): reports what names no output, and answers
 // whether an index lies outside its own window.
 template <class Index, int V, int N>

@@ -4,10 +4,10 @@
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
-#include "divider.cuh"
 #include "limits.h"
 #include "report.cuh"
 #include "tiling.cuh"
+#include "vector.cuh"
 
 #include <algorithm>
 #include <cstddef>
@@ -45,24 +45,10 @@ inline int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-inline Divider<uint32_t> divider(int64_t by) {
-  return Divider<uint32_t>(static_cast<uint32_t>(by));
-}
-
-template <class Offset>
-Geometry<Offset> narrow(const Geometry<int64_t>& from) {
-  Geometry<Offset> to;
-  to.outer = static_cast<Offset>(from.outer);
-  to.inner = static_cast<Offset>(from.inner);
-  to.rank = from.rank;
-  for (int a = 0; a < 3; ++a) {
-    const Axis<int64_t>& axis = from.axis[a];
-    to.axis[a] = {
-        static_cast<Offset>(axis.in), static_cast<Offset>(axis.out),
-        static_cast<Offset>(axis.kernel), static_cast<Offset>(axis.stride),
-        static_cast<Offset>(axis.padding)};
-  }
-  return to;
+// Bytes, filled up to whole vectors.
+inline int64_t align(int64_t bytes) {
+  constexpr int64_t kVector = kVectorBytes;
+  return divide_up(bytes, kVector) * kVector;
 }
 
 // Windows that share no output and begin at multiples of the stride.

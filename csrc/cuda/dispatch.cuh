@@ -36,9 +36,7 @@ class Dispatch {
         geometry_(arguments.geometry),
         plan_(plan),
         workspace_(static_cast<char*>(workspace)),
-        aligned_(
-            is_aligned(arguments.result) && is_aligned(arguments.values) &&
-            is_aligned(arguments.indices)) {}
+        aligned_(are_aligned({arguments.result, arguments.values, arguments.indices})) {}
 
   void run() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -51,10 +49,6 @@ class Dispatch {
   struct Chunks {
     int64_t items, slab_items, slabs;
   };
-
-  static bool is_aligned(const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
-  }
 
   template <class Index>
   void forward() const {
@@ -323,23 +317,27 @@ class Dispatch {
 
   template <class Offset>
   Pieces<Offset> pieces(const Chunks& chunks) const {
-    const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
     return {
-        narrow<Offset>(geometry_),
-        {report().stray, divider(chunks.items), divider(chunks.slabs),
+        {report().stray, divider<Offset>(chunks.items), divider<Offset>(chunks.slabs),
          static_cast<Offset>(chunks.slab_items)},
-        arguments_.deterministic,
+        sums_in_order(),
         static_cast<Offset>(plan_.pieces),
-        divider(plan_.channels),
-        divider(plan_.groups),
-        divider(plan_.parts),
+        divider<Offset>(plan_.channels),
+        divider<Offset>(plan_.groups),
+        divider<Offset>(plan_.parts),
         static_cast<Offset>(geometry_.in_plane()),
         static_cast<Offset>(geometry_.out_plane()),
+        static_cast<Offset>(geometry_.inner),
         static_cast<Offset>(plan_.part),
         workspace_ + plan_.global_slots,
         plan_.slot_bytes};
   }
 
+  // Floating-point numbers are added by atomics, in any order.
+  bool sums_in_order() const {
+    return arguments_.forward && arguments_.reduce != Reduce::last &&
+           (arguments_.deterministic || !c10::isFloatingType(arguments_.type));
+  }
   bool are_offsets() const { return arguments_.index_type == c10::ScalarType::Byte; }
 
   template <class T>

@@ -109,10 +109,7 @@ class PoolDispatch {
   }
 
   bool is_aligned() const {
-    const auto bits = reinterpret_cast<uintptr_t>(arguments_.input) |
-                      reinterpret_cast<uintptr_t>(arguments_.values) |
-                      reinterpret_cast<uintptr_t>(arguments_.indices);
-    return bits % kVectorBytes == 0;
+    return are_aligned({arguments_.input, arguments_.values, arguments_.indices});
   }
 
   // Is every value that the kernels compute below the limit?
@@ -143,9 +140,9 @@ class PoolDispatch {
   void run_windows() const {
     using Limits = std::numeric_limits<T>;
     const T lowest = static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
-    const auto divider = [](int64_t by) { return Divider<Offset>(static_cast<Offset>(by)); };
     const auto& [depth, height, width] = arguments_.dilation;
-    const PoolCells<Offset> cells{{divider(depth), divider(height), divider(width)}};
+    const PoolCells<Offset> cells{
+        {divider<Offset>(depth), divider<Offset>(height), divider<Offset>(width)}};
     launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, cells, lowest);
   }
 

@@ -35,15 +35,15 @@ Tiling<Offset> make_tiling(
     int64_t groups,
     int64_t planes = 1) {
   Tiling<Offset> tiling;
-  static_cast<Windows<Offset>&>(tiling) = windows_of(narrow<Offset>(geometry));
+  static_cast<Windows<Offset>&>(tiling) = windows_of<Offset>(geometry);
   tiling.items = static_cast<Offset>(
       divide_up(geometry.outer, planes) * tiles[0] * tiles[1] * tiles[2] * groups);
   for (int a = 0; a < 3; ++a) {
     tiling.tile[a] = static_cast<Offset>(tile[a]);
-    tiling.tiles[a] = Divider<Offset>(static_cast<Offset>(tiles[a]));
-    tiling.stride[a] = Divider<Offset>(tiling.geometry.axis[a].stride);
+    tiling.tiles[a] = divider<Offset>(tiles[a]);
+    tiling.stride[a] = divider<Offset>(geometry.axis[a].stride);
   }
-  tiling.channels = Divider<Offset>(static_cast<Offset>(groups));
+  tiling.channels = divider<Offset>(groups);
   return tiling;
 }
 
@@ -71,7 +71,7 @@ std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
   }
   const int64_t groups = width.in / Shape::V;
   return RowPlan{
-      windows_of(narrow<uint32_t>(geometry)),
+      windows_of<uint32_t>(geometry),
       static_cast<uint32_t>(geometry.outer * depth.out * height.in * groups),
       divider(groups),
       divider(height.in),
@@ -89,7 +89,7 @@ std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, 
   const int64_t groups = geometry.inner / channels, rows = tiles_of(height, Shape::kStride),
                 columns = tiles_of(width, Shape::kStride);
   return ChannelPlan{
-      windows_of(narrow<uint32_t>(geometry)),
+      windows_of<uint32_t>(geometry),
       static_cast<uint32_t>(geometry.outer * rows * columns * groups),
       static_cast<uint32_t>(geometry.in_plane()),
       divider(groups),
@@ -151,10 +151,6 @@ struct Plan {
   }
 
   bool is_of_planes() const { return bands && bands->bands.planes != 0; } // has no second kernel
-
-  static size_t align(size_t size) {
-    return (size + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-  }
 
  private:
   static constexpr int64_t kMostChannels = 32, kMostParts = 64,

@@ -29,16 +29,15 @@ namespace maxunpool_cuda {
 constexpr int kBlockTeam = 512; // threads at most
 
 // A slot: {} while empty, then add(position, value) for each pooled element that names its output,
-// with value() to read the element; kAlone: one thread adds them all. The owner of the output reads
-// output(); the owner of a pooled element, in the backward, reads grad_input().
+// with value() to read the element; or add_in_order(element), of one thread alone. The owner of the
+// output reads output(); the owner of a pooled element, in the backward, reads grad_input().
 template <class T, class Offset>
 struct LastSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = true; // add() commutes
 
   Offset end; // 1 + the position, in the plane, of the last pooled element
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset position, const Value&) {
     atomic_max(&end, position + 1);
   }
@@ -52,22 +51,21 @@ struct LastSlot {
   }
 };
 
+// Integers and complex numbers are rarely summed: in order alone.
 template <class T, class Offset>
 struct SumSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = std::is_integral_v<T>;
 
   Sum<T> sum;
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset, const Value& value) {
-    if constexpr (kAlone) {
-      sum.add(value());
-    } else {
+    if constexpr (std::is_floating_point_v<Accumulator<T>>) {
       atomic_add(&sum.sum, static_cast<Accumulator<T>>(value()));
-      atomic_add(&sum.count, uint64_t{1});
+      atomic_add(&sum.count, 1);
     }
   }
+  __device__ void add_in_order(T value) { sum.add(value); }
   template <class Pooled>
   __device__ T output(Reduce reduce, const Pooled&) const {
     return sum.result(reduce);
@@ -78,13 +76,12 @@ struct SumSlot {
 template <class T, class Offset>
 struct CountSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = true;
 
   uint64_t count;
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset, const Value&) {
-    atomic_add(&count, uint64_t{1});
+    atomic_add(&count, 1);
   }
   __device__ T grad_input(Offset, T grad) const {
     return mean_of<T>(grad, static_cast<int64_t>(count));
@@ -93,17 +90,30 @@ struct CountSlot {
 
 template <class Offset>
 struct Pieces {
-  Geometry<Offset> geometry;
   StrayNotes<Offset> notes;
-  bool in_order;
+  bool in_order;            // add_in_order()
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
   Divider<Offset> groups;   // of channels, in a slab
   Divider<Offset> parts;    // of a plane
-  Offset in_plane, out_plane;
+  Offset in_plane, out_plane, inner;
   Offset part; // outputs of one; the last may have fewer
   char* slots; // unless they are in shared memory: [blocks][slot_bytes]
   uint64_t slot_bytes;
+};
+
+// Element `lane` of a piece's channels, at a position of the plane or of the piece.
+template <class Offset>
+struct Place {
+  Offset position, lane;
+};
+
+// A pooled element: where it is, and the output that its index names.
+template <class Offset>
+struct Pooled {
+  Place<Offset> place;
+  bool exists;
+  Offset source, target;
 };
 
 // One of them: channels from `channel` on, outputs [first, first + count).
@@ -121,30 +131,44 @@ struct Piece {
     count = rest < all.part ? rest : all.part;
   }
 
-  struct Place {
-    Offset position;
-    Offset lane; // channel in the piece
-  };
   // Element i of a row-major array [positions][channels].
-  __device__ Place place(Offset i) const {
-    Place place{0, i};
+  __device__ Place<Offset> place(Offset i) const {
+    Place<Offset> place{0, i};
     place.position = split(place.lane, all.channels);
     return place;
   }
-  __device__ bool exists(const Place& place) const {
-    return channel + place.lane < all.geometry.inner;
+  __device__ bool exists(const Place<Offset>& place) const {
+    return channel + place.lane < all.inner;
   }
-  __device__ bool holds(Offset target) const { return target - first < count; }
-  __device__ Offset slot(const Place& place, Offset target) const {
+  __device__ Offset slot(const Place<Offset>& place, Offset target) const {
     return (target - first) * all.channels.divisor() + place.lane;
   }
-  __device__ Offset pooled(const Place& place, Offset position) const {
-    return (outer * all.in_plane + position) * all.geometry.inner + channel + place.lane;
+  __device__ Offset pooled(const Place<Offset>& place, Offset position) const {
+    return (outer * all.in_plane + position) * all.inner + channel + place.lane;
   }
-  __device__ Offset unpooled(const Place& place, Offset position) const {
-    return (outer * all.out_plane + position) * all.geometry.inner + channel + place.lane;
+  __device__ Offset unpooled(const Place<Offset>& place, Offset position) const {
+    return (outer * all.out_plane + position) * all.inner + channel + place.lane;
+  }
+
+  __device__ Offset pooled_elements() const { return all.in_plane * all.channels.divisor(); }
+  template <class Indices>
+  __device__ Pooled<Offset> pooled(const Indices& indices, Offset i) const {
+    Pooled<Offset> found{place(i), false, 0, 0};
+    found.exists = exists(found.place);
+    if (found.exists) {
+      found.source = pooled(found.place, found.place.position);
+      found.target = target_of<Offset>(indices[found.source]);
+    }
+    return found;
+  }
+  __device__ bool holds(const Pooled<Offset>& from) const {
+    return from.exists && from.target - first < count;
   }
 };
+
+// Loads of a thread that wait for memory at once.
+template <class Indices>
+constexpr int kInFlight = std::is_pointer_v<Indices> ? 8 : 1;
 
 // The block's own.
 template <class Slot, bool kShared, class Offset>
@@ -156,50 +180,14 @@ __device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
   }
 }
 
-// Calls visit(cell, target) for the cells of a contiguous tensor's plane.
-template <class Index, class Offset, class Visit>
-__device__ inline void for_each_of_plane(
-    const Piece<Offset>& piece, const Index* __restrict__ indices, const Visit& visit) {
-  constexpr int V = kVectorBytes / sizeof(Index), kInFlight = 4;
-  const Index* const plane = indices + piece.outer * piece.all.in_plane;
-  const Offset cells = piece.all.in_plane;
-  Offset done = 0;
-  if (reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
-    const Offset vectors = cells / V;
-    for (Offset i = threadIdx.x; i < vectors; i += blockDim.x * kInFlight) {
-      Vector<Index, V> index[kInFlight];
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const Offset at = i + u * blockDim.x;
-        index[u] = load<V>(plane + (at < vectors ? at : i) * V);
-      }
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const Offset at = i + u * blockDim.x;
-        if (at < vectors) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            visit(at * V + v, target_of<Offset>(index[u].at[v]));
-          }
-        }
-      }
-    }
-    done = vectors * V;
-  }
-  for (Offset cell = done + threadIdx.x; cell < cells; cell += blockDim.x) {
-    visit(cell, target_of<Offset>(plane[cell]));
-  }
-}
-
 // Clears the slots, and add()s the pooled elements of a piece.
-template <class Slot, bool kVectors, class Indices, class Offset>
+template <class Slot, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece,
     Slot* slots,
     const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
-  const Pieces<Offset>& all = piece.all;
-  const Offset channels = all.channels.divisor(), cells = all.in_plane;
+  const Offset channels = piece.all.channels.divisor();
   // There is room up to a whole vector.
   using Clear = Vector<uint32_t, 4>;
   const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
@@ -207,38 +195,30 @@ __device__ inline void fill(
     reinterpret_cast<Clear*>(slots)[i] = Clear{};
   });
   __syncthreads();
-  const auto add = [&]<bool kAlone>(Offset i, std::bool_constant<kAlone>) {
-    const auto from = piece.place(i);
-    if (!piece.exists(from)) {
-      return;
-    }
-    const Offset source = piece.pooled(from, from.position);
-    const Offset target = target_of<Offset>(indices[source]);
-    const auto value = [&] { return values[source]; };
-    if (piece.holds(target)) {
-      slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
-    }
+  const auto pooled = [&](Offset i) { return piece.pooled(indices, i); };
+  const auto slot_of = [&](const Pooled<Offset>& from) -> Slot& {
+    return slots[piece.slot(from.place, from.target)];
   };
-  if constexpr (kVectors) {
-    if (all.geometry.inner == 1) {
-      for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
-        if (piece.holds(target)) {
-          slots[target - piece.first].template add<false>(cell, 0);
+  if constexpr (requires { &Slot::add_in_order; }) {
+    if (piece.all.in_order) { // a thread a channel
+      for_each_in_block(channels, [&](Offset lane) {
+        for (Offset i = lane; i < piece.pooled_elements(); i += channels) {
+          const auto from = pooled(i);
+          if (piece.holds(from)) {
+            slot_of(from).add_in_order(values[from.source]);
+          }
         }
       });
       __syncthreads();
       return;
     }
   }
-  if (Slot::kAnyOrder || !all.in_order) {
-    for_each_in_block(cells * channels, [&](Offset i) { add(i, std::false_type{}); });
-  } else if constexpr (!Slot::kAnyOrder) {
-    for_each_in_block(channels, [&](Offset lane) {
-      for (Offset position = 0; position < cells; ++position) {
-        add(position * channels + lane, std::true_type{});
-      }
-    });
-  }
+  for_each_in_block<kInFlight<Indices>>(
+      piece.pooled_elements(), pooled, [&](Offset, const Pooled<Offset>& from) {
+        if (piece.holds(from)) {
+          slot_of(from).add(from.place.position, [&] { return values[from.source]; });
+        }
+      });
   __syncthreads();
 }
 
@@ -278,35 +258,23 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     const typename Slot::Element* __restrict__ input,
     Indices indices,
     typename Slot::Element* __restrict__ output) {
+  using Element = typename Slot::Element;
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, input);
-    using Element = typename Slot::Element;
-    const auto output_of = [&](Offset i, const auto& to) {
-      return slots[i].output(
-          reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
-    };
-    constexpr int V = kVectorBytes / sizeof(Element);
-    Element* const part = output + piece.outer * pieces.out_plane + piece.first;
-    Offset done = 0;
-    if (kShared && V > 1 && pieces.geometry.inner == 1 &&
-        reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
-      for_each_in_block(piece.count / V, [&](Offset i) {
-        Vector<Element, V> stored;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          stored.at[v] = output_of(i * V + v, piece.place(0));
-        }
-        store(part + i * V, stored);
-      });
-      done = piece.count / V * V;
-    }
-    for_each_in_block(piece.count * pieces.channels.divisor() - done, [&](Offset i) {
-      const auto to = piece.place(done + i);
-      if (piece.exists(to)) {
-        output[piece.unpooled(to, piece.first + to.position)] = output_of(done + i, to);
-      }
-    });
+    fill(piece, slots, indices, input);
+    for_each_in_block<kInFlight<Indices>>(
+        piece.count * pieces.channels.divisor(),
+        [&](Offset i) {
+          const auto to = piece.place(i);
+          return slots[i].output(
+              reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
+        },
+        [&](Offset i, Element value) {
+          const auto to = piece.place(i);
+          if (piece.exists(to)) {
+            output[piece.unpooled(to, piece.first + to.position)] = value;
+          }
+        });
   });
 }
 
@@ -316,37 +284,32 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
     const typename Slot::Element* __restrict__ grad_output,
     Indices indices,
     typename Slot::Element* __restrict__ grad_input) {
+  using Element = typename Slot::Element;
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, grad_output);
-    if constexpr (kShared) {
-      if (pieces.geometry.inner == 1) {
-        const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
-        for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
-          if (piece.holds(target)) {
-            const auto& slot = slots[target - piece.first];
-            grad_input[in + cell] = slot.grad_input(cell, grad_output[out + target]);
-          } else if (target >= pieces.out_plane && piece.first == 0) {
-            grad_input[in + cell] = {};
+    fill(piece, slots, indices, grad_output);
+    struct Grad {
+      Offset source;
+      bool exists; // of the piece, or of none
+      Element value;
+    };
+    for_each_in_block<kInFlight<Indices>>(
+        piece.pooled_elements(),
+        [&](Offset i) {
+          const auto to = piece.pooled(indices, i);
+          Grad grad{to.source, to.exists && to.target >= pieces.out_plane && piece.first == 0, {}};
+          if (piece.holds(to)) {
+            grad.exists = true;
+            grad.value = slots[piece.slot(to.place, to.target)].grad_input(
+                to.place.position, grad_output[piece.unpooled(to.place, to.target)]);
+          }
+          return grad;
+        },
+        [&](Offset, const Grad& grad) {
+          if (grad.exists) {
+            grad_input[grad.source] = grad.value;
           }
         });
-        return;
-      }
-    }
-    for_each_in_block(pieces.in_plane * pieces.channels.divisor(), [&](Offset i) {
-      const auto to = piece.place(i);
-      if (!piece.exists(to)) {
-        return;
-      }
-      const Offset source = piece.pooled(to, to.position);
-      const Offset target = target_of<Offset>(indices[source]);
-      if (piece.holds(target)) {
-        grad_input[source] = slots[piece.slot(to, target)].grad_input(
-            to.position, grad_output[piece.unpooled(to, target)]);
-      } else if (target >= pieces.out_plane && piece.first == 0) {
-        grad_input[source] = {};
-      }
-    });
   });
 }
 

@@ -1,7 +1,10 @@
 // N neighbours in memory, moved by as few instructions as their size allows (16 bytes each).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 
 namespace maxunpool_cuda {
 
@@ -11,6 +14,13 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Vector {
   T at[N];
 };
+
+// Do arrays begin where vectors do?
+inline bool are_aligned(std::initializer_list<const void*> arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [](const void* array) {
+    return reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0;
+  });
+}
 
 // `from` and `to` are aligned for the whole vector.
 template <int N, class T>
