@@ -41,14 +41,27 @@ struct SharedShape {
   bool likely;    // that the pieces need anything done
 };
 
-inline int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-// Bytes, filled up to whole vectors.
-inline int64_t align(int64_t bytes) {
-  constexpr int64_t kVector = kVectorBytes;
-  return divide_up(bytes, kVector) * kVector;
+// Do all intermediate values of all kernels stay below the limit, for so many inner channels, and
+// for windows so far dilated and up to `more` rows of them, beside those that are there?
+inline bool fits_32bit(
+    const Geometry<int64_t>& geometry,
+    int64_t inner,
+    int64_t limit,
+    const int64_t (&dilation)[3] = {1, 1, 1},
+    int64_t more = 0) {
+  double elements = static_cast<double>(geometry.outer) * static_cast<double>(inner);
+  double kernel_volume = 1, reach = 0;
+  for (int a = 0; a < 3; ++a) {
+    const Axis<int64_t>& axis = geometry.axis[a];
+    const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
+    const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
+    elements *= size + (apart - 1);
+    kernel_volume *= kernel;
+    reach = std::max(
+        reach, (size + 1) * static_cast<double>(axis.stride) + size +
+                   static_cast<double>(axis.padding) + (kernel + 1) * apart);
+  }
+  return std::max({elements, reach, kernel_volume}) < static_cast<double>(limit);
 }
 
 // Windows that share no output and begin at multiples of the stride.

@@ -1,4 +1,4 @@
-// Which kernels a call runs, with which arguments. Everything but the launch itself, which `Launch`
+// Which kernels a call of max unpooling runs. Everything but the launch itself, which `Launch`
 // does, so that the choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
 //   launch.shared(kernel, shape, arguments...)   at most shape.pieces blocks, of any size
@@ -13,10 +13,9 @@
 #include "forward_channels.cuh"
 #include "forward_rows.cuh"
 #include "forward_windows.cuh"
-#include "plan.cuh"
 #include "report.cuh"
 #include "stray.cuh"
-#include "tiling.cuh"
+#include "unpool_plan.cuh"
 
 #include <algorithm>
 #include <array>
@@ -96,16 +95,13 @@ class Dispatch {
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      const bool sums = arguments_.reduce == Reduce::sum;
       if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!chunks && sums && !plan_.wide) {
+        if (!chunks && arguments_.reduce == Reduce::sum && !plan_.wide) {
           chunks = compiled<TakeSum<T>, Index>();
           chunks = chunks ? chunks : any_windows<TakeSum<T>, uint32_t>();
         }
       }
-      if (!chunks) {
-        chunks = sums ? any_windows<TakeSum<T>, uint64_t>() : any_windows<TakeMean<T>, uint64_t>();
-      }
+      chunks = chunks ? chunks : any_windows<TakeCounted<T>, uint64_t>();
     });
     return *chunks;
   }
@@ -149,29 +145,30 @@ class Dispatch {
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> rows() const {
-    using T = typename Take::Element;
-    const auto plan = make_row_plan<Shape>(geometry_);
-    return plan ? std::optional(run<T, Index>(forward_rows<Take, Index, Shape>, *plan))
-                : std::nullopt;
+    return run<Take, Index>(forward_rows<Take, Index, Shape>, make_row_plan<Shape>(geometry_));
   }
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> channels() const {
-    using T = typename Take::Element;
     // As many as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
-    constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
-    const auto plan = make_channel_plan<Shape>(geometry_, V);
-    return plan ? std::optional(run<T, Index>(forward_channels<Take, Index, V, Shape>, *plan))
-                : std::nullopt;
+    constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
+    return run<Take, Index>(
+        forward_channels<Take, Index, V, Shape>, make_channel_plan<Shape>(geometry_, V));
   }
 
-  // A kernel whose items are threads'.
-  template <class T, class Index, class Kernel, class First>
-  Chunks run(Kernel kernel, const First& plan) const {
+  // If there is a plan.
+  template <class Take, class Index, class Kernel, class First>
+  std::optional<Chunks> run(Kernel kernel, const std::optional<First>& plan) const {
+    using T = typename Take::Element;
+    if (!plan) {
+      return {};
+    }
     return launch_items(
-        kernel, plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
+        kernel, *plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
   }
+
+  // A kernel whose items are threads'; `slabs`: that an item is of.
   template <class Kernel, class First, class... Rest>
   Chunks launch_items(Kernel kernel, const First& plan, int64_t slabs, const Rest&... rest) const {
     launch_(kernel, plan.items, plan, report(), rest...);
@@ -210,80 +207,45 @@ class Dispatch {
   template <class Take, class Offset>
   Chunks any_windows() const {
     using T = typename Take::Element;
-    const auto tile_of = [](const Axis<int64_t>& axis) { // at most as large as the stride
-      return std::min<int64_t>(axis.stride, kMostTile);
-    };
-    const auto& [depth, height, width] = geometry_.axis;
-    const int64_t tile[] = {
-        tile_of(depth), tile_of(height), geometry_.inner == 1 ? 1 : tile_of(width)};
-    const int64_t counts[] = {
-        tiles_of(depth, tile[0]), tiles_of(height, tile[1]), tiles_of(width, tile[2])};
     return launch_items(
-        forward_windows<Take, Offset>,
-        make_tiling<Offset>(geometry_, tile, counts, geometry_.inner), 1, any_indices(),
-        values<T>(), result<T>());
+        forward_windows<Take, Offset>, make_tiling_of_outputs<Offset>(geometry_), 1,
+        arguments_.reduce, any_indices(), values<T>(), result<T>());
   }
 
   template <class T, class Index>
   Chunks gather() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       if (!plan_.wide) {
-        const auto [d, h, w] = reach_of_windows<uint32_t>().at;
+        const auto [d, h, w] = meeting_windows<uint32_t>(geometry_, arguments_.reduce).at;
         return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
     return gather_any<T, false>();
   }
 
-  // Of the cells whose windows meet a cell's, how far away the farthest is.
-  template <class Offset>
-  Position<Offset> reach_of_windows() const {
-    Position<Offset> reach{};
-    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
-      const Axis<int64_t>& axis = geometry_.axis[a];
-      reach.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
-    }
-    return reach;
-  }
-
   template <class T, class Index, bool kLooks>
   Chunks gather_cells() const {
-    constexpr int kPlanes = kPlanesOfThread<kLooks>;
-    const Geometry<int64_t>& g = geometry_;
-    const auto& [depth, height, width] = g.axis;
-    const bool of_channels = g.inner % kPlanes == 0;
-    const int64_t slabs = of_channels ? 1 : kPlanes;
-    const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
-    const Gather gather{
-        static_cast<uint32_t>(slabs),
-        static_cast<uint32_t>(of_channels ? channels : g.in_slab()),
-        static_cast<uint32_t>(of_channels ? channels : g.out_slab()),
-        arguments_.reduce == Reduce::sum,
-        std::max({depth.in, depth.out, depth.kernel}) != 1,
-        reach_of_windows<uint32_t>()};
+    const auto [tiling, gather] =
+        make_gather(geometry_, arguments_.reduce, kPlanesOfThread<kLooks>);
     return launch_items(
-        maxunpool_cuda::backward<T, Index, kLooks>,
-        make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
-        slabs, gather, values<T>(), indices<Index>(), result<T>());
+        maxunpool_cuda::backward<T, Index, kLooks>, tiling, gather.slabs, gather, values<T>(),
+        indices<Index>(), result<T>());
   }
 
   // Any windows, layout, size and type.
   template <class T, bool kMean>
   Chunks gather_any() const {
-    const auto& [depth, height, width] = geometry_.axis;
     return launch_items(
-        backward_any<T, kMean>,
-        make_tiling<uint64_t>(
-            geometry_, {1, 1, 1}, {depth.in, height.in, width.in}, geometry_.inner),
-        1, arguments_.reduce != Reduce::sum, reach_of_windows<uint64_t>(), values<T>(),
-        any_indices(), result<T>());
+        backward_any<T, kMean>, make_tiling_of_cells<uint64_t>(geometry_, geometry_.inner), 1,
+        arguments_.reduce != Reduce::sum, meeting_windows<uint64_t>(geometry_, arguments_.reduce),
+        values<T>(), any_indices(), result<T>());
   }
 
   // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
   template <class T, class Index>
   void second(const Chunks& chunks) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
-      if (plan_.shared) {
+      if (plan_.stray && plan_.stray->shared) {
         redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>(), chunks);
         return;
       }
@@ -293,15 +255,15 @@ class Dispatch {
 
   template <class Slot, class Offset, bool kShared = false, class Indices>
   void redo(Indices indices, const Chunks& chunks) const {
-    if (are_offsets() || plan_.is_of_planes()) {
+    if (!plan_.stray) {
       return;
     }
     using T = typename Slot::Element;
     const auto run = [&](auto kernel, const auto&... reduce) {
-      const int64_t bytes = kShared ? plan_.slot_bytes : 0;
+      const int64_t bytes = kShared ? plan_.stray->slot_bytes : 0;
       launch_.shared(
-          kernel, SharedShape{plan_.blocks, plan_.slots, bytes, false}, pieces<Offset>(chunks),
-          reduce..., values<T>(), indices, result<T>());
+          kernel, SharedShape{plan_.stray->blocks, plan_.stray->slots, bytes, false},
+          pieces<Offset>(*plan_.stray, chunks), reduce..., values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
@@ -316,21 +278,21 @@ class Dispatch {
   }
 
   template <class Offset>
-  Pieces<Offset> pieces(const Chunks& chunks) const {
+  Pieces<Offset> pieces(const StrayPlan& plan, const Chunks& chunks) const {
     return {
         {report().stray, divider<Offset>(chunks.items), divider<Offset>(chunks.slabs),
          static_cast<Offset>(chunks.slab_items)},
         sums_in_order(),
-        static_cast<Offset>(plan_.pieces),
-        divider<Offset>(plan_.channels),
-        divider<Offset>(plan_.groups),
-        divider<Offset>(plan_.parts),
+        static_cast<Offset>(plan.pieces),
+        divider<Offset>(plan.channels),
+        divider<Offset>(plan.groups),
+        divider<Offset>(plan.parts),
         static_cast<Offset>(geometry_.in_plane()),
         static_cast<Offset>(geometry_.out_plane()),
         static_cast<Offset>(geometry_.inner),
-        static_cast<Offset>(plan_.part),
-        workspace_ + plan_.global_slots,
-        plan_.slot_bytes};
+        static_cast<Offset>(plan.part),
+        workspace_ + plan_.notes_bytes,
+        static_cast<uint64_t>(plan.slot_bytes)};
   }
 
   // Floating-point numbers are added by atomics, in any order.

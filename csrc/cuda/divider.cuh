@@ -8,6 +8,10 @@
 
 namespace maxunpool_cuda {
 
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 // Multiplies by a rounded-up reciprocal; for dividends and divisors below half of Offset's range.
 // The method, with its proof, is that of Granlund and Montgomery, "Division by invariant integers
 // using multiplication", PLDI 1994.

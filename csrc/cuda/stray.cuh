@@ -168,7 +168,7 @@ struct Piece {
 
 // Loads of a thread that wait for memory at once.
 template <class Indices>
-constexpr int kInFlight = std::is_pointer_v<Indices> ? 8 : 1;
+constexpr int kInFlight = std::is_pointer_v<Indices> ? 4 : 1;
 
 // The block's own.
 template <class Slot, bool kShared, class Offset>
@@ -252,7 +252,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& ru
 
 // Indices are a pointer, or AnyIndices.
 template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 3 : 1) forward_stray(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
 }
 
 template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 3 : 1) backward_stray(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     Indices indices,
