@@ -163,7 +163,8 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
     return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
   };
   all.in_plane = static_cast<uint32_t>(g.in_plane());
-  all.cells = static_cast<uint32_t>(g.outer * g.in_plane());
+  all.aligned = has_vectors(arguments);
+  all.readable = all.aligned ? static_cast<uint32_t>(g.outer * g.in_plane()) : 0;
   all.staged = static_cast<uint32_t>(memory.staged_bytes(band->cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;

@@ -33,6 +33,11 @@ struct Arguments {
   int64_t blocks = 256;       // of a kernel with slots in global memory, at most
 };
 
+// Do all arrays begin where vectors do?
+inline bool has_vectors(const Arguments& arguments) {
+  return are_aligned({arguments.values, arguments.indices, arguments.result});
+}
+
 // What a kernel with slots has to do.
 struct SharedShape {
   int64_t pieces; // at most so many blocks have work, or slots

@@ -18,8 +18,6 @@
 #include "unpool_plan.cuh"
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <type_traits>
@@ -35,7 +33,7 @@ class Dispatch {
         geometry_(arguments.geometry),
         plan_(plan),
         workspace_(static_cast<char*>(workspace)),
-        aligned_(are_aligned({arguments.result, arguments.values, arguments.indices})) {}
+        aligned_(has_vectors(arguments)) {}
 
   void run() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -145,7 +143,8 @@ class Dispatch {
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> rows() const {
-    return run<Take, Index>(forward_rows<Take, Index, Shape>, make_row_plan<Shape>(geometry_));
+    return launch_if<Take, Index>(
+        forward_rows<Take, Index, Shape>, make_row_plan<Shape>(geometry_));
   }
 
   template <class Take, class Index, class Shape>
@@ -153,13 +152,13 @@ class Dispatch {
     // As many as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
     constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
-    return run<Take, Index>(
+    return launch_if<Take, Index>(
         forward_channels<Take, Index, V, Shape>, make_channel_plan<Shape>(geometry_, V));
   }
 
   // If there is a plan.
   template <class Take, class Index, class Kernel, class First>
-  std::optional<Chunks> run(Kernel kernel, const std::optional<First>& plan) const {
+  std::optional<Chunks> launch_if(Kernel kernel, const std::optional<First>& plan) const {
     using T = typename Take::Element;
     if (!plan) {
       return {};
@@ -179,25 +178,24 @@ class Dispatch {
   // Contiguous tensors of any windows and sizes.
   template <class T, class Index>
   Chunks bands() const {
-    Bands bands = plan_.bands->bands;
+    const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      bands.aligned = aligned_;
       constexpr int64_t kSlotsPerThread = 4; // see Launch
       const SharedShape shape{
           bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
-      const auto run = [&](auto kernel, auto... zero) {
+      const auto launch = [&](auto kernel, auto... zero) {
         launch_.shared(
             kernel, shape, bands, report(), zero..., values<T>(), indices<Index>(), result<T>());
       };
       constexpr bool kOffsets = kIsWindowOffset<Index>;
       if (!arguments_.forward) {
         if constexpr (!kOffsets) {
-          run(backward_bands<T, Index>);
+          launch(backward_bands<T, Index>);
         }
       } else if (!kOffsets || !windows_are_apart(geometry_)) {
-        run(forward_bands<T, Index, true>, negative_zero<T>());
+        launch(forward_bands<T, Index, true>, negative_zero<T>());
       } else if constexpr (kOffsets) {
-        run(forward_bands<T, Index, false>, negative_zero<T>());
+        launch(forward_bands<T, Index, false>, negative_zero<T>());
       }
     }
     return {1, bands.count / geometry_.outer, 1};
@@ -259,7 +257,7 @@ class Dispatch {
       return;
     }
     using T = typename Slot::Element;
-    const auto run = [&](auto kernel, const auto&... reduce) {
+    const auto launch = [&](auto kernel, const auto&... reduce) {
       const int64_t bytes = kShared ? plan_.stray->slot_bytes : 0;
       launch_.shared(
           kernel, SharedShape{plan_.stray->blocks, plan_.stray->slots, bytes, false},
@@ -267,12 +265,12 @@ class Dispatch {
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        run(backward_stray<Slot, Indices, Offset, kShared>);
+        launch(backward_stray<Slot, Indices, Offset, kShared>);
       }
     }
     if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        run(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
+        launch(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
       }
     }
   }

@@ -98,7 +98,9 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      return Group{read_indices(all, band, at, indices), read_group(all, band, at, input)};
+      Group group{{indices, cells, at, all.readable}, {input, cells, at, all.readable}};
+      group.index.drop_others(cells, at);
+      return group;
     };
     const auto claim = [&](uint32_t i, const Group& group) {
       Vector<Element, V> value;

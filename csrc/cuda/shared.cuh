@@ -24,24 +24,4 @@ __device__ inline void for_each_in_block(Offset items, const Visit& visit) {
   }
 }
 
-// The same for visit(i, read(i)), with N items read before one of them is visited.
-template <int N, class Offset, class Read, class Visit>
-__device__ inline void for_each_in_block(Offset items, const Read& read, const Visit& visit) {
-  for (Offset i = threadIdx.x; i < items; i += blockDim.x * N) {
-    decltype(read(i)) held[N];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const Offset at = i + n * blockDim.x;
-      held[n] = read(at < items ? at : i);
-    }
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const Offset at = i + n * blockDim.x;
-      if (at < items) {
-        visit(at, held[n]);
-      }
-    }
-  }
-}
-
 } // namespace maxunpool_cuda

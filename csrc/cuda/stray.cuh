@@ -102,20 +102,6 @@ struct Pieces {
   uint64_t slot_bytes;
 };
 
-// Element `lane` of a piece's channels, at a position of the plane or of the piece.
-template <class Offset>
-struct Place {
-  Offset position, lane;
-};
-
-// A pooled element: where it is, and the output that its index names.
-template <class Offset>
-struct Pooled {
-  Place<Offset> place;
-  bool exists;
-  Offset source, target;
-};
-
 // One of them: channels from `channel` on, outputs [first, first + count).
 template <class Offset>
 struct Piece {
@@ -131,44 +117,27 @@ struct Piece {
     count = rest < all.part ? rest : all.part;
   }
 
+  struct Place {
+    Offset position, channel; // in the piece
+  };
   // Element i of a row-major array [positions][channels].
-  __device__ Place<Offset> place(Offset i) const {
-    Place<Offset> place{0, i};
-    place.position = split(place.lane, all.channels);
+  __device__ Place place(Offset i) const {
+    Place place{0, i};
+    place.position = split(place.channel, all.channels);
     return place;
   }
-  __device__ bool exists(const Place<Offset>& place) const {
-    return channel + place.lane < all.inner;
+  __device__ bool exists(const Place& place) const { return channel + place.channel < all.inner; }
+  __device__ bool holds(Offset target) const { return target - first < count; }
+  __device__ Offset slot(const Place& place, Offset target) const {
+    return (target - first) * all.channels.divisor() + place.channel;
   }
-  __device__ Offset slot(const Place<Offset>& place, Offset target) const {
-    return (target - first) * all.channels.divisor() + place.lane;
+  __device__ Offset pooled(const Place& place, Offset position) const {
+    return (outer * all.in_plane + position) * all.inner + channel + place.channel;
   }
-  __device__ Offset pooled(const Place<Offset>& place, Offset position) const {
-    return (outer * all.in_plane + position) * all.inner + channel + place.lane;
-  }
-  __device__ Offset unpooled(const Place<Offset>& place, Offset position) const {
-    return (outer * all.out_plane + position) * all.inner + channel + place.lane;
-  }
-
-  __device__ Offset pooled_elements() const { return all.in_plane * all.channels.divisor(); }
-  template <class Indices>
-  __device__ Pooled<Offset> pooled(const Indices& indices, Offset i) const {
-    Pooled<Offset> found{place(i), false, 0, 0};
-    found.exists = exists(found.place);
-    if (found.exists) {
-      found.source = pooled(found.place, found.place.position);
-      found.target = target_of<Offset>(indices[found.source]);
-    }
-    return found;
-  }
-  __device__ bool holds(const Pooled<Offset>& from) const {
-    return from.exists && from.target - first < count;
+  __device__ Offset unpooled(const Place& place, Offset position) const {
+    return (outer * all.out_plane + position) * all.inner + channel + place.channel;
   }
 };
-
-// Loads of a thread that wait for memory at once.
-template <class Indices>
-constexpr int kInFlight = std::is_pointer_v<Indices> ? 4 : 1;
 
 // The block's own.
 template <class Slot, bool kShared, class Offset>
@@ -180,52 +149,100 @@ __device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
   }
 }
 
+// Calls visit(cell, target) for the cells of a contiguous tensor's plane.
+template <class Index, class Offset, class Visit>
+__device__ inline void for_each_of_plane(
+    const Piece<Offset>& piece, const Index* __restrict__ indices, const Visit& visit) {
+  constexpr int V = kVectorBytes / sizeof(Index), kInFlight = 4;
+  const Index* const plane = indices + piece.outer * piece.all.in_plane;
+  const Offset cells = piece.all.in_plane;
+  Offset done = 0;
+  if (reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
+    const Offset vectors = cells / V;
+    for (Offset i = threadIdx.x; i < vectors; i += blockDim.x * kInFlight) {
+      Vector<Index, V> index[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const Offset at = i + u * blockDim.x;
+        index[u] = load<V>(plane + (at < vectors ? at : i) * V);
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const Offset at = i + u * blockDim.x;
+        if (at < vectors) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            visit(at * V + v, target_of<Offset>(index[u].at[v]));
+          }
+        }
+      }
+    }
+    done = vectors * V;
+  }
+  for (Offset cell = done + threadIdx.x; cell < cells; cell += blockDim.x) {
+    visit(cell, target_of<Offset>(plane[cell]));
+  }
+}
+
 // Clears the slots, and add()s the pooled elements of a piece.
-template <class Slot, class Indices, class Offset>
+template <class Slot, bool kVectors, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece,
     Slot* slots,
     const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
-  const Offset channels = piece.all.channels.divisor();
+  const Pieces<Offset>& all = piece.all;
+  const Offset channels = all.channels.divisor(), elements = all.in_plane * channels;
   // There is room up to a whole vector.
-  using Clear = Vector<uint32_t, 4>;
   const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
-  for_each_in_block((bytes - 1) / sizeof(Clear) + 1, [&](uint64_t i) {
-    reinterpret_cast<Clear*>(slots)[i] = Clear{};
+  for_each_in_block((bytes - 1) / kVectorBytes + 1, [&](uint64_t i) {
+    reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
   });
   __syncthreads();
-  const auto pooled = [&](Offset i) { return piece.pooled(indices, i); };
-  const auto slot_of = [&](const Pooled<Offset>& from) -> Slot& {
-    return slots[piece.slot(from.place, from.target)];
-  };
-  if constexpr (requires { &Slot::add_in_order; }) {
-    if (piece.all.in_order) { // a thread a channel
-      for_each_in_block(channels, [&](Offset lane) {
-        for (Offset i = lane; i < piece.pooled_elements(); i += channels) {
-          const auto from = pooled(i);
-          if (piece.holds(from)) {
-            slot_of(from).add_in_order(values[from.source]);
-          }
-        }
-      });
-      __syncthreads();
+  const auto visit = [&](Offset i, const auto& add) {
+    const auto from = piece.place(i);
+    if (!piece.exists(from)) {
       return;
     }
-  }
-  for_each_in_block<kInFlight<Indices>>(
-      piece.pooled_elements(), pooled, [&](Offset, const Pooled<Offset>& from) {
-        if (piece.holds(from)) {
-          slot_of(from).add(from.place.position, [&] { return values[from.source]; });
+    const Offset source = piece.pooled(from, from.position);
+    const Offset target = target_of<Offset>(indices[source]);
+    if (piece.holds(target)) {
+      add(slots[piece.slot(from, target)], from.position, source);
+    }
+  };
+  bool is_done = false;
+  if constexpr (kVectors) {
+    if (all.inner == 1) {
+      is_done = true;
+      for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
+        if (piece.holds(target)) {
+          slots[target - piece.first].add(cell, 0);
         }
       });
+    }
+  }
+  if constexpr (requires { &Slot::add_in_order; }) {
+    if (all.in_order) { // by a thread a channel
+      is_done = true;
+      for_each_in_block(channels, [&](Offset first) {
+        for (Offset i = first; i < elements; i += channels) {
+          visit(i, [&](Slot& slot, Offset, Offset source) { slot.add_in_order(values[source]); });
+        }
+      });
+    }
+  }
+  for_each_in_block(is_done ? 0 : elements, [&](Offset i) {
+    visit(i, [&](Slot& slot, Offset position, Offset source) {
+      slot.add(position, [&] { return values[source]; });
+    });
+  });
   __syncthreads();
 }
 
 // Finds this block's pieces that are stray. Its share of all is contiguous: where nothing is stray,
 // one look is enough.
-template <class Offset, class Do>
-__device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& run) {
+template <class Offset, class Visit>
+__device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
   const Offset share = pieces.count / blocks, longer = pieces.count - share * blocks;
   const Offset begin = block * share + (block < longer ? block : longer);
@@ -245,71 +262,88 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& ru
   }
   for (Offset number = begin; number < end; ++number) {
     if (stray(number, number + 1)) { // and the last piece's slots have been read
-      run(Piece<Offset>(pieces, number));
+      visit(Piece<Offset>(pieces, number));
     }
   }
 }
 
 // Indices are a pointer, or AnyIndices.
 template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 3 : 1) forward_stray(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     Pieces<Offset> pieces,
     Reduce reduce,
     const typename Slot::Element* __restrict__ input,
     Indices indices,
     typename Slot::Element* __restrict__ output) {
-  using Element = typename Slot::Element;
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill(piece, slots, indices, input);
-    for_each_in_block<kInFlight<Indices>>(
-        piece.count * pieces.channels.divisor(),
-        [&](Offset i) {
-          const auto to = piece.place(i);
-          return slots[i].output(
-              reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
-        },
-        [&](Offset i, Element value) {
-          const auto to = piece.place(i);
-          if (piece.exists(to)) {
-            output[piece.unpooled(to, piece.first + to.position)] = value;
-          }
-        });
+    fill<Slot, kShared>(piece, slots, indices, input);
+    using Element = typename Slot::Element;
+    const auto output_of = [&](Offset i, const auto& to) {
+      return slots[i].output(
+          reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
+    };
+    constexpr int V = kVectorBytes / sizeof(Element);
+    Element* const part = output + piece.outer * pieces.out_plane + piece.first;
+    Offset done = 0;
+    if (kShared && V > 1 && pieces.inner == 1 &&
+        reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
+      for_each_in_block(piece.count / V, [&](Offset i) {
+        Vector<Element, V> stored;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          stored.at[v] = output_of(i * V + v, piece.place(0));
+        }
+        store(part + i * V, stored);
+      });
+      done = piece.count / V * V;
+    }
+    for_each_in_block(piece.count * pieces.channels.divisor() - done, [&](Offset i) {
+      const auto to = piece.place(done + i);
+      if (piece.exists(to)) {
+        output[piece.unpooled(to, piece.first + to.position)] = output_of(done + i, to);
+      }
+    });
   });
 }
 
 template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 3 : 1) backward_stray(
+__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
     Pieces<Offset> pieces,
     const typename Slot::Element* __restrict__ grad_output,
     Indices indices,
     typename Slot::Element* __restrict__ grad_input) {
-  using Element = typename Slot::Element;
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill(piece, slots, indices, grad_output);
-    struct Grad {
-      Offset source;
-      bool exists; // of the piece, or of none
-      Element value;
-    };
-    for_each_in_block<kInFlight<Indices>>(
-        piece.pooled_elements(),
-        [&](Offset i) {
-          const auto to = piece.pooled(indices, i);
-          Grad grad{to.source, to.exists && to.target >= pieces.out_plane && piece.first == 0, {}};
-          if (piece.holds(to)) {
-            grad.exists = true;
-            grad.value = slots[piece.slot(to.place, to.target)].grad_input(
-                to.place.position, grad_output[piece.unpooled(to.place, to.target)]);
-          }
-          return grad;
-        },
-        [&](Offset, const Grad& grad) {
-          if (grad.exists) {
-            grad_input[grad.source] = grad.value;
+    fill<Slot, kShared>(piece, slots, indices, grad_output);
+    if constexpr (kShared) {
+      if (pieces.inner == 1) {
+        const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
+        for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
+          if (piece.holds(target)) {
+            const auto& slot = slots[target - piece.first];
+            grad_input[in + cell] = slot.grad_input(cell, grad_output[out + target]);
+          } else if (target >= pieces.out_plane && piece.first == 0) {
+            grad_input[in + cell] = {};
           }
         });
+        return;
+      }
+    }
+    for_each_in_block(pieces.in_plane * pieces.channels.divisor(), [&](Offset i) {
+      const auto to = piece.place(i);
+      if (!piece.exists(to)) {
+        return;
+      }
+      const Offset source = piece.pooled(to, to.position);
+      const Offset target = target_of<Offset>(indices[source]);
+      if (piece.holds(target)) {
+        grad_input[source] = slots[piece.slot(to, target)].grad_input(
+            to.position, grad_output[piece.unpooled(to, target)]);
+      } else if (target >= pieces.out_plane && piece.first == 0) {
+        grad_input[source] = {};
+      }
+    });
   });
 }
 

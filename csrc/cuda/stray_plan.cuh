@@ -45,6 +45,7 @@ inline int64_t slot_size(const Arguments& arguments) {
 
 inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool wide) {
   constexpr int64_t kMostParts = 64, kSmallSlot = sizeof(uint32_t);
+  constexpr int64_t kGrain = 16; // outputs, so that parts begin where vectors do
   const Geometry<int64_t>& g = arguments.geometry;
   int64_t slot = slot_size(arguments);
   if (slot == 0) {
@@ -53,13 +54,15 @@ inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool
   StrayPlan plan{};
   plan.channels = std::min(g.inner, kMostChannels);
   plan.groups = divide_up(g.inner, plan.channels);
-  const int64_t room = arguments.limits.shared_bytes / (kSmallSlot * plan.channels);
+  const int64_t room =
+      arguments.limits.shared_bytes / (kSmallSlot * plan.channels) / kGrain * kGrain;
   plan.shared = arguments.reduce == Reduce::last && !wide &&
                 arguments.element_size <= sizeof(uint64_t) && g.out_plane() <= kMostParts * room;
   plan.part = g.out_plane();
   if (plan.shared) {
     slot = kSmallSlot;
-    plan.part = divide_up(plan.part, divide_up(plan.part, room));
+    plan.part = std::min(
+        divide_up(divide_up(plan.part, divide_up(plan.part, room)), kGrain) * kGrain, plan.part);
   }
   plan.parts = divide_up(g.out_plane(), plan.part);
   plan.pieces = g.outer * plan.groups * plan.parts;
