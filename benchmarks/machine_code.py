@@ -130,7 +130,7 @@ FAST = [
 # One of these is in the name of each other kernel: any windows, layouts and offsets; what is
 # stray; rows that do not divide into vectors; elements of other sizes.
 NOT_FAST = [
-    r"(forward|pool)_windows|_stray|_any|TakeMean|void",
+    r"(forward|pool)_windows|_stray|_any|void",
     r"(forward_\w+|backward\w*|pool_\w+)<(TakeLast<)?(unsigned char|unsigned long|double)",
 ]
 

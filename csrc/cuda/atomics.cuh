@@ -1,8 +1,6 @@
 // The atomic operations that CUDA does not have under one name, or one meaning, for every type.
 #pragma once
 
-#include <c10/util/complex.h>
-
 #include <cstdint>
 
 namespace maxunpool_cuda {
@@ -50,14 +48,4 @@ __device__ inline void atomic_add(double* to, double value) {
 __device__ inline void atomic_add(uint64_t* to, uint64_t value) {
   atomicAdd(reinterpret_cast<Unsigned64*>(to), static_cast<Unsigned64>(value));
 }
-__device__ inline void atomic_add(int64_t* to, int64_t value) {
-  atomicAdd(reinterpret_cast<Unsigned64*>(to), static_cast<Unsigned64>(value));
-}
-template <class T>
-__device__ inline void atomic_add(c10::complex<T>* to, c10::complex<T> value) {
-  T* parts = reinterpret_cast<T*>(to);
-  atomic_add(parts, value.real());
-  atomic_add(parts + 1, value.imag());
-}
-
 } // namespace maxunpool_cuda

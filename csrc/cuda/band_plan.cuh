@@ -30,7 +30,7 @@ struct BandMemory {
   bool staged;        // slots name elements
 
   int64_t staged_bytes(int64_t cells) const {
-    constexpr int64_t kSpare = 128; // bytes of groups at the ends, and of elements that are zero
+    constexpr int64_t kSpare = 128; // bytes of groups at the ends
     return staged ? align(cells * size) + kSpare : 0;
   }
   int64_t bytes(int64_t cells, int64_t outputs) const {
@@ -39,12 +39,6 @@ struct BandMemory {
   }
   bool fits(int64_t cells, int64_t outputs, int64_t most) const {
     return bytes(cells, outputs) <= most && cells <= kMostClaims;
-  }
-
- private:
-  static int64_t align(int64_t bytes) {
-    constexpr int64_t kVector = kVectorBytes;
-    return divide_up(bytes, kVector) * kVector;
   }
 };
 
@@ -154,7 +148,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
       size, claims ? int64_t{sizeof(uint32_t)} : size, forward && claims && is_staged(size)};
   const int64_t group = cells_of_group(size, index_size);
   Bands all{};
-  all.windows = windows_of(narrow<uint32_t>(g));
+  all.windows = windows_of<uint32_t>(g);
   std::optional<BandSize> band;
   if (last || c10::isFloatingType(arguments.type)) {
     band = cut_into_planes(arguments, memory, group, all);
@@ -169,7 +163,8 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
     return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
   };
   all.in_plane = static_cast<uint32_t>(g.in_plane());
-  all.cells = static_cast<uint32_t>(g.outer * g.in_plane());
+  all.aligned = has_vectors(arguments);
+  all.readable = all.aligned ? static_cast<uint32_t>(g.outer * g.in_plane()) : 0;
   all.staged = static_cast<uint32_t>(memory.staged_bytes(band->cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
   all.reduce = arguments.reduce;

@@ -47,12 +47,13 @@ constexpr bool is_staged(size_t element_size) {
 
 struct Bands {
   Windows<uint32_t> windows;
-  uint32_t count;  // of bands
-  uint32_t planes; // of a band; the last one may have fewer. 0: a band is a part of a plane
-  uint32_t in_plane, cells; // cells of a plane, and of all
-  uint32_t staged;          // bytes of the elements at the front of a block's memory
-  bool aligned;             // all arrays begin where vectors do
-  bool bfloat16;            // of two kinds of numbers of two bytes, for sums
+  uint32_t count;    // of bands
+  uint32_t planes;   // of a band; the last one may have fewer. 0: a band is a part of a plane
+  uint32_t in_plane; // cells of a plane
+  uint32_t readable; // cells that may be read in vectors: all, if arrays are aligned, or none
+  uint32_t staged;   // bytes of the elements at the front of a block's memory
+  bool aligned;      // all arrays begin where vectors do
+  bool bfloat16;     // of two kinds of numbers of two bytes, for sums
   Reduce reduce;
   // Of parts.
   int cut; // the axis
@@ -79,11 +80,11 @@ struct Bands {
 // Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
 // of which `wholes` hold no others; none, unless `aligned`.
 template <int N>
-struct Run {
+struct Span {
   uint32_t begin, end, base, vectors, first_whole, wholes;
 
-  Run() = default;
-  __device__ Run(uint32_t from, uint32_t to, bool aligned)
+  Span() = default;
+  __device__ Span(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
     const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
@@ -108,8 +109,8 @@ struct Run {
 // written in vectors of N.
 template <int V, int N>
 struct alignas(kVectorBytes) Band {
-  Run<V> cells;
-  Run<N> outputs;
+  Span<V> cells;
+  Span<N> outputs;
   uint32_t own_cell;       // cells before it are another band's too
   uint32_t low, size;      // positions of the plane, or of each plane, that it has outputs at
   uint32_t first_slot;     // its first output's; before it there may be a vector's first ones
@@ -124,8 +125,8 @@ struct alignas(kVectorBytes) Band {
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
     Band band{};
     band.own_cell = plane * all.in_plane;
-    band.cells = Run<V>(band.own_cell, end * all.in_plane, all.aligned);
-    band.outputs = Run<N>(plane * out_plane, end * out_plane, all.aligned);
+    band.cells = Span<V>(band.own_cell, end * all.in_plane, all.aligned);
+    band.outputs = Span<N>(plane * out_plane, end * out_plane, all.aligned);
     band.size = out_plane;
     band.first_slot = band.start_slot = band.outputs.begin - band.outputs.base;
     return band;
@@ -155,10 +156,10 @@ struct alignas(kVectorBytes) Band {
     const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
     Band band;
     band.own_cell = base + (owns && strip < end ? strip : end) * all.row_cells;
-    band.cells = Run<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
+    band.cells = Span<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
     band.size = rows * all.row_outputs;
     band.low = depth * all.volume_outputs + row * all.row_outputs;
-    band.outputs = Run<N>(first, first + band.size, all.aligned);
+    band.outputs = Span<N>(first, first + band.size, all.aligned);
     band.cell = {
         {cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}};
     const auto& at = band.cell.at;
@@ -217,7 +218,7 @@ __device__ inline Found find_slot(
   return {slot, exists && band.holds_slot(slot), exists};
 }
 
-// N neighbours of an array from i on, as a vector if that is `readable`, else those of the run
+// N neighbours of an array from i on, as a vector if all are readable, else those of the span
 // alone. Bytes lie in words, which takes fewer instructions than the compiler finds.
 template <class T, int N>
 struct Neighbours {
@@ -227,26 +228,26 @@ struct Neighbours {
   Vector<Word, N / kPerWord> words;
 
   Neighbours() = default;
-  __device__ Neighbours(const T* array, const Run<N>& run, uint32_t i, bool readable) {
-    if (readable) {
+  __device__ Neighbours(const T* array, const Span<N>& span, uint32_t i, uint32_t readable) {
+    if (i + N <= readable) {
       words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
       return;
     }
     words = {};
 #pragma unroll
     for (int v = 0; v < N; ++v) {
-      if (run.holds(i + v)) {
+      if (span.holds(i + v)) {
         words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
       }
     }
   }
-  // What is not of the run becomes -1, or 255.
-  __device__ void drop_others(const Run<N>& run, uint32_t i) {
-    if (run.count_of(i) < N) {
+  // What is not of the span becomes -1, or 255.
+  __device__ void drop_others(const Span<N>& span, uint32_t i) {
+    if (span.count_of(i) < N) {
 #pragma unroll
       for (int v = 0; v < N; ++v) {
         const auto ones = static_cast<Word>(static_cast<std::make_unsigned_t<T>>(-1));
-        words.at[v / kPerWord] |= run.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
+        words.at[v / kPerWord] |= span.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
       }
     }
   }

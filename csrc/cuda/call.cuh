@@ -3,10 +3,10 @@
 
 #include "../calls.h"
 #include "../geometry.h"
-#include "divider.cuh"
 #include "limits.h"
 #include "report.cuh"
 #include "tiling.cuh"
+#include "vector.cuh"
 
 #include <algorithm>
 #include <cstddef>
@@ -23,6 +23,11 @@ struct Arguments : UnpoolCall {
   int64_t blocks = 256;       // of a kernel with slots in global memory, at most
 };
 
+// Do all arrays begin where vectors do?
+inline bool has_vectors(const Arguments& arguments) {
+  return are_aligned({arguments.values, arguments.indices, arguments.result});
+}
+
 // What a kernel with slots has to do.
 struct SharedShape {
   int64_t pieces; // at most so many blocks have work, or slots
@@ -31,24 +36,27 @@ struct SharedShape {
   bool likely;    // that the pieces need anything done
 };
 
-inline Divider<uint32_t> divider(int64_t by) {
-  return Divider<uint32_t>(static_cast<uint32_t>(by));
-}
-
-template <class Offset>
-Geometry<Offset> narrow(const Geometry<int64_t>& from) {
-  Geometry<Offset> to;
-  to.outer = static_cast<Offset>(from.outer);
-  to.inner = static_cast<Offset>(from.inner);
-  to.rank = from.rank;
+// Do all intermediate values of all kernels stay below the limit, for so many inner channels, and
+// for windows so far dilated and up to `more` rows of them, beside those that are there?
+inline bool fits_32bit(
+    const Geometry<int64_t>& geometry,
+    int64_t inner,
+    int64_t limit,
+    const int64_t (&dilation)[3] = {1, 1, 1},
+    int64_t more = 0) {
+  double elements = static_cast<double>(geometry.outer) * static_cast<double>(inner);
+  double kernel_volume = 1, reach = 0;
   for (int a = 0; a < 3; ++a) {
-    const Axis<int64_t>& axis = from.axis[a];
-    to.axis[a] = {
-        static_cast<Offset>(axis.in), static_cast<Offset>(axis.out),
-        static_cast<Offset>(axis.kernel), static_cast<Offset>(axis.stride),
-        static_cast<Offset>(axis.padding)};
+    const Axis<int64_t>& axis = geometry.axis[a];
+    const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
+    const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
+    elements *= size + (apart - 1);
+    kernel_volume *= kernel;
+    reach = std::max(
+        reach, (size + 1) * static_cast<double>(axis.stride) + size +
+                   static_cast<double>(axis.padding) + (kernel + 1) * apart);
   }
-  return to;
+  return std::max({elements, reach, kernel_volume}) < static_cast<double>(limit);
 }
 
 // Whether windows begin elsewhere than at multiples of the stride.

@@ -15,7 +15,7 @@ constexpr uint32_t kNowhere = 0xC0000000u;
 
 // Flat indices as 32 bits hold them; what does not fit becomes kNowhere.
 template <class Index, int N>
-__device__ inline Vector<uint32_t, N> narrow_indices(const Vector<Index, N>& from) {
+__device__ inline Vector<uint32_t, N> indices_32bit(const Vector<Index, N>& from) {
   Vector<uint32_t, N> to;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -59,9 +59,9 @@ __device__ inline bool names_cell(
 
 // What an owner asks of the indices of V channels of a cell, an aligned vector.
 template <class Index, int V, int kKernel>
-class LaneIndices {
+class ChannelIndices {
  public:
-  __device__ void read(const Index* indices) { index_ = narrow_indices(load<V>(indices)); }
+  __device__ void read(const Index* indices) { index_ = indices_32bit(load<V>(indices)); }
   // Does the index of channel v name cell (y, x) of its window, which is the output `position`?
   __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
   // Does every index name a cell of the window, which begins at `first` and is not clipped?
@@ -79,9 +79,9 @@ class LaneIndices {
 };
 
 template <int V, int kKernel>
-class LaneIndices<uint8_t, V, kKernel> {
+class ChannelIndices<uint8_t, V, kKernel> {
  public:
-  __device__ LaneIndices() { set_all(words_, ~0u); } // which name nothing
+  __device__ ChannelIndices() { set_all(words_, ~0u); } // which name nothing
   __device__ void read(const uint8_t* indices) {
     using Word =
         std::conditional_t<V == 1, uint8_t, std::conditional_t<V == 2, uint16_t, uint32_t>>;
@@ -119,7 +119,7 @@ class RowIndices {
   __device__ RowIndices() { set_all(index_, kNowhere); }
   __device__ void read(const Index* indices, bool exist, bool right_exist) {
     if (exist) {
-      const auto own = narrow_indices(load<V>(indices));
+      const auto own = indices_32bit(load<V>(indices));
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         index_[v] = own.at[v];
@@ -128,7 +128,7 @@ class RowIndices {
     if (right_exist) {
 #pragma unroll
       for (int v = V; v < V + kRight; ++v) {
-        index_[v] = narrow_indices(load<1>(indices + v)).at[0];
+        index_[v] = indices_32bit(load<1>(indices + v)).at[0];
       }
     }
   }
@@ -165,8 +165,8 @@ class RowIndices {
 };
 
 template <int V, int kRight, int kKernel, int kStride>
-class RowIndices<uint8_t, V, kRight, kKernel, kStride> : LaneIndices<uint8_t, V, kKernel> {
-  using Own = LaneIndices<uint8_t, V, kKernel>;
+class RowIndices<uint8_t, V, kRight, kKernel, kStride> : ChannelIndices<uint8_t, V, kKernel> {
+  using Own = ChannelIndices<uint8_t, V, kKernel>;
   static_assert(V <= 4);
 
  public:

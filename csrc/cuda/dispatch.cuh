@@ -1,4 +1,4 @@
-// Which kernels a call runs, with which arguments. Everything but the launch itself, which `Launch`
+// Which kernels a call of max unpooling runs. Everything but the launch itself, which `Launch`
 // does, so that the choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
 //   launch.shared(kernel, shape, arguments...)   at most shape.pieces blocks, of any size
@@ -13,14 +13,11 @@
 #include "forward_channels.cuh"
 #include "forward_rows.cuh"
 #include "forward_windows.cuh"
-#include "plan.cuh"
 #include "report.cuh"
 #include "stray.cuh"
-#include "tiling.cuh"
+#include "unpool_plan.cuh"
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <type_traits>
@@ -36,9 +33,7 @@ class Dispatch {
         geometry_(arguments.geometry),
         plan_(plan),
         workspace_(static_cast<char*>(workspace)),
-        aligned_(
-            is_aligned(arguments.result) && is_aligned(arguments.values) &&
-            is_aligned(arguments.indices)) {}
+        aligned_(has_vectors(arguments)) {}
 
   void run() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -51,10 +46,6 @@ class Dispatch {
   struct Chunks {
     int64_t items, slab_items, slabs;
   };
-
-  static bool is_aligned(const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
-  }
 
   template <class Index>
   void forward() const {
@@ -102,16 +93,13 @@ class Dispatch {
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      const bool sums = arguments_.reduce == Reduce::sum;
       if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!chunks && sums && !plan_.wide) {
+        if (!chunks && arguments_.reduce == Reduce::sum && !plan_.wide) {
           chunks = compiled<TakeSum<T>, Index>();
           chunks = chunks ? chunks : any_windows<TakeSum<T>, uint32_t>();
         }
       }
-      if (!chunks) {
-        chunks = sums ? any_windows<TakeSum<T>, uint64_t>() : any_windows<TakeMean<T>, uint64_t>();
-      }
+      chunks = chunks ? chunks : any_windows<TakeCounted<T>, uint64_t>();
     });
     return *chunks;
   }
@@ -155,29 +143,31 @@ class Dispatch {
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> rows() const {
-    using T = typename Take::Element;
-    const auto plan = make_row_plan<Shape>(geometry_);
-    return plan ? std::optional(run<T, Index>(forward_rows<Take, Index, Shape>, *plan))
-                : std::nullopt;
+    return launch_if<Take, Index>(
+        forward_rows<Take, Index, Shape>, make_row_plan<Shape>(geometry_));
   }
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> channels() const {
-    using T = typename Take::Element;
     // As many as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
-    constexpr int V = std::min<int>({8, kMost, kVectorBytes / sizeof(T)});
-    const auto plan = make_channel_plan<Shape>(geometry_, V);
-    return plan ? std::optional(run<T, Index>(forward_channels<Take, Index, V, Shape>, *plan))
-                : std::nullopt;
+    constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
+    return launch_if<Take, Index>(
+        forward_channels<Take, Index, V, Shape>, make_channel_plan<Shape>(geometry_, V));
   }
 
-  // A kernel whose items are threads'.
-  template <class T, class Index, class Kernel, class First>
-  Chunks run(Kernel kernel, const First& plan) const {
+  // If there is a plan.
+  template <class Take, class Index, class Kernel, class First>
+  std::optional<Chunks> launch_if(Kernel kernel, const std::optional<First>& plan) const {
+    using T = typename Take::Element;
+    if (!plan) {
+      return {};
+    }
     return launch_items(
-        kernel, plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
+        kernel, *plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
   }
+
+  // A kernel whose items are threads'; `slabs`: that an item is of.
   template <class Kernel, class First, class... Rest>
   Chunks launch_items(Kernel kernel, const First& plan, int64_t slabs, const Rest&... rest) const {
     launch_(kernel, plan.items, plan, report(), rest...);
@@ -188,25 +178,24 @@ class Dispatch {
   // Contiguous tensors of any windows and sizes.
   template <class T, class Index>
   Chunks bands() const {
-    Bands bands = plan_.bands->bands;
+    const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      bands.aligned = aligned_;
       constexpr int64_t kSlotsPerThread = 4; // see Launch
       const SharedShape shape{
           bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
-      const auto run = [&](auto kernel, auto... zero) {
+      const auto launch = [&](auto kernel, auto... zero) {
         launch_.shared(
             kernel, shape, bands, report(), zero..., values<T>(), indices<Index>(), result<T>());
       };
       constexpr bool kOffsets = kIsWindowOffset<Index>;
       if (!arguments_.forward) {
         if constexpr (!kOffsets) {
-          run(backward_bands<T, Index>);
+          launch(backward_bands<T, Index>);
         }
       } else if (!kOffsets || !disjoint(geometry_)) {
-        run(forward_bands<T, Index, true>, negative_zero<T>());
+        launch(forward_bands<T, Index, true>, negative_zero<T>());
       } else if constexpr (kOffsets) {
-        run(forward_bands<T, Index, false>, negative_zero<T>());
+        launch(forward_bands<T, Index, false>, negative_zero<T>());
       }
     }
     return {1, bands.count / geometry_.outer, 1};
@@ -216,80 +205,45 @@ class Dispatch {
   template <class Take, class Offset>
   Chunks any_windows() const {
     using T = typename Take::Element;
-    const auto tile_of = [](const Axis<int64_t>& axis) { // at most as large as the stride
-      return std::min<int64_t>(axis.stride, kMostTile);
-    };
-    const auto& [depth, height, width] = geometry_.axis;
-    const int64_t tile[] = {
-        tile_of(depth), tile_of(height), geometry_.inner == 1 ? 1 : tile_of(width)};
-    const int64_t counts[] = {
-        tiles_of(depth, tile[0]), tiles_of(height, tile[1]), tiles_of(width, tile[2])};
     return launch_items(
-        forward_windows<Take, Offset>,
-        make_tiling<Offset>(geometry_, tile, counts, geometry_.inner), 1, any_indices(),
-        values<T>(), result<T>());
+        forward_windows<Take, Offset>, make_tiling_of_outputs<Offset>(geometry_), 1,
+        arguments_.reduce, any_indices(), values<T>(), result<T>());
   }
 
   template <class T, class Index>
   Chunks gather() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       if (!plan_.wide) {
-        const auto [d, h, w] = reach_of_windows<uint32_t>().at;
+        const auto [d, h, w] = meeting_windows<uint32_t>(geometry_, arguments_.reduce).at;
         return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
     return gather_any<T, false>();
   }
 
-  // Of the cells whose windows meet a cell's, how far away the farthest is.
-  template <class Offset>
-  Position<Offset> reach_of_windows() const {
-    Position<Offset> reach{};
-    for (int a = 0; a < 3 && arguments_.reduce != Reduce::sum; ++a) {
-      const Axis<int64_t>& axis = geometry_.axis[a];
-      reach.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
-    }
-    return reach;
-  }
-
   template <class T, class Index, bool kLooks>
   Chunks gather_cells() const {
-    constexpr int kPlanes = kPlanesOfThread<kLooks>;
-    const Geometry<int64_t>& g = geometry_;
-    const auto& [depth, height, width] = g.axis;
-    const bool of_channels = g.inner % kPlanes == 0;
-    const int64_t slabs = of_channels ? 1 : kPlanes;
-    const int64_t channels = of_channels ? g.inner / kPlanes : g.inner;
-    const Gather gather{
-        static_cast<uint32_t>(slabs),
-        static_cast<uint32_t>(of_channels ? channels : g.in_slab()),
-        static_cast<uint32_t>(of_channels ? channels : g.out_slab()),
-        arguments_.reduce == Reduce::sum,
-        std::max({depth.in, depth.out, depth.kernel}) != 1,
-        reach_of_windows<uint32_t>()};
+    const auto [tiling, gather] =
+        make_gather(geometry_, arguments_.reduce, kPlanesOfThread<kLooks>);
     return launch_items(
-        maxunpool_cuda::backward<T, Index, kLooks>,
-        make_tiling<uint32_t>(g, {1, 1, 1}, {depth.in, height.in, width.in}, channels, slabs),
-        slabs, gather, values<T>(), indices<Index>(), result<T>());
+        maxunpool_cuda::backward<T, Index, kLooks>, tiling, gather.slabs, gather, values<T>(),
+        indices<Index>(), result<T>());
   }
 
   // Any windows, layout, size and type.
   template <class T, bool kMean>
   Chunks gather_any() const {
-    const auto& [depth, height, width] = geometry_.axis;
     return launch_items(
-        backward_any<T, kMean>,
-        make_tiling<uint64_t>(
-            geometry_, {1, 1, 1}, {depth.in, height.in, width.in}, geometry_.inner),
-        1, arguments_.reduce != Reduce::sum, reach_of_windows<uint64_t>(), values<T>(),
-        any_indices(), result<T>());
+        backward_any<T, kMean>, make_tiling_of_cells<uint64_t>(geometry_, geometry_.inner), 1,
+        arguments_.reduce != Reduce::sum, meeting_windows<uint64_t>(geometry_, arguments_.reduce),
+        values<T>(), any_indices(), result<T>());
   }
 
   // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
   template <class T, class Index>
   void second(const Chunks& chunks) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
-      if (plan_.shared) {
+      if (plan_.stray && plan_.stray->shared) {
         redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>(), chunks);
         return;
       }
@@ -299,47 +253,51 @@ class Dispatch {
 
   template <class Slot, class Offset, bool kShared = false, class Indices>
   void redo(Indices indices, const Chunks& chunks) const {
-    if (are_offsets() || plan_.is_of_planes()) {
+    if (!plan_.stray) {
       return;
     }
     using T = typename Slot::Element;
-    const auto run = [&](auto kernel, const auto&... reduce) {
-      const int64_t bytes = kShared ? plan_.slot_bytes : 0;
+    const auto launch = [&](auto kernel, const auto&... reduce) {
+      const int64_t bytes = kShared ? plan_.stray->slot_bytes : 0;
       launch_.shared(
-          kernel, SharedShape{plan_.blocks, plan_.slots, bytes, false}, pieces<Offset>(chunks),
-          reduce..., values<T>(), indices, result<T>());
+          kernel, SharedShape{plan_.stray->blocks, plan_.stray->slots, bytes, false},
+          pieces<Offset>(*plan_.stray, chunks), reduce..., values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        run(backward_stray<Slot, Indices, Offset, kShared>);
+        launch(backward_stray<Slot, Indices, Offset, kShared>);
       }
     }
     if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
       if (arguments_.forward) {
-        run(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
+        launch(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
       }
     }
   }
 
   template <class Offset>
-  Pieces<Offset> pieces(const Chunks& chunks) const {
-    const auto divider = [](int64_t n) { return Divider<Offset>(static_cast<Offset>(n)); };
+  Pieces<Offset> pieces(const StrayPlan& plan, const Chunks& chunks) const {
     return {
-        narrow<Offset>(geometry_),
-        {report().stray, divider(chunks.items), divider(chunks.slabs),
+        {report().stray, divider<Offset>(chunks.items), divider<Offset>(chunks.slabs),
          static_cast<Offset>(chunks.slab_items)},
-        arguments_.deterministic,
-        static_cast<Offset>(plan_.pieces),
-        divider(plan_.channels),
-        divider(plan_.groups),
-        divider(plan_.parts),
+        sums_in_order(),
+        static_cast<Offset>(plan.pieces),
+        divider<Offset>(plan.channels),
+        divider<Offset>(plan.groups),
+        divider<Offset>(plan.parts),
         static_cast<Offset>(geometry_.in_plane()),
         static_cast<Offset>(geometry_.out_plane()),
-        static_cast<Offset>(plan_.part),
-        workspace_ + plan_.global_slots,
-        plan_.slot_bytes};
+        static_cast<Offset>(geometry_.inner),
+        static_cast<Offset>(plan.part),
+        workspace_ + plan_.notes_bytes,
+        static_cast<uint64_t>(plan.slot_bytes)};
   }
 
+  // Floating-point numbers are added by atomics, in any order.
+  bool sums_in_order() const {
+    return arguments_.forward && arguments_.reduce != Reduce::last &&
+           (arguments_.deterministic || !c10::isFloatingType(arguments_.type));
+  }
   bool are_offsets() const { return arguments_.index_type == c10::ScalarType::Byte; }
 
   template <class T>

@@ -46,6 +46,12 @@ class Divider {
   uint32_t shift_ = 0;
 };
 
+// Of a number whose type Offset is large enough for.
+template <class Offset = uint32_t>
+Divider<Offset> divider(int64_t by) {
+  return Divider<Offset>(static_cast<Offset>(by));
+}
+
 // Splits `n` into a quotient, returned, and a remainder, left in `n`.
 template <class Offset>
 MAXUNPOOL_HOST_DEVICE inline Offset split(Offset& n, const Divider<Offset>& by) {

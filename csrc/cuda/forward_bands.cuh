@@ -12,10 +12,10 @@
 // and "mean" only windows that share no output come here, so that there is nothing to add but by
 // stray indices.
 //
-// Of whole planes, indices may lie anywhere, and there is no second kernel: an output of a sum that
-// several cells name adds them up by itself, in row-major order. Of a part, a block vouches for its
-// own cells: it notes (see Report) what lies outside its own window and outside the part, and sums
-// of several cells, so that the second kernel writes the plane again.
+// Of whole planes, indices may lie anywhere, and there is no second kernel: where several cells
+// name one output of a sum, the band's outputs look for their cells, in row-major order. Of a part,
+// a block vouches for its own cells: it notes (see Report) what lies outside its own window and
+// outside the part, and sums of several cells, so that the second kernel writes the plane again.
 #pragma once
 
 #include "../reduction.h"
@@ -74,8 +74,6 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
   constexpr bool kSums = kStray && sizeof(Element) > 1;
   using Slot = std::conditional_t<kClaims, uint32_t, Element>;
   constexpr uint32_t kStep = kStaged ? sizeof(Element) : 1; // from one claim to the next
-  // Several cells have named an output of a sum: more than any claim, of a cell that is zero.
-  const uint32_t many = kStaged ? all.staged - kStep : 1u << 31;
   char* const memory = shared_memory<char>();
   auto* const stage = reinterpret_cast<Element*>(memory);
   auto* const shared = reinterpret_cast<Band<V, N>*>(memory + all.staged);
@@ -93,15 +91,14 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     const auto& cells = band.cells;
     const auto& outputs = band.outputs;
-    bool stray = false;
+    bool again = false; // what is not in the slots
     struct Group {
       Neighbours<Index, V> index;
       Neighbours<Element, V> value;
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      const bool readable = all.aligned && at + V <= all.cells;
-      Group group{{indices, cells, at, readable}, {input, cells, at, readable}};
+      Group group{{indices, cells, at, all.readable}, {input, cells, at, all.readable}};
       group.index.drop_others(cells, at);
       return group;
     };
@@ -115,7 +112,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }
-      stray |= for_each_of_group<!kClaims>(
+      again |= for_each_of_group<!kClaims>(
           all, band, report.error, indices, cells.base + i * V, group.index,
           [&](int v, uint32_t number_of_slot) {
             Slot* const slot = slots + number_of_slot;
@@ -124,13 +121,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
               if constexpr (!kStaged) {
                 mine = mine << 16 | value.at[v];
               }
-              if (atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last) {
-                if (all.planes == 0) {
-                  stray = true;
-                } else if constexpr (kSums) {
-                  atomicMax(slot, many);
-                }
-              }
+              again |= atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last;
             } else {
               *slot = value.at[v];
             }
@@ -143,7 +134,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     clear(slots, outputs.vectors * N);
     if (kStaged && threadIdx.x == 0) {
-      stage[0] = stage[many / kStep] = Element{};
+      stage[0] = Element{};
     }
     __syncthreads();
     if (threadIdx.x < cells.vectors) {
@@ -152,9 +143,17 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
       claim(i, read(i));
     }
-    const int any_stray = __syncthreads_or(stray);
+    const int any_again = __syncthreads_or(again);
     if (!kIsWindowOffset<Index> && threadIdx.x == 0 && all.planes == 0) {
-      report.stray[number] = static_cast<uint32_t>(any_stray);
+      report.stray[number] = static_cast<uint32_t>(any_again);
+    }
+    if constexpr (kSums) {
+      if (any_again && all.planes != 0 && all.reduce != Reduce::last) {
+        for_each_in_block(outputs.end - outputs.begin, [&](uint32_t i) {
+          output[outputs.begin + i] = sum_of(all, outputs.begin + i, input, indices);
+        });
+        continue;
+      }
     }
 
     const auto element = [&](Slot slot) {
@@ -162,13 +161,6 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
         return *reinterpret_cast<const Element*>(memory + slot);
       } else {
         return static_cast<Element>(slot);
-      }
-    };
-    const auto add_up = [&](uint32_t i) { // the outputs of sums that many cells name
-      if constexpr (kSums) {
-        if (all.reduce != Reduce::last && slots[i] == many) {
-          output[outputs.base + i] = sum_of(all, outputs.base + i, input, indices);
-        }
       }
     };
     Element* const to = output + outputs.base;
@@ -181,17 +173,10 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
         stored.at[v] = element(taken.at[v]);
       }
       store(to + i, stored);
-      if (kSums && all.reduce != Reduce::last) {
-#pragma unroll 1
-        for (int v = 0; v < N; ++v) {
-          add_up(i + v);
-        }
-      }
     });
     for_each_in_block(outputs.rest(), [&](uint32_t number) {
       const uint32_t i = outputs.number_of_rest(number);
       to[i] = element(slots[i]);
-      add_up(i);
     });
     __syncthreads();
   }

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
           continue; // also where it wraps around
         }
         const uint32_t from = source + (y * widths.in + x) * inner;
-        LaneIndices<Index, V, kKernel> named;
+        ChannelIndices<Index, V, kKernel> named;
         named.read(indices + from);
         Held value[V];
         load_held<V>(input + from, value);

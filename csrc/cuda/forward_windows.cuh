@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     forward_windows(
         Tiling<Offset> tiling,
         Report report,
+        Reduce reduce,
         AnyIndices indices,
         const typename Take::Element* __restrict__ input,
         typename Take::Element* __restrict__ output) {
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
               }
             }
           }
-          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result();
+          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result(reduce);
         }
       }
     }

@@ -82,17 +82,15 @@ struct Report {
 template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(
     Offset items, const Report& report, const Visit& visit, bool notes = true) {
-  if constexpr (kIsWindowOffset<Index>) {
+  if (kIsWindowOffset<Index> || !notes) {
     for_each_item(items, visit);
-  } else if (!notes) {
-    for_each_item(items, visit);
-  } else {
-    for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
-      const Offset i = chunk * blockDim.x + threadIdx.x;
-      const int stray = __syncthreads_or(i < items && visit(i));
-      if (threadIdx.x == 0 && report.stray != nullptr) {
-        report.stray[chunk] = static_cast<uint32_t>(stray);
-      }
+    return;
+  }
+  for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
+    const Offset i = chunk * blockDim.x + threadIdx.x;
+    const int stray = __syncthreads_or(i < items && visit(i));
+    if (threadIdx.x == 0 && report.stray != nullptr) {
+      report.stray[chunk] = static_cast<uint32_t>(stray);
     }
   }
 }

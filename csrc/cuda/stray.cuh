@@ -29,16 +29,15 @@ namespace maxunpool_cuda {
 constexpr int kBlockTeam = 512; // threads at most
 
 // A slot: {} while empty, then add(position, value) for each pooled element that names its output,
-// with value() to read the element; kAlone: one thread adds them all. The owner of the output reads
-// output(); the owner of a pooled element, in the backward, reads grad_input().
+// with value() to read the element; or add_in_order(element), of one thread alone. The owner of the
+// output reads output(); the owner of a pooled element, in the backward, reads grad_input().
 template <class T, class Offset>
 struct LastSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = true; // add() commutes
 
   Offset end; // 1 + the position, in the plane, of the last pooled element
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset position, const Value&) {
     atomic_max(&end, position + 1);
   }
@@ -52,22 +51,21 @@ struct LastSlot {
   }
 };
 
+// Integers and complex numbers are rarely summed: in order alone.
 template <class T, class Offset>
 struct SumSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = std::is_integral_v<T>;
 
   Sum<T> sum;
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset, const Value& value) {
-    if constexpr (kAlone) {
-      sum.add(value());
-    } else {
+    if constexpr (std::is_floating_point_v<Accumulator<T>>) {
       atomic_add(&sum.sum, static_cast<Accumulator<T>>(value()));
-      atomic_add(&sum.count, uint64_t{1});
+      atomic_add(&sum.count, 1);
     }
   }
+  __device__ void add_in_order(T value) { sum.add(value); }
   template <class Pooled>
   __device__ T output(Reduce reduce, const Pooled&) const {
     return sum.result(reduce);
@@ -78,13 +76,12 @@ struct SumSlot {
 template <class T, class Offset>
 struct CountSlot {
   using Element = T;
-  static constexpr bool kAnyOrder = true;
 
   uint64_t count;
 
-  template <bool kAlone, class Value>
+  template <class Value>
   __device__ void add(Offset, const Value&) {
-    atomic_add(&count, uint64_t{1});
+    atomic_add(&count, 1);
   }
   __device__ T grad_input(Offset, T grad) const {
     return mean_of<T>(grad, static_cast<int64_t>(count));
@@ -93,14 +90,13 @@ struct CountSlot {
 
 template <class Offset>
 struct Pieces {
-  Geometry<Offset> geometry;
   StrayNotes<Offset> notes;
-  bool in_order;
+  bool in_order;            // add_in_order()
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
   Divider<Offset> groups;   // of channels, in a slab
   Divider<Offset> parts;    // of a plane
-  Offset in_plane, out_plane;
+  Offset in_plane, out_plane, inner;
   Offset part; // outputs of one; the last may have fewer
   char* slots; // unless they are in shared memory: [blocks][slot_bytes]
   uint64_t slot_bytes;
@@ -122,27 +118,24 @@ struct Piece {
   }
 
   struct Place {
-    Offset position;
-    Offset lane; // channel in the piece
+    Offset position, channel; // in the piece
   };
   // Element i of a row-major array [positions][channels].
   __device__ Place place(Offset i) const {
     Place place{0, i};
-    place.position = split(place.lane, all.channels);
+    place.position = split(place.channel, all.channels);
     return place;
   }
-  __device__ bool exists(const Place& place) const {
-    return channel + place.lane < all.geometry.inner;
-  }
+  __device__ bool exists(const Place& place) const { return channel + place.channel < all.inner; }
   __device__ bool holds(Offset target) const { return target - first < count; }
   __device__ Offset slot(const Place& place, Offset target) const {
-    return (target - first) * all.channels.divisor() + place.lane;
+    return (target - first) * all.channels.divisor() + place.channel;
   }
   __device__ Offset pooled(const Place& place, Offset position) const {
-    return (outer * all.in_plane + position) * all.geometry.inner + channel + place.lane;
+    return (outer * all.in_plane + position) * all.inner + channel + place.channel;
   }
   __device__ Offset unpooled(const Place& place, Offset position) const {
-    return (outer * all.out_plane + position) * all.geometry.inner + channel + place.lane;
+    return (outer * all.out_plane + position) * all.inner + channel + place.channel;
   }
 };
 
@@ -199,53 +192,57 @@ __device__ inline void fill(
     const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
   const Pieces<Offset>& all = piece.all;
-  const Offset channels = all.channels.divisor(), cells = all.in_plane;
+  const Offset channels = all.channels.divisor(), elements = all.in_plane * channels;
   // There is room up to a whole vector.
-  using Clear = Vector<uint32_t, 4>;
   const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
-  for_each_in_block((bytes - 1) / sizeof(Clear) + 1, [&](uint64_t i) {
-    reinterpret_cast<Clear*>(slots)[i] = Clear{};
+  for_each_in_block((bytes - 1) / kVectorBytes + 1, [&](uint64_t i) {
+    reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
   });
   __syncthreads();
-  const auto add = [&]<bool kAlone>(Offset i, std::bool_constant<kAlone>) {
+  const auto visit = [&](Offset i, const auto& add) {
     const auto from = piece.place(i);
     if (!piece.exists(from)) {
       return;
     }
     const Offset source = piece.pooled(from, from.position);
     const Offset target = target_of<Offset>(indices[source]);
-    const auto value = [&] { return values[source]; };
     if (piece.holds(target)) {
-      slots[piece.slot(from, target)].template add<kAlone>(from.position, value);
+      add(slots[piece.slot(from, target)], from.position, source);
     }
   };
+  bool is_done = false;
   if constexpr (kVectors) {
-    if (all.geometry.inner == 1) {
+    if (all.inner == 1) {
+      is_done = true;
       for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
         if (piece.holds(target)) {
-          slots[target - piece.first].template add<false>(cell, 0);
+          slots[target - piece.first].add(cell, 0);
         }
       });
-      __syncthreads();
-      return;
     }
   }
-  if (Slot::kAnyOrder || !all.in_order) {
-    for_each_in_block(cells * channels, [&](Offset i) { add(i, std::false_type{}); });
-  } else if constexpr (!Slot::kAnyOrder) {
-    for_each_in_block(channels, [&](Offset lane) {
-      for (Offset position = 0; position < cells; ++position) {
-        add(position * channels + lane, std::true_type{});
-      }
-    });
+  if constexpr (requires { &Slot::add_in_order; }) {
+    if (all.in_order) { // by a thread a channel
+      is_done = true;
+      for_each_in_block(channels, [&](Offset first) {
+        for (Offset i = first; i < elements; i += channels) {
+          visit(i, [&](Slot& slot, Offset, Offset source) { slot.add_in_order(values[source]); });
+        }
+      });
+    }
   }
+  for_each_in_block(is_done ? 0 : elements, [&](Offset i) {
+    visit(i, [&](Slot& slot, Offset position, Offset source) {
+      slot.add(position, [&] { return values[source]; });
+    });
+  });
   __syncthreads();
 }
 
 // Finds this block's pieces that are stray. Its share of all is contiguous: where nothing is stray,
 // one look is enough.
-template <class Offset, class Do>
-__device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& run) {
+template <class Offset, class Visit>
+__device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
   const Offset share = pieces.count / blocks, longer = pieces.count - share * blocks;
   const Offset begin = block * share + (block < longer ? block : longer);
@@ -265,7 +262,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Do& ru
   }
   for (Offset number = begin; number < end; ++number) {
     if (stray(number, number + 1)) { // and the last piece's slots have been read
-      run(Piece<Offset>(pieces, number));
+      visit(Piece<Offset>(pieces, number));
     }
   }
 }
@@ -289,7 +286,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     constexpr int V = kVectorBytes / sizeof(Element);
     Element* const part = output + piece.outer * pieces.out_plane + piece.first;
     Offset done = 0;
-    if (kShared && V > 1 && pieces.geometry.inner == 1 &&
+    if (kShared && V > 1 && pieces.inner == 1 &&
         reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
       for_each_in_block(piece.count / V, [&](Offset i) {
         Vector<Element, V> stored;
@@ -320,7 +317,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
     fill<Slot, kShared>(piece, slots, indices, grad_output);
     if constexpr (kShared) {
-      if (pieces.geometry.inner == 1) {
+      if (pieces.inner == 1) {
         const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
         for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
           if (piece.holds(target)) {

@@ -21,7 +21,7 @@ struct TakeLast {
 
   __device__ void add(Held pooled) { value = pooled; }
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
-  __device__ T result() const { return static_cast<T>(value); }
+  __device__ T result(Reduce = Reduce::last) const { return static_cast<T>(value); }
 };
 
 // From a sum of nothing, +0, on.
@@ -39,18 +39,19 @@ struct TakeSum {
       add(pooled);
     }
   }
-  __device__ T result() const { return static_cast<T>(sum); }
+  __device__ T result(Reduce = Reduce::sum) const { return static_cast<T>(sum); }
 };
 
+// A sum or a mean, as the call says.
 template <class T>
-struct TakeMean {
+struct TakeCounted {
   using Element = T;
   using Held = T;
 
   Sum<T> sum{};
 
   __device__ void add(Held pooled) { sum.add(pooled); }
-  __device__ T result() const { return sum.result(Reduce::mean); }
+  __device__ T result(Reduce reduce) const { return sum.result(reduce); }
 };
 
 // Small elements that are held in words fill some.

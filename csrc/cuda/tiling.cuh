@@ -86,6 +86,41 @@ struct Tiling : Windows<Offset> {
   }
 };
 
+// `tiles`: how many in each dimension; `groups`: of channels; `slabs`: that a thread does.
+template <class Offset>
+Tiling<Offset> make_tiling(
+    const Geometry<int64_t>& geometry,
+    const int64_t (&tile)[3],
+    const int64_t (&tiles)[3],
+    int64_t groups,
+    int64_t slabs = 1) {
+  Tiling<Offset> tiling;
+  static_cast<Windows<Offset>&>(tiling) = windows_of<Offset>(geometry);
+  tiling.items = static_cast<Offset>(
+      divide_up(geometry.outer, slabs) * tiles[0] * tiles[1] * tiles[2] * groups);
+  for (int a = 0; a < 3; ++a) {
+    tiling.tile[a] = static_cast<Offset>(tile[a]);
+    tiling.tiles[a] = divider<Offset>(tiles[a]);
+    tiling.stride[a] = divider<Offset>(geometry.axis[a].stride);
+  }
+  tiling.channels = divider<Offset>(groups);
+  return tiling;
+}
+
+// A tile is a cell, or of pooling `rows` x `columns` windows.
+template <class Offset>
+Tiling<Offset> make_tiling_of_cells(
+    const Geometry<int64_t>& geometry,
+    int64_t groups,
+    int64_t slabs = 1,
+    int64_t rows = 1,
+    int64_t columns = 1) {
+  const auto& [depth, height, width] = geometry.axis;
+  return make_tiling<Offset>(
+      geometry, {1, 1, 1}, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
+      groups, slabs);
+}
+
 // This thread's share of `items`, under any grid and block size.
 template <class Offset, class Visit>
 __device__ inline void for_each_item(Offset items, const Visit& visit) {

@@ -1,7 +1,12 @@
 // N neighbours in memory, moved by as few instructions as their size allows (16 bytes each).
 #pragma once
 
+#include "divider.cuh"
+
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 
 namespace maxunpool_cuda {
 
@@ -11,6 +16,19 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Vector {
   T at[N];
 };
+
+// Bytes, filled up to whole vectors.
+inline int64_t align(int64_t bytes) {
+  constexpr int64_t kVector = kVectorBytes;
+  return divide_up(bytes, kVector) * kVector;
+}
+
+// Do arrays begin where vectors do?
+inline bool are_aligned(std::initializer_list<const void*> arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [](const void* array) {
+    return reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0;
+  });
+}
 
 // `from` and `to` are aligned for the whole vector.
 template <int N, class T>

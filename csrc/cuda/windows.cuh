@@ -23,12 +23,25 @@ struct Windows {
   Divider<Offset> out_height, out_width, kernel_height, kernel_width;
 };
 
+// Of a geometry whose sizes Offset is large enough for.
 template <class Offset>
-Windows<Offset> windows_of(const Geometry<Offset>& geometry) {
-  const auto& [depth, height, width] = geometry.axis;
-  const auto divider = [](Offset by) { return Divider<Offset>(by); };
-  return {geometry,           geometry.out_plane(),   divider(height.out),
-          divider(width.out), divider(height.kernel), divider(width.kernel)};
+Windows<Offset> windows_of(const Geometry<int64_t>& from) {
+  const auto size = [](int64_t n) { return static_cast<Offset>(n); };
+  Windows<Offset> windows;
+  Geometry<Offset>& to = windows.geometry;
+  to = {size(from.outer), size(from.inner), {}, from.rank};
+  for (int a = 0; a < 3; ++a) {
+    const Axis<int64_t>& axis = from.axis[a];
+    to.axis[a] = {
+        size(axis.in), size(axis.out), size(axis.kernel), size(axis.stride), size(axis.padding)};
+  }
+  windows.out_plane = to.out_plane();
+  const auto& [depth, height, width] = from.axis;
+  windows.out_height = divider<Offset>(height.out);
+  windows.out_width = divider<Offset>(width.out);
+  windows.kernel_height = divider<Offset>(height.kernel);
+  windows.kernel_width = divider<Offset>(width.kernel);
+  return windows;
 }
 
 // The flat position in the output plane that an index names, checked before it is narrowed: what

@@ -1,0 +1,79 @@
+// How the second kernel is cut up (see stray.cuh), and the memory of its slots.
+#pragma once
+
+#include "../dtypes.h"
+#include "../geometry.h"
+#include "../reduction.h"
+#include "call.cuh"
+#include "vector.cuh"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+constexpr int64_t kMostChannels = 32; // of a piece
+
+struct StrayPlan {
+  bool shared; // slots are in shared memory, else in the workspace
+  int64_t channels, groups, part, parts, pieces; // see Pieces
+  int64_t slots, slot_bytes;                     // of a piece
+  int64_t blocks;                                // at most
+};
+
+// Channels, with those that the last piece of a slab has room for.
+inline int64_t align_channels(int64_t channels) {
+  const int64_t group = std::min(channels, kMostChannels);
+  return divide_up(channels, group) * group;
+}
+
+// Bytes of a slot in global memory. 0: nothing has to be written again.
+inline int64_t slot_size(const Arguments& arguments) {
+  if (arguments.index_type == c10::ScalarType::Byte) {
+    return 0;
+  }
+  if (arguments.reduce == Reduce::last || !arguments.forward) { // positions, or counts
+    return arguments.forward || arguments.reduce != Reduce::sum ? sizeof(uint64_t) : 0;
+  }
+  int64_t size = 0;
+  with_arithmetic_type(
+      arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(Sum<T>); });
+  return size;
+}
+
+inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool wide) {
+  constexpr int64_t kMostParts = 64, kSmallSlot = sizeof(uint32_t);
+  constexpr int64_t kGrain = 16; // outputs, so that parts begin where vectors do
+  const Geometry<int64_t>& g = arguments.geometry;
+  int64_t slot = slot_size(arguments);
+  if (slot == 0) {
+    return {};
+  }
+  StrayPlan plan{};
+  plan.channels = std::min(g.inner, kMostChannels);
+  plan.groups = divide_up(g.inner, plan.channels);
+  const int64_t room =
+      arguments.limits.shared_bytes / (kSmallSlot * plan.channels) / kGrain * kGrain;
+  plan.shared = arguments.reduce == Reduce::last && !wide &&
+                arguments.element_size <= sizeof(uint64_t) && g.out_plane() <= kMostParts * room;
+  plan.part = g.out_plane();
+  if (plan.shared) {
+    slot = kSmallSlot;
+    plan.part = std::min(
+        divide_up(divide_up(plan.part, divide_up(plan.part, room)), kGrain) * kGrain, plan.part);
+  }
+  plan.parts = divide_up(g.out_plane(), plan.part);
+  plan.pieces = g.outer * plan.groups * plan.parts;
+  plan.slots = plan.part * plan.channels;
+  plan.slot_bytes = align(plan.slots * slot);
+  plan.blocks = plan.pieces;
+  if (!plan.shared) {
+    const int64_t fit = arguments.limits.slot_bytes / plan.slot_bytes;
+    plan.blocks = std::clamp<int64_t>(fit, 1, std::min(plan.pieces, arguments.blocks));
+  }
+  return plan;
+}
+
+} // namespace maxunpool_cuda

@@ -1,0 +1,153 @@
+// How calls of max unpooling are cut up: the plans of their kernels.
+#pragma once
+
+#include "../dtypes.h"
+#include "../geometry.h"
+#include "../reduction.h"
+#include "backward.cuh"
+#include "band_plan.cuh"
+#include "call.cuh"
+#include "divider.cuh"
+#include "forward_channels.cuh"
+#include "forward_rows.cuh"
+#include "stray_plan.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace maxunpool_cuda {
+
+// How many tiles cover both the pooled cells and the output.
+inline int64_t tiles_of(const Axis<int64_t>& axis, int64_t tile) {
+  return std::max(axis.in, divide_up(axis.out, tile));
+}
+
+// Of forward_windows: tiles are at most as large as the stride.
+template <class Offset>
+Tiling<Offset> make_tiling_of_outputs(const Geometry<int64_t>& geometry) {
+  int64_t tile[3], tiles[3];
+  for (int a = 0; a < 3; ++a) {
+    const Axis<int64_t>& axis = geometry.axis[a];
+    tile[a] = a == 2 && geometry.inner == 1 ? 1 : std::min<int64_t>(axis.stride, kMostTile);
+    tiles[a] = tiles_of(axis, tile[a]);
+  }
+  return make_tiling<Offset>(geometry, tile, tiles, geometry.inner);
+}
+
+// Of the cells whose windows meet a cell's, how far away the farthest is, if that matters.
+template <class Offset>
+Position<Offset> meeting_windows(const Geometry<int64_t>& geometry, Reduce reduce) {
+  Position<Offset> away{};
+  for (int a = 0; a < 3 && reduce != Reduce::sum; ++a) {
+    const Axis<int64_t>& axis = geometry.axis[a];
+    away.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
+  }
+  return away;
+}
+
+// Of backward(), whose threads own a cell in so many planes.
+inline std::pair<Tiling<uint32_t>, Gather> make_gather(
+    const Geometry<int64_t>& g, Reduce reduce, int64_t planes) {
+  const bool of_channels = g.inner % planes == 0;
+  const int64_t slabs = of_channels ? 1 : planes;
+  const int64_t channels = of_channels ? g.inner / planes : g.inner;
+  const Axis<int64_t>& depth = g.axis[0];
+  return {
+      make_tiling_of_cells<uint32_t>(g, channels, slabs),
+      {static_cast<uint32_t>(slabs), static_cast<uint32_t>(of_channels ? channels : g.in_slab()),
+       static_cast<uint32_t>(of_channels ? channels : g.out_slab()), reduce == Reduce::sum,
+       std::max({depth.in, depth.out, depth.kernel}) != 1, meeting_windows<uint32_t>(g, reduce)}};
+}
+
+// Are these the windows, in width and in height?
+inline bool has_windows(
+    const Geometry<int64_t>& geometry, int64_t kernel, int64_t stride, int64_t padding) {
+  const auto same = [&](const Axis<int64_t>& axis) {
+    return axis.kernel == kernel && axis.stride == stride && axis.padding == padding;
+  };
+  return same(geometry.axis[2]) && same(geometry.axis[1]);
+}
+
+// Each is empty where there is no such plan for these windows. Offsets are 32-bit, and pointers
+// aligned where vectors are read.
+template <class Shape>
+std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
+  const auto& [depth, height, width] = geometry.axis;
+  const bool depth_fits =
+      Shape::kDeep ? is_simple_in_depth(depth) && depth.padding == 0 : is_trivial(depth);
+  if (geometry.inner != 1 || !depth_fits ||
+      !has_windows(geometry, Shape::kKernel, Shape::kStride, Shape::kPadding) ||
+      width.in % Shape::V != 0 || width.out != width.in * Shape::kStride ||
+      height.in != divide_up(height.out, Shape::kStride)) {
+    return {};
+  }
+  const int64_t groups = width.in / Shape::V;
+  return RowPlan{
+      windows_of<uint32_t>(geometry),
+      static_cast<uint32_t>(geometry.outer * depth.out * height.in * groups),
+      divider(groups),
+      divider(height.in),
+      divider(depth.out),
+      divider(depth.stride)};
+}
+
+template <class Shape>
+std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, int64_t channels) {
+  const auto& [depth, height, width] = geometry.axis;
+  if (geometry.inner == 1 || geometry.inner % channels != 0 || !is_trivial(depth) ||
+      !has_windows(geometry, Shape::kKernel, Shape::kStride, Shape::kPadding)) {
+    return {};
+  }
+  const int64_t groups = geometry.inner / channels, rows = tiles_of(height, Shape::kStride),
+                columns = tiles_of(width, Shape::kStride);
+  return ChannelPlan{
+      windows_of<uint32_t>(geometry),
+      static_cast<uint32_t>(geometry.outer * rows * columns * groups),
+      static_cast<uint32_t>(geometry.in_plane()),
+      divider(groups),
+      divider(columns),
+      divider(rows)};
+}
+
+// How a call is cut up, and its workspace, which may start out as anything.
+struct Plan {
+  bool wide;                         // 64-bit offsets
+  std::optional<BandPlan> bands;     // of a call that bands can do
+  std::optional<StrayPlan> stray;    // of a call that may need a second kernel
+  size_t notes_bytes = 0, bytes = 0; // of the chunks' notes, behind which slots are; of both
+
+  explicit Plan(const Arguments& arguments) {
+    const Geometry<int64_t>& g = arguments.geometry;
+    wide = !fits_32bit(g, align_channels(g.inner), arguments.limits.narrow);
+    if (!wide) {
+      bands = make_bands(arguments);
+    }
+    stray = is_of_planes() ? std::nullopt : make_stray_plan(arguments, wide);
+    if (stray) {
+      const int64_t notes = most_items(g) / arguments.threads + 1;
+      notes_bytes =
+          align(std::max<int64_t>(notes, bands ? bands->bands.count : 0) * sizeof(uint32_t));
+      bytes = notes_bytes + (stray->shared ? 0 : stray->blocks * stray->slot_bytes);
+    }
+  }
+
+  bool is_of_planes() const { return bands && bands->bands.planes != 0; }
+
+ private:
+  // No kernel has more items than this.
+  static int64_t most_items(const Geometry<int64_t>& g) {
+    int64_t items = g.outer * g.inner;
+    for (const Axis<int64_t>& axis : g.axis) {
+      items *= std::max(axis.in, axis.out);
+    }
+    return items;
+  }
+};
+
+} // namespace maxunpool_cuda
