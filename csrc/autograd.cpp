@@ -37,7 +37,7 @@ variable_list transposed(
   const auto argument = [&](int64_t i) {
     return c10::SymIntArrayRef(window).slice(i * rank, rank);
   };
-  return {operator_handle<!kForward>().call(
+  return {unpool_handle<!kForward>().call(
       grads[0], indices, argument(0), argument(1), argument(2), argument(3), reduce)};
 }
 
@@ -124,7 +124,7 @@ void differentiate(
   }
   const at::Tensor& tangent = values._fw_grad(/*level=*/0);
   if (tangent.defined()) {
-    const at::Tensor of_result = operator_handle<kForward>().call(
+    const at::Tensor of_result = unpool_handle<kForward>().call(
         tangent, indices, output_size, kernel_size, stride, padding, reduce);
     result._set_fw_grad(of_result, /*level=*/0, /*is_inplace_op=*/false);
   }
@@ -142,7 +142,7 @@ at::Tensor differentiable(
     c10::string_view reduce) {
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return operator_handle<kForward>().redispatch(
+    return unpool_handle<kForward>().redispatch(
         keys & c10::after_autograd_keyset, values, indices, output_size, kernel_size, stride,
         padding, reduce);
   }();

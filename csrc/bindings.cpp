@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -70,61 +69,79 @@ const at::Tensor& borrowed(pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-using Ints = std::vector<int64_t>;
-
-// What max_unpool takes after its tensors, read from Python once for all calls that are alike.
-struct UnpoolArguments {
-  c10::SymDimVector output_size, kernel_size, stride, padding;
-  std::string reduce;
+// An argument of an operator: what a call keeps of it, and what Python gives for it.
+template <class Argument>
+struct Kept {
+  using Type = Argument;
+  using Given = Argument;
+  static Type of(const Given& given) { return given; }
+};
+template <>
+struct Kept<c10::string_view> {
+  using Type = std::string;
+  using Given = std::string;
+  static Type of(const Given& given) { return given; }
+};
+template <>
+struct Kept<c10::SymIntArrayRef> {
+  using Type = c10::SymDimVector;
+  // No at::IntArrayRef: to read one, PyTorch asks of each int first whether it is a tensor.
+  using Given = std::vector<int64_t>;
+  static Type of(const Given& given) { return {given.begin(), given.end()}; }
 };
 
-// The same of max_pool.
-struct PoolArguments {
-  c10::SymDimVector kernel_size, stride, padding, dilation;
-  bool ceil_mode;
-  c10::ScalarType index_dtype;
+// What an operator takes after its tensors, read from Python once for all calls that are alike.
+template <class... Arguments>
+struct AfterTensors {
+  std::tuple<typename Kept<Arguments>::Type...> arguments;
+
+  static void bind(pybind11::module& m, const char* name) {
+    pybind11::class_<AfterTensors>(m, name).def(
+        pybind11::init([](const typename Kept<Arguments>::Given&... given) {
+          return AfterTensors{{Kept<Arguments>::of(given)...}};
+        }));
+  }
 };
+
+template <class Operator>
+struct AfterTensorsOf;
+template <class Result, class... Arguments>
+struct AfterTensorsOf<Result(const at::Tensor&, Arguments...)> {
+  using Type = AfterTensors<Arguments...>;
+};
+template <class Result, class... Arguments>
+struct AfterTensorsOf<Result(const at::Tensor&, const at::Tensor&, Arguments...)> {
+  using Type = AfterTensors<Arguments...>;
+};
+using UnpoolArguments = AfterTensorsOf<UnpoolOperator>::Type;
+using PoolArguments = AfterTensorsOf<PoolOperator>::Type;
+
+// The result of an operator; `tensors` are Python's.
+template <class Handle, class Arguments, class... Tensors>
+auto call(const Handle& op, const Arguments& after, const Tensors&... tensors) {
+  return without_gil([&] {
+    return std::apply(
+        [&](const auto&... arguments) { return op.call(tensors..., arguments...); },
+        after.arguments);
+  });
+}
 
 at::Tensor max_unpool(
     pybind11::handle input, pybind11::handle indices, const UnpoolArguments& arguments) {
-  const at::Tensor &values = borrowed(input), &where = borrowed(indices);
-  return without_gil([&] {
-    return operator_handle<true>().call(
-        values, where, arguments.output_size, arguments.kernel_size, arguments.stride,
-        arguments.padding, arguments.reduce);
-  });
+  return call(unpool_handle<true>(), arguments, borrowed(input), borrowed(indices));
 }
 
 std::tuple<at::Tensor, at::Tensor> max_pool(
     pybind11::handle input, const PoolArguments& arguments) {
-  const at::Tensor& values = borrowed(input);
-  return without_gil([&] {
-    return pool_handle().call(
-        values, arguments.kernel_size, arguments.stride, arguments.padding, arguments.dilation,
-        arguments.ceil_mode, arguments.index_dtype);
-  });
-}
-
-// The class of Arguments for Python, made from the fields in their order.
-template <class Arguments, class... Fields>
-void bind_arguments(pybind11::module& m, const char* name) {
-  const auto field = []<class Field>(const Field& value) {
-    if constexpr (std::is_same_v<Field, Ints>) {
-      return c10::SymDimVector(value.begin(), value.end());
-    } else {
-      return value;
-    }
-  };
-  pybind11::class_<Arguments>(m, name).def(
-      pybind11::init([=](const Fields&... values) { return Arguments{field(values)...}; }));
+  return call(pool_handle(), arguments, borrowed(input));
 }
 
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
-  bind_arguments<UnpoolArguments, Ints, Ints, Ints, Ints, std::string>(m, "UnpoolArguments");
-  bind_arguments<PoolArguments, Ints, Ints, Ints, Ints, bool, c10::ScalarType>(m, "PoolArguments");
+  UnpoolArguments::bind(m, "UnpoolArguments");
+  PoolArguments::bind(m, "PoolArguments");
   m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
   m.def("max_pool", torch::wrap_pybind_function(&max_pool));
 #ifdef WITH_CUDA

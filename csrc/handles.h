@@ -1,44 +1,27 @@
 // The operators as the dispatcher knows them, for C++ that calls them.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/ScalarType.h>
-#include <c10/core/SymIntArrayRef.h>
-#include <c10/util/string_view.h>
+#include "max_pool.h"
+#include "max_unpool.h"
 
-#include <tuple>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymInt.h>
 
 namespace maxunpool_cuda {
 
-using Operator = at::Tensor(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    c10::SymIntArrayRef output_size,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::string_view reduce);
+using UnpoolOperator = decltype(run<c10::SymInt, true>);
+using PoolOperator = decltype(run_pool<c10::SymInt>);
 
 // max_unpool, or max_unpool_backward.
 template <bool kForward>
-const c10::TypedOperatorHandle<Operator>& operator_handle() {
+const c10::TypedOperatorHandle<UnpoolOperator>& unpool_handle() {
   static const auto handle =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow(
               kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward", "")
-          .typed<Operator>();
+          .typed<UnpoolOperator>();
   return handle;
 }
-
-using PoolOperator = std::tuple<at::Tensor, at::Tensor>(
-    const at::Tensor& input,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::SymIntArrayRef dilation,
-    bool ceil_mode,
-    c10::ScalarType index_dtype);
 
 inline const c10::TypedOperatorHandle<PoolOperator>& pool_handle() {
   static const auto handle = c10::Dispatcher::singleton()

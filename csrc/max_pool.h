@@ -190,34 +190,37 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   return pooled;
 }
 
-// The body of the operator on a backend: `kernel` fills the results, unless they are empty.
-template <void (*kernel)(const PoolCall&, c10::Device)>
+// The body of the operator: on a backend, whose kernel, void(const PoolCall&, c10::Device), fills
+// the results unless they are empty; or, without a kernel, for tensors that have no data.
+template <class Size, auto kernel = nullptr>
 std::tuple<at::Tensor, at::Tensor> run_pool(
     const at::Tensor& input,
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
+    c10::ArrayRef<Size> kernel_size,
+    c10::ArrayRef<Size> stride,
+    c10::ArrayRef<Size> padding,
+    c10::ArrayRef<Size> dilation,
     bool ceil_mode,
     c10::ScalarType index_dtype) {
-  const PoolWindow<int64_t> window{
+  const PoolWindow<Size> window{
       {"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype};
-  const std::vector<int64_t> pooled = pooled_sizes(input, window);
+  const std::vector<Size> pooled = pooled_sizes(input, window);
   const at::MemoryFormat layout = layout_of(input, input, window.rank());
-  const auto dense_input = in_layout(input, layout);
-  at::Tensor values = empty_in_layout<int64_t>(pooled, input.options(), layout);
-  at::Tensor indices = empty_in_layout<int64_t>(pooled, input.options().dtype(index_dtype), layout);
-  if (values.numel() > 0) {
-    PoolCall call{
-        make_geometry(kernel_size, stride, padding, pooled, input.sizes(), layout),
-        {1, 1, 1},
-        input.scalar_type(),
-        index_dtype,
-        dense_input->const_data_ptr(),
-        values.mutable_data_ptr(),
-        indices.mutable_data_ptr()};
-    std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
-    kernel(call, input.device());
+  at::Tensor values = empty_in_layout<Size>(pooled, input.options(), layout);
+  at::Tensor indices = empty_in_layout<Size>(pooled, input.options().dtype(index_dtype), layout);
+  if constexpr (!std::is_null_pointer_v<decltype(kernel)>) {
+    if (values.numel() > 0) {
+      const auto dense_input = in_layout(input, layout);
+      PoolCall call{
+          make_geometry(kernel_size, stride, padding, pooled, input.sizes(), layout),
+          {1, 1, 1},
+          input.scalar_type(),
+          index_dtype,
+          dense_input->const_data_ptr(),
+          values.mutable_data_ptr(),
+          indices.mutable_data_ptr()};
+      std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
+      kernel(call, input.device());
+    }
   }
   return {std::move(values), std::move(indices)};
 }

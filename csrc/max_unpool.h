@@ -162,35 +162,39 @@ std::vector<Size> check(
   return unpooled;
 }
 
-// The body of an operator on a backend: `kernel` fills the result, unless that is empty.
-template <bool kForward, void (*kernel)(const UnpoolCall&, c10::Device)>
+// The body of an operator: on a backend, whose kernel, void(const UnpoolCall&, c10::Device), fills
+// the result unless that is empty; or, without a kernel, for tensors that have no data.
+template <class Size, bool kForward, auto kernel = nullptr>
 at::Tensor run(
     const at::Tensor& values,
     const at::Tensor& indices,
-    at::IntArrayRef output_size,
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
+    c10::ArrayRef<Size> output_size,
+    c10::ArrayRef<Size> kernel_size,
+    c10::ArrayRef<Size> stride,
+    c10::ArrayRef<Size> padding,
     c10::string_view reduce) {
-  const UnpoolWindow<int64_t> window{
+  const UnpoolWindow<Size> window{
       {"max_unpool", kernel_size, stride, padding}, output_size, reduce};
-  const std::vector<int64_t> unpooled = check(values, indices, window, kForward);
-  const at::IntArrayRef pooled = indices.sizes(), made = kForward ? unpooled : pooled;
+  const std::vector<Size> unpooled = check(values, indices, window, kForward);
+  const c10::ArrayRef<Size> pooled = sizes_of<Size>(indices), made = kForward ? unpooled : pooled;
   const at::MemoryFormat layout = layout_of(values, indices, window.rank());
-  const auto dense_values = in_layout(values, layout), dense_indices = in_layout(indices, layout);
   at::Tensor result = empty_in_layout(made, values.options(), layout);
-  if (result.numel() > 0) {
-    const UnpoolCall call{
-        make_geometry(kernel_size, stride, padding, pooled, unpooled, layout),
-        window.parsed_reduce(),
-        kForward,
-        values.scalar_type(),
-        indices.scalar_type(),
-        static_cast<size_t>(values.element_size()),
-        dense_values->const_data_ptr(),
-        dense_indices->const_data_ptr(),
-        result.mutable_data_ptr()};
-    kernel(call, values.device());
+  if constexpr (!std::is_null_pointer_v<decltype(kernel)>) {
+    if (result.numel() > 0) {
+      const auto dense_values = in_layout(values, layout);
+      const auto dense_indices = in_layout(indices, layout);
+      const UnpoolCall call{
+          make_geometry(kernel_size, stride, padding, pooled, unpooled, layout),
+          window.parsed_reduce(),
+          kForward,
+          values.scalar_type(),
+          indices.scalar_type(),
+          static_cast<size_t>(values.element_size()),
+          dense_values->const_data_ptr(),
+          dense_indices->const_data_ptr(),
+          result.mutable_data_ptr()};
+      kernel(call, values.device());
+    }
   }
   return result;
 }

@@ -68,7 +68,7 @@ void pool(const PoolCall& call, c10::Device) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_pool", run_pool<pool>);
+  m.impl("max_pool", run_pool<int64_t, pool>);
 }
 
 } // namespace maxunpool_cuda

@@ -61,8 +61,8 @@ void unpool(const UnpoolCall& call, c10::Device) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_unpool", run<true, unpool>);
-  m.impl("max_unpool_backward", run<false, unpool>);
+  m.impl("max_unpool", run<int64_t, true, unpool>);
+  m.impl("max_unpool_backward", run<int64_t, false, unpool>);
 }
 
 } // namespace maxunpool_cuda

@@ -25,7 +25,7 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
-  m.impl("max_pool", run_pool<pool_on_device>);
+  m.impl("max_pool", run_pool<int64_t, pool_on_device>);
 }
 
 } // namespace maxunpool_cuda

@@ -126,8 +126,8 @@ void check_errors() {
 }
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
-  m.impl("max_unpool", run<true, unpool_on_device>);
-  m.impl("max_unpool_backward", run<false, unpool_on_device>);
+  m.impl("max_unpool", run<int64_t, true, unpool_on_device>);
+  m.impl("max_unpool_backward", run<int64_t, false, unpool_on_device>);
 }
 
 } // namespace maxunpool_cuda
