@@ -50,7 +50,7 @@ inline bool fits_32bit(
     const Axis<int64_t>& axis = geometry.axis[a];
     const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
     const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
-    elements *= size + (apart - 1);
+    elements *= apart == 1 ? size : size + apart;
     kernel_volume *= kernel;
     reach = std::max(
         reach, (size + 1) * static_cast<double>(axis.stride) + size +
