@@ -64,10 +64,10 @@ void for_each_index(const Task<Element, Index>& task, const Element* gathered, c
     }
     visit(source, target);
   };
-  const auto visit_rows = [&](const Rows& rows, auto inner) {
-    const CellRange cells{rows.begin, rows.end};
+  // What is done of an element whose index is a position.
+  const auto look_in = [&](const Rows& rows, auto inner) MAXUNPOOL_INLINE {
     const uint64_t extent_begin = rows.extent_begin, extent = rows.extent_end - extent_begin;
-    const auto look = [&](int64_t position, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
+    return [=, &task, &found](int64_t position, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
       const auto index = static_cast<uint64_t>(position);
       if (index - begin < size) {
         found(source, static_cast<int64_t>(index - begin) * inner + channel);
@@ -75,22 +75,33 @@ void for_each_index(const Task<Element, Index>& task, const Element* gathered, c
         task.missed.record(slab + source);
       }
     };
+  };
+  const auto visit_positions = [&](const Rows& rows, auto inner) MAXUNPOOL_INLINE {
+    const auto look = look_in(rows, inner);
+    for_each_element<kReverse>(
+        {rows.begin, rows.end}, inner,
+        [&](int64_t, int64_t channel, int64_t source)
+            MAXUNPOOL_INLINE { look(static_cast<int64_t>(indices[source]), channel, source); });
+  };
+  const auto visit_offsets = [&](const Rows& rows, auto inner) { // longer, and better not inlined
+    const auto look = look_in(rows, inner);
+    const bool in_windows =
+        task.offsets->in_windows(indices + rows.begin * inner, (rows.end - rows.begin) * inner);
+    task.offsets->template for_each_row<kReverse>(
+        {rows.begin, rows.end},
+        [&](const WindowOffsets::Row& row, const CellRange& cells) MAXUNPOOL_INLINE {
+          row.for_each<kReverse>(
+              cells, inner, indices, in_windows, part.begin, part.end,
+              [&](int64_t position, int64_t channel, int64_t source)
+                  MAXUNPOOL_INLINE { found(source, (position - part.begin) * inner + channel); },
+              look);
+        });
+  };
+  const auto visit_rows = [&](const Rows& rows, auto inner) MAXUNPOOL_INLINE {
     if constexpr (kIsWindowOffset<Index>) {
-      const bool in_windows =
-          task.offsets->in_windows(indices + rows.begin * inner, (rows.end - rows.begin) * inner);
-      task.offsets->template for_each_row<kReverse>(
-          cells, [&](const WindowOffsets::Row& row, const CellRange& of_row) MAXUNPOOL_INLINE {
-            row.for_each<kReverse>(
-                of_row, inner, indices, in_windows, part.begin, part.end,
-                [&](int64_t position, int64_t channel, int64_t source)
-                    MAXUNPOOL_INLINE { found(source, (position - part.begin) * inner + channel); },
-                look);
-          });
+      visit_offsets(rows, inner);
     } else {
-      for_each_element<kReverse>(
-          cells, inner, [&](int64_t, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
-            look(static_cast<int64_t>(indices[source]), channel, source);
-          });
+      visit_positions(rows, inner);
     }
   };
   for (int64_t i = 0; i < partition.chunks; ++i) {
