@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     constexpr uint32_t kNone = ~0u;
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      Neighbours<Index, V> index(indices, cells, at, all.readable);
+      Neighbours<Index, V> index(indices, cells, at, at + V <= all.readable);
       index.drop_others(cells, at);
       Group group{};
 #pragma unroll

@@ -218,7 +218,7 @@ __device__ inline Found find_slot(
   return {slot, exists && band.holds_slot(slot), exists};
 }
 
-// N neighbours of an array from i on, as a vector if all are readable, else those of the span
+// N neighbours of an array from i on, as a vector if that is `readable`, else those of the span
 // alone. Bytes lie in words, which takes fewer instructions than the compiler finds.
 template <class T, int N>
 struct Neighbours {
@@ -228,8 +228,8 @@ struct Neighbours {
   Vector<Word, N / kPerWord> words;
 
   Neighbours() = default;
-  __device__ Neighbours(const T* array, const Span<N>& span, uint32_t i, uint32_t readable) {
-    if (i + N <= readable) {
+  __device__ Neighbours(const T* array, const Span<N>& span, uint32_t i, bool readable) {
+    if (readable) {
       words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
       return;
     }

@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     };
     const auto read = [&](uint32_t i) {
       const uint32_t at = cells.base + i * V;
-      Group group{{indices, cells, at, all.readable}, {input, cells, at, all.readable}};
+      const bool readable = at + V <= all.readable; // asked once, for want of registers
+      Group group{{indices, cells, at, readable}, {input, cells, at, readable}};
       group.index.drop_others(cells, at);
       return group;
     };
