@@ -19,10 +19,17 @@ struct Span {
 
   Span(const Axis<int64_t>& axis, int64_t dilation, int64_t p)
       : start(p * axis.stride - axis.padding),
-        first(start < 0 ? (dilation - 1 - start) / dilation : 0),
-        end(start < axis.out ? std::min(axis.kernel, (axis.out - 1 - start) / dilation + 1) : 0) {}
+        first(start < 0 ? steps(dilation - 1 - start, dilation) : 0),
+        end(start < axis.out ? std::min(axis.kernel, steps(axis.out - 1 - start, dilation) + 1)
+                             : 0) {}
 
   bool empty() const { return first >= end; }
+
+ private:
+  // Each row has spans, each cell of channels too, and divisions cost as much as short ones.
+  static int64_t steps(int64_t distance, int64_t dilation) {
+    return dilation == 1 ? distance : distance / dilation;
+  }
 };
 
 // The cells that a window covers.
