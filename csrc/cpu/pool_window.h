@@ -85,16 +85,18 @@ class Pool {
     const int64_t inner = geometry_.inner;
     const int64_t to = ((outer * depth.in + z) * height.in + y) * width.in * inner;
     const Element* slab = input_ + outer * geometry_.out_slab();
-    const bool staged =
-        !zs.empty() && !ys.empty() && width.in >= kFewest && plan_.at_once > 0 && inner == 1;
-    for (int64_t x = first; x < end; x += staged ? plan_.at_once : 1) {
-      const Box box{zs, ys, Span(width, plan_.call.dilation[2], x)};
-      if (inner > 1) {
-        channels(slab, box, to + x * inner);
-      } else if (staged) {
-        windows(slab, box, x, std::min(plan_.at_once, end - x), to + x);
-      } else {
-        window(slab, box, to + x);
+    const auto box = [&](int64_t x) { return Box{zs, ys, Span(width, plan_.call.dilation[2], x)}; };
+    if (inner > 1) {
+      for (int64_t x = first; x < end; ++x) {
+        channels(slab, box(x), to + x * inner);
+      }
+    } else if (zs.empty() || ys.empty() || width.in < kFewest || plan_.at_once == 0) {
+      for (int64_t x = first; x < end; ++x) {
+        window(slab, box(x), to + x);
+      }
+    } else {
+      for (int64_t x = first; x < end; x += plan_.at_once) {
+        windows(slab, box(x), x, std::min(plan_.at_once, end - x), to + x);
       }
     }
   }

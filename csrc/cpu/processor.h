@@ -13,6 +13,8 @@
 namespace maxunpool_cuda {
 
 #if defined(MAXUNPOOL_AVX2)
+inline const bool kHasAvx2 = __builtin_cpu_supports("avx2");
+
 template <class Work>
 MAXUNPOOL_AVX2 inline auto with_avx2(const Work& work) {
   return work();
@@ -24,8 +26,7 @@ MAXUNPOOL_AVX2 inline auto with_avx2(const Work& work) {
 template <class Work>
 inline auto in_vectors(const Work& work) {
 #if defined(MAXUNPOOL_AVX2)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2");
-  if (has_avx2) {
+  if (kHasAvx2) {
     return with_avx2(work);
   }
 #endif
