@@ -1,8 +1,7 @@
-// The derivatives of the operators, backward and forward: for given indices max_unpool and
-// max_unpool_backward are linear maps, each the transpose of the other. max_pool, near its input,
-// is the latter with "sum", for the indices that it finds. Written as PyTorch's own operators have
-// theirs, rather than as a torch::autograd::Function, which neither forward mode nor torch.func
-// takes.
+// Derivatives of the operators, backward and forward. For given indices max_unpool and
+// max_unpool_backward are linear maps, each the transpose of the other. Near its input, max_pool is
+// max_unpool_backward with "sum", for the indices that max_pool finds. Nodes are written as
+// PyTorch's own operators have theirs; docs/design.md says why not as torch::autograd::Function.
 #include "handles.h"
 #include "max_pool.h"
 #include "node.h"
@@ -22,7 +21,7 @@
 namespace maxunpool_cuda {
 namespace {
 
-// The gradient of an operator's values, from that of its result. `window` holds output_size,
+// Gradient of an operator's values, given the gradient of its result. `window` holds output_size,
 // kernel_size, stride and padding, of `rank` numbers each.
 template <bool kForward>
 variable_list transposed(
@@ -41,7 +40,7 @@ variable_list transposed(
       grads[0], indices, argument(0), argument(1), argument(2), argument(3), reduce)};
 }
 
-// The node of an operator that is linear in its values.
+// Node of an operator that is linear in its values.
 template <bool kForward>
 class Transpose : public Node {
  public:
@@ -103,8 +102,8 @@ class Transpose : public Node {
   std::string reduce_;
 };
 
-// Gives `result` its derivatives: it is, at least near `values`, that linear function of them which
-// the operator is for these indices.
+// Gives `result` its derivatives. Near `values` the result is linear in them: it is what
+// unpool_handle<kForward>() computes for these indices.
 template <bool kForward>
 void differentiate(
     const char* node_name,
@@ -174,7 +173,7 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
   check_no_empty_window<c10::SymInt>(
       {{"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype}, sizes);
-  std::vector<c10::SymInt> extent; // the cells of a window lie within it
+  std::vector<c10::SymInt> extent; // of a dilated window
   for (size_t d = 0; d < kernel_size.size(); ++d) {
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);
   }

@@ -1,5 +1,5 @@
-// The Python face of the library: facts about the build, and the operators for eager calls, which
-// cost less than torch.ops and go through the dispatcher alike.
+// Python bindings: facts about the build, and the operators for eager calls. A call through these
+// costs less than one through torch.ops; both go through the dispatcher.
 #include "cuda/limits.h"
 #include "errors.h"
 #include "handles.h"
@@ -39,10 +39,10 @@ pybind11::dict build_info() {
   return info;
 }
 
-// The result of `call`, which runs without the GIL. Where the interpreter has ended meanwhile,
-// taking the GIL again ends a daemon thread by unwinding its stack, which no destructor lets
-// through: so none takes it, as pybind11::gil_scoped_release's would, and the process ends in
-// peace.
+// Runs `call` without the GIL and returns its result. If the interpreter has ended meanwhile,
+// PyEval_RestoreThread ends a daemon thread by unwinding its stack. Unwinding out of a destructor
+// would terminate the process, so no destructor takes the GIL back, as that of
+// pybind11::gil_scoped_release would.
 template <class Call>
 auto without_gil(const Call& call) {
   PyThreadState* const thread = PyEval_SaveThread();
@@ -60,8 +60,8 @@ auto without_gil(const Call& call) {
   return *std::move(result);
 }
 
-// The tensor that Python owns, and keeps for as long as the call runs: another owner would take the
-// GIL, to come and to go.
+// Tensor that Python owns, borrowed for the length of a call. An owning reference would take the
+// GIL twice, when it is made and when it is dropped.
 const at::Tensor& borrowed(pybind11::handle object) {
   TORCH_CHECK_TYPE(
       THPVariable_Check(object.ptr()), "expected a Tensor but got ",
@@ -69,7 +69,7 @@ const at::Tensor& borrowed(pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-// An argument of an operator: what a call keeps of it, and what Python gives for it.
+// Argument of an operator: `Type` is what a call keeps, `Given` what Python passes.
 template <class Argument>
 struct Kept {
   using Type = Argument;
@@ -85,12 +85,12 @@ struct Kept<c10::string_view> {
 template <>
 struct Kept<c10::SymIntArrayRef> {
   using Type = c10::SymDimVector;
-  // No at::IntArrayRef: to read one, PyTorch asks of each int first whether it is a tensor.
+  // at::IntArrayRef is slow to read: PyTorch first asks of each int whether it is a tensor.
   using Given = std::vector<int64_t>;
   static Type of(const Given& given) { return {given.begin(), given.end()}; }
 };
 
-// What an operator takes after its tensors, read from Python once for all calls that are alike.
+// Arguments after the tensors, read from Python once for all calls that have the same ones.
 template <class... Arguments>
 struct AfterTensors {
   std::tuple<typename Kept<Arguments>::Type...> arguments;
@@ -116,7 +116,7 @@ struct AfterTensorsOf<Result(const at::Tensor&, const at::Tensor&, Arguments...)
 using UnpoolArguments = AfterTensorsOf<UnpoolOperator>::Type;
 using PoolArguments = AfterTensorsOf<PoolOperator>::Type;
 
-// The result of an operator; `tensors` are Python's.
+// Calls the operator. Python owns `tensors`.
 template <class Handle, class Arguments, class... Tensors>
 auto call(const Handle& op, const Arguments& after, const Tensors&... tensors) {
   return without_gil([&] {
@@ -147,7 +147,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 #ifdef WITH_CUDA
   const Limits usual;
   m.def(
-      "set_cuda_limits", // for tests; those that are not named become what they usually are
+      "set_cuda_limits", // for tests; limits that are not named get their defaults
       [](int64_t narrow, int64_t slot_bytes, int64_t shared_bytes, int64_t small_bytes,
          int64_t small_plane) {
         limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane};

@@ -1,4 +1,4 @@
-// What the kernels of every backend are given: numbers, dtypes and addresses, and no tensors.
+// Calls, as the kernels of every backend get them: numbers, dtypes and addresses, no tensors.
 #pragma once
 
 #include "geometry.h"
@@ -25,8 +25,8 @@ struct UnpoolCall {
   void* result; // output, or grad_input
 };
 
-// One call of max_pool, on dense arrays of one layout. The pooled side of the geometry is what the
-// operator makes, the unpooled side what it reads; windows are spread out by `dilation`, axis by
+// One call of max_pool, on dense arrays of one layout. A kernel reads the unpooled side of the
+// geometry and makes the pooled side. `dilation` is the step between elements of a window, axis by
 // axis. A kernel writes every element of `values` and `indices`, which start out undefined and are
 // not empty.
 struct PoolCall {

@@ -1,5 +1,5 @@
-// What the validations of both operators say, on every backend: eager calls check sizes (int64_t),
-// traced ones symbolic sizes (c10::SymInt), with the same words and the same exception types.
+// Checks that the validations of both operators share, on every backend. Eager calls check sizes
+// (int64_t), traced calls symbolic sizes (c10::SymInt), with the same messages and exceptions.
 #pragma once
 
 #include "geometry.h"
@@ -16,7 +16,7 @@
 
 namespace maxunpool_cuda {
 
-constexpr int64_t kMostSize = int64_t{1} << 60; // products of few sizes below it do not overflow
+constexpr int64_t kMostSize = int64_t{1} << 60; // sums of a few numbers up to it do not overflow
 
 template <class Size>
 c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
@@ -27,8 +27,8 @@ c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
   }
 }
 
-// Whether a condition on sizes is met. A condition that only data will tell, on a size that a trace
-// leaves open, counts as met: the call itself asks again.
+// Whether a condition on sizes is met. A condition on a size that a trace leaves open counts as
+// met; the call itself checks it again.
 template <class Condition>
 bool holds(const Condition& condition) {
   return TORCH_GUARD_OR_TRUE(condition);
@@ -53,7 +53,7 @@ void check_rank(const Window<Size>& window) {
       ": expected kernel_size of 1, 2 or 3 elements but got ", window.kernel_size);
 }
 
-// `in_torch`: how PyTorch says it.
+// `in_torch`: PyTorch's own message.
 template <class Size>
 void check_positive(
     const Window<Size>& window,
@@ -80,7 +80,7 @@ void check_numbers(const Window<Size>& window, const char* stride_in_torch) {
   }
 }
 
-// Whether uint8 can name the positions in a window.
+// Whether uint8 can count the positions of a window. False for dilated windows.
 template <class Size>
 bool fits_uint8(c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> dilation = {}) {
   for (const Size& step : dilation) {
@@ -90,7 +90,7 @@ bool fits_uint8(c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> dilation = 
   }
   Size volume = 1;
   for (const Size& size : kernel_size) {
-    // Sizes are positive; where one alone is too large, the product need not be right.
+    // Positive sizes: a product that exceeds the limit once need not be exact afterwards.
     volume = size > kMostOffsets || volume > kMostOffsets ? Size(kMostOffsets + 1) : volume * size;
   }
   return volume <= kMostOffsets;

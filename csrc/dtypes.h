@@ -1,4 +1,4 @@
-// From run-time dtypes to template arguments, for the CPU and CUDA alike.
+// Dispatch from run-time dtypes to template arguments, for the CPU and CUDA alike.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,7 +11,7 @@
 
 namespace maxunpool_cuda {
 
-// "last" and the plain gather only move data: an element is its bytes.
+// An element that is only moved, by "last" and by the gradient of "sum", is its bytes.
 struct SixteenBytes {
   uint64_t low, high;
 };
@@ -24,7 +24,7 @@ using Bytes = std::conditional_t<
         uint32_t,
         std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
 
-// Calls f with std::type_identity of Bytes.
+// Calls f with std::type_identity of Bytes<size>.
 template <class F>
 void with_bytes(size_t size, F&& f) {
   const bool known = [&]<size_t... kSizes>(std::index_sequence<kSizes...>) {
@@ -33,7 +33,7 @@ void with_bytes(size_t size, F&& f) {
   TORCH_CHECK(known, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
 }
 
-// Calls f with std::type_identity of the C++ type, and says whether `type` is one of kTypes.
+// Calls f with std::type_identity of the C++ type. False: `type` is not one of kTypes.
 template <c10::ScalarType... kTypes, class F>
 bool with_type_of(c10::ScalarType type, F&& f) {
   return (
@@ -48,7 +48,7 @@ bool with_index_type(c10::ScalarType type, F&& f) {
   return with_type_of<Byte, Int, Long>(type, f);
 }
 
-// The types that add up.
+// Types that add up.
 template <class F>
 bool with_arithmetic_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;
@@ -57,7 +57,7 @@ bool with_arithmetic_type(c10::ScalarType type, F&& f) {
       type, f);
 }
 
-// The types of which several have a largest.
+// Types whose elements compare.
 template <class F>
 bool with_ordered_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;

@@ -1,4 +1,4 @@
-// How bad indices are raised.
+// Errors for bad indices.
 #pragma once
 
 #include <c10/util/StringUtil.h>
@@ -8,9 +8,9 @@
 
 namespace maxunpool_cuda {
 
-// The words for a bad index. `position` counts in the pooled plane, `plane` in batch * channels;
-// `out` holds the sizes of three axes, of which the caller named the last `rank`; in_window: the
-// index is a window offset.
+// Message for a bad index. `position` is its cell in the pooled plane, `plane` counts batch *
+// channels. `out` holds the output sizes of three axes, of which the caller named the last `rank`.
+// `in_window`: the index is a window offset.
 inline std::string invalid_index(
     int rank,
     const int64_t (&out)[3],
@@ -30,7 +30,7 @@ inline std::string invalid_index(
 }
 
 #ifdef WITH_CUDA
-// Waits for every device that has run a kernel of ours, and raises what it reported.
+// Waits for every device that has run a kernel of this library, and raises what was reported there.
 void check_errors();
 #else
 inline void check_errors() {} // CPU kernels raise at once

@@ -1,14 +1,22 @@
 // The one geometry that every kernel, of every rank, layout and backend, is written for.
 //
 // Words that mean one thing in all of csrc:
-//   cell   a position of a pooled plane; its window is the set of output positions that it covers
-//   slab   what one outer index of a Geometry holds: a plane, or all planes of an image
-//   part   the output positions of a slab that one thread, or one CUDA block, owns
-//   chunk  neighbours in memory that are done at once
-//   tile   the cells, with their outputs, that one CUDA thread does
-//   slot   what a kernel remembers of one output while it runs
-//   stray  an index in its plane, but outside its own window
-//   bad    an index outside its plane
+//   cell    a position of a pooled plane; its window is the set of output positions that it covers
+//   slab    what one outer index of a Geometry holds: a plane, or all planes of an image
+//   slice   the positions of a plane that have one depth coordinate
+//   output  an element of the unpooled tensor; its owner is the one thread or block that writes it
+//   part    the output positions of a slab that one thread, or one CUDA block, owns
+//   chunk   consecutive elements, rows or items that are processed together
+//   tile    the cells, with their outputs, that one CUDA thread does at a time
+//   item    a tile of one channel or several: the work of one CUDA thread at a time
+//   group   consecutive cells or channels that are read together
+//   band    consecutive outputs that one CUDA block owns (cuda/bands.cuh)
+//   piece   a part, for one group of channels (cuda/stray.cuh)
+//   slot    what a kernel remembers of one output while it runs
+//   stray   an index in its plane, but outside its own window
+//   bad     an index outside its plane
+//   first kernel, second kernel: a CUDA call with flat indices is done as if no index were stray;
+//           then what stray indices have made wrong is written again
 #pragma once
 
 #include <cstdint>
@@ -45,7 +53,7 @@ struct Axis {
 // - contiguous: outer = batch * channels, inner = 1;
 // - channels last: outer = batch, inner = channels.
 // Ranks below three have leading axes of size 1. A plane is one (outer, inner) pair. Indices count
-// positions of the output plane, whatever the layout, or of the window of their cell; see
+// positions of the output plane, whatever the layout, or of the window of their cell: see
 // kIsWindowOffset.
 template <class Offset>
 struct Geometry {
@@ -73,10 +81,10 @@ bool disjoint(const Geometry<Offset>& geometry) {
   return true;
 }
 
-// int64 and int32 indices are flat positions in the output plane. uint8 ones are window offsets:
-// row-major in the window of their cell, before it is clipped. None can name an output beyond it.
+// Whether indices are window offsets, as uint8 ones are: row-major in the window of their cell,
+// before it is clipped. int64 and int32 indices are flat positions in the output plane.
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
-constexpr int kMostOffsets = 256; // that uint8 tells apart
+constexpr int kMostOffsets = 256; // that uint8 can hold
 
 } // namespace maxunpool_cuda

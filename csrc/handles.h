@@ -1,4 +1,4 @@
-// The operators as the dispatcher knows them, for C++ that calls them.
+// Handles of the operators in the dispatcher, for C++ that calls them.
 #pragma once
 
 #include "max_pool.h"

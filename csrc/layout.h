@@ -1,4 +1,4 @@
-// Memory formats: which one a call is computed in, tensors of that one, and their Geometry.
+// Memory formats: the format of a call, tensors in that format, and their Geometry.
 #pragma once
 
 #include "geometry.h"
@@ -15,8 +15,8 @@
 
 namespace maxunpool_cuda {
 
-// The layout that a tensor's strides suggest, dense or not. Of unbatched tensors only volumes have
-// one, where they are dense as a batch of one: as in PyTorch's pooling.
+// Layout that a tensor's strides suggest, dense or not. Of unbatched tensors only a volume may be
+// channels-last, if it is dense as a batch of one: as in PyTorch's pooling.
 inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) {
   if (rank >= 2 && tensor.dim() == static_cast<int64_t>(rank) + 2) {
     return tensor.suggest_memory_format();
@@ -27,8 +27,8 @@ inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) 
   return is_volume ? volume : at::MemoryFormat::Contiguous;
 }
 
-// The layout in which a call is computed, and of its result: that of the values; where these tell
-// nothing (an expanded gradient), that of the indices; else contiguous.
+// Layout of a call and of its result: that of the values; where their strides tell nothing (an
+// expanded gradient), that of the indices; else contiguous.
 inline at::MemoryFormat layout_of(
     const at::Tensor& values, const at::Tensor& indices, size_t rank) {
   const at::MemoryFormat layout = suggested_layout(values, rank);
@@ -36,13 +36,13 @@ inline at::MemoryFormat layout_of(
   return told ? layout : suggested_layout(indices, rank);
 }
 
-// An unbatched volume in channels-last, which PyTorch has no word for.
+// Whether this is an unbatched volume in channels-last, which no PyTorch memory format describes.
 inline bool lacks_batch(int64_t dims, at::MemoryFormat layout) {
   return dims == 4 && layout == at::MemoryFormat::ChannelsLast3d;
 }
 
-// The tensor itself wherever it is dense in the layout: to own a tensor that Python knows takes the
-// GIL twice.
+// The tensor in the layout: borrowed where it is dense there already, since an owning reference to
+// a tensor that Python knows takes the GIL twice.
 inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::MemoryFormat layout) {
   if (!lacks_batch(tensor.dim(), layout)) {
     return tensor.expect_contiguous(layout);
@@ -68,8 +68,8 @@ at::Tensor empty_in_layout(
   }
 }
 
-// `pooled` and `unpooled` are the sizes of whole tensors, the windows' numbers those of `rank`
-// axes.
+// Geometry of a call. `pooled` and `unpooled` are sizes of whole tensors; the other arrays hold a
+// number for each spatial axis.
 inline Geometry<int64_t> make_geometry(
     at::IntArrayRef kernel_size,
     at::IntArrayRef stride,

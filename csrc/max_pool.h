@@ -1,4 +1,4 @@
-// Max pooling: the validation, and from tensors to the call of a backend.
+// Max pooling: the validation, and from tensors to a backend's PoolCall.
 #pragma once
 
 #include "calls.h"
@@ -24,8 +24,8 @@
 
 namespace maxunpool_cuda {
 
-// The arguments after the tensor. Cell k of window p lies at the input coordinate
-// p * stride - padding + k * dilation.
+// Arguments after the tensor. Element k of window p lies at the input coordinate p * stride -
+// padding + k * dilation.
 template <class Size>
 struct PoolWindow : Window<Size> {
   c10::ArrayRef<Size> dilation;
@@ -55,7 +55,7 @@ void check_pool_window(const PoolWindow<Size>& window) {
   }
 }
 
-// What index_dtype can name: the positions of the plane, or the cells of a window.
+// Checks that index_dtype can hold the positions of the plane, or count the elements of a window.
 template <class Size>
 void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
   const std::string name = window.name();
@@ -82,8 +82,8 @@ void check_index_dtype(const PoolWindow<Size>& window, c10::ArrayRef<Size> spati
   }
 }
 
-// Nothing that is computed from these sizes overflows, here or in a kernel. Traced sizes, which may
-// be open, are left to the call itself.
+// Checks that nothing computed from these sizes overflows, here or in a kernel. Symbolic input
+// sizes may be open; the call itself checks those.
 template <class Size>
 void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
   bool fits = true;
@@ -92,7 +92,7 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
            window.dilation[d] <= Size(kMostSize) / window.kernel_size[d];
   }
   if constexpr (std::is_same_v<Size, int64_t>) {
-    double bytes = 16; // of the largest index, and to spare
+    double bytes = 16; // of the largest element, and to spare
     double plane = 1;
     for (const int64_t size : input) {
       bytes *= static_cast<double>(std::max<int64_t>(size, 1)) + 1; // no pooled size is larger
@@ -113,8 +113,8 @@ void check_overflow(const PoolWindow<Size>& window, c10::ArrayRef<Size> input) {
       ", dilation=", window.dilation);
 }
 
-// A window that begins in the left padding has no cell in the input if the dilation steps over all
-// of the input. Its index, as PyTorch's, names nothing that the value could be from.
+// Checks that every window holds an element of the input. One that begins in the left padding holds
+// none if the dilation steps over all of the input; its value has no source then.
 template <class Size>
 void check_no_empty_window(const PoolWindow<Size>& window, c10::ArrayRef<Size> spatial) {
   for (size_t d = 0; d < window.rank(); ++d) {
@@ -137,11 +137,11 @@ inline int64_t smaller(int64_t a, int64_t b) {
   return std::min(a, b);
 }
 inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
-  // A comparison says less, in the graph, than a minimum whose sizes it need not name.
+  // Where sizes have hints, a comparison adds a guard and keeps the minimum out of the graph.
   return a.has_hint() && b.has_hint() ? (a <= b ? a : b) : a.min(b);
 }
 
-// Checks everything, and returns the sizes of the pooled tensor.
+// Checks all arguments, and returns the sizes of the pooled tensor.
 template <class Size>
 std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& window) {
   check_pool_window(window);
@@ -152,7 +152,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
       is_ordered_type(input.scalar_type()), name,
       ": expected a dtype whose elements compare but got one it is not implemented for (\"", name,
       "\" not implemented for '", c10::toString(input.scalar_type()), "')");
-  // In PyTorch's words, which differ between ranks and between their ways of being wrong.
+  // PyTorch's messages differ between ranks and between errors: this one contains them all.
   bool sane = input.dim() == rank + 1 || input.dim() == rank + 2;
   const bool batched = input.dim() == rank + 2;
   for (int64_t d = batched ? 1 : 0; sane && d < input.dim(); ++d) {
@@ -169,7 +169,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   std::vector<Size> pooled = shape.vec();
   for (int64_t d = 0; d < rank; ++d) {
     const Size& stride = window.stride[d];
-    // How far the last of the windows may begin from the first.
+    // Most that the last window's begin may be from the first one's.
     Size room =
         spatial[d] + window.padding[d] * 2 - window.dilation[d] * (window.kernel_size[d] - 1) - 1;
     if (window.ceil_mode) {
@@ -182,7 +182,7 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
         shape, ", kernel_size=", window.kernel_size, ", padding=", window.padding,
         ", dilation=", window.dilation);
     Size last = room / stride;
-    if (window.ceil_mode) { // a window begins in the input or its left padding all the same
+    if (window.ceil_mode) { // every window begins in the input or its left padding
       last = smaller(last, (spatial[d] + window.padding[d] - 1) / stride);
     }
     pooled[input.dim() - rank + d] = last + 1;
@@ -190,8 +190,8 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
   return pooled;
 }
 
-// The body of the operator: on a backend, whose kernel, void(const PoolCall&, c10::Device), fills
-// the results unless they are empty; or, without a kernel, for tensors that have no data.
+// Body of the operator. A backend gives a kernel, void(const PoolCall&, c10::Device), which fills
+// the results unless they are empty. Tensors that have no data need no kernel.
 template <class Size, auto kernel = nullptr>
 std::tuple<at::Tensor, at::Tensor> run_pool(
     const at::Tensor& input,

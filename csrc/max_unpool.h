@@ -1,4 +1,4 @@
-// Max unpooling and its transpose: the validation, and from tensors to the call of a backend.
+// Max unpooling and its transpose: the validation, and from tensors to a backend's UnpoolCall.
 #pragma once
 
 #include "calls.h"
@@ -23,7 +23,7 @@
 
 namespace maxunpool_cuda {
 
-// The arguments after the tensors.
+// Arguments after the tensors.
 template <class Size>
 struct UnpoolWindow : Window<Size> {
   c10::ArrayRef<Size> output_size; // spatial sizes
@@ -55,8 +55,8 @@ void check_unpool_window(const UnpoolWindow<Size>& window) {
   check_numbers<Size>(window, "strides should be greater than zero");
 }
 
-// The sizes of the unpooled tensor: `pooled` with output_size for its spatial sizes. Any positive
-// sizes do, for they only say which indices are valid.
+// Sizes of the unpooled tensor: `pooled` with output_size for its spatial sizes. Any positive
+// output_size is accepted: an index beyond it is bad.
 template <class Size>
 std::vector<Size> unpooled_sizes(const UnpoolWindow<Size>& window, c10::ArrayRef<Size> pooled) {
   const std::string name = window.name();
@@ -97,8 +97,8 @@ bool same_sizes(c10::ArrayRef<Size> a, c10::ArrayRef<Size> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
-// Checks all that can be told without reading the indices, and returns the unpooled sizes.
-// `values` is what is scattered (input) or gathered from (grad_output): forward says which.
+// Checks all that can be told without reading the indices, and returns the unpooled sizes. `values`
+// is the input if `forward`, else grad_output.
 template <class Size>
 std::vector<Size> check(
     const at::Tensor& values,
@@ -162,8 +162,8 @@ std::vector<Size> check(
   return unpooled;
 }
 
-// The body of an operator: on a backend, whose kernel, void(const UnpoolCall&, c10::Device), fills
-// the result unless that is empty; or, without a kernel, for tensors that have no data.
+// Body of an operator. A backend gives a kernel, void(const UnpoolCall&, c10::Device), which fills
+// the result unless that is empty. Tensors that have no data need no kernel.
 template <class Size, bool kForward, auto kernel = nullptr>
 at::Tensor run(
     const at::Tensor& values,

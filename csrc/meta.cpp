@@ -1,4 +1,4 @@
-// The operators for tensors without data: their results have none.
+// Operators on tensors without data: they check arguments and give results without data.
 #include "max_pool.h"
 #include "max_unpool.h"
 

@@ -1,4 +1,4 @@
-// What a build without CUDA says of CUDA tensors.
+// Error of a build without CUDA for CUDA tensors.
 #ifndef WITH_CUDA
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -1,5 +1,5 @@
-// What PyTorch calls a Node, alike in every release that is supported: who owns it, and what
-// compiled autograd asks of it. A node of ours guards its saved variables by Node::mutex_, for two
+// Nodes, written alike for every release of PyTorch that is supported: who owns a node, and what
+// compiled autograd asks of it. A node here guards its saved variables by Node::mutex_, for two
 // threads may run backward through one graph: one may release what the other is about to unpack.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace maxunpool_cuda {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// A std::shared_ptr in some releases of PyTorch, a c10::intrusive_ptr in others.
+// Pointer to a node: std::shared_ptr in some releases of PyTorch, c10::intrusive_ptr in others.
 template <class T>
 using NodePointer = std::conditional_t<
     std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>,
@@ -38,8 +38,8 @@ NodePointer<T> make_node(const Arguments&... arguments) {
   }
 }
 
-// Compiled autograd does not run a node, but writes `function` into the graph that it compiles,
-// under a name of the function's own. Arguments are what `function` takes after the gradients.
+// Call of `function` in the graph that compiled autograd compiles, in place of running the node.
+// `name` is the function's name in the graph, Arguments are what it takes after the gradients.
 template <auto function>
 struct InGraph;
 
@@ -67,7 +67,7 @@ struct InGraph<function> {
   static variable_list unpacked(
       const variable_list& grads, const std::vector<c10::IValue>& values) {
     torch::dynamo::autograd::PackedArgs packed(values);
-    // In braces, for they are unpacked in order.
+    // Braces: arguments are unpacked in order.
     const std::tuple<Arguments...> arguments{packed.template unpack<Arguments>()...};
     return std::apply(
         [&](const Arguments&... each) { return function(grads, each...); }, arguments);

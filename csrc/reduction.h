@@ -1,4 +1,4 @@
-// What becomes of several pooled elements whose indices name the same output position.
+// Reductions: what becomes of several pooled elements whose indices name one output.
 #pragma once
 
 #include "geometry.h"
@@ -18,7 +18,7 @@ enum class Reduce : int8_t {
   mean, // integers round toward minus infinity, as torch.scatter_reduce does
 };
 
-// The type sums of T are accumulated in; integers wrap in it.
+// Type that sums of T are accumulated in; integers wrap in it.
 template <class T>
 using Accumulator = std::conditional_t<
     std::is_integral_v<T>,
@@ -46,7 +46,7 @@ MAXUNPOOL_HOST_DEVICE inline Accumulator<T> plus(Accumulator<T> sum, T value) {
   }
 }
 
-// The sum and the number of the pooled elements that name one output position.
+// Sum and number of the pooled elements that name one output.
 template <class T>
 struct Sum {
   Accumulator<T> sum;

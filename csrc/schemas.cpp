@@ -1,4 +1,4 @@
-// The schemas of the operators.
+// Schemas of the operators.
 #include <torch/library.h>
 
 namespace maxunpool_cuda {
@@ -14,8 +14,8 @@ TORCH_LIBRARY(maxunpool_cuda, m) {
       "max_unpool_backward(Tensor grad_output, Tensor indices, SymInt[] output_size, "
       "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, str reduce) -> Tensor",
       {at::Tag::pt2_compliant_tag});
-  // The values and the indices: int64 and int32 ones are flat positions in the input plane, uint8
-  // ones row-major offsets in the window, padding included. The backward is max_unpool's "sum".
+  // Returns the values and the indices: int64 and int32 ones are flat positions in the input plane,
+  // uint8 ones window offsets, padding included. The backward is max_unpool with "sum".
   m.def(
       "max_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, bool ceil_mode, ScalarType index_dtype) -> (Tensor, Tensor)",

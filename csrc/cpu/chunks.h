@@ -1,4 +1,4 @@
-// Pooled tensors in chunks of elements, of lengths that caches and vectors like.
+// Chunks of pooled tensors: short enough for caches, long enough for vectors.
 #pragma once
 
 #include "../geometry.h"
@@ -12,31 +12,31 @@
 namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
 
-// Elements that follow one another in memory: several slabs, slices, rows or cells, or some
-// channels of a cell. All chunks of a tensor share the lists, and differ in where they begin.
+// Consecutive elements in memory: several slabs, slices, rows or cells, or some channels of a cell.
+// All chunks of a tensor share the lists; `shift` and `channel` say where a chunk begins.
 struct Chunk {
   static constexpr int64_t kMost = 1 << 10;
 
   int64_t outer; // the first slab
   int64_t first; // the first element, counted in that slab
   int64_t count;
-  int64_t rest;     // elements of the same slabs from the first one on
-  int64_t extent;   // within how many elements the next windows may share positions; 0: whole slabs
-  int64_t known;    // how far targets are to be found: count, and a short extent
+  int64_t rest;     // elements from the first to the end of the slabs
+  int64_t extent;   // later elements whose windows may share positions; 0: whole slabs
+  int64_t known;    // elements that get targets: count, and a short extent
   uint32_t shift;   // to add to the window's begin, modulo 2^32
   uint32_t channel; // to add to the origin
 
   uint32_t begin[kMost];      // position where an element's window begins, modulo 2^32
-  uint32_t origin[2 * kMost]; // where index 0 of an element points to, as in Targets
+  uint32_t origin[2 * kMost]; // target of index 0, as in Targets
 };
 
-// How a pooled tensor is cut into chunks.
+// Cutting of a pooled tensor into chunks.
 class Chunks {
  public:
   explicit Chunks(const Windows& windows) : windows_(windows), geometry_(windows.geometry()) {
     const Axis<int64_t>* axis = geometry_.axis;
     const int64_t slabs = std::min(geometry_.outer, kOffsets / geometry_.out_slab());
-    // Units are the largest of slabs, slices, rows, cells and elements that a chunk has room for.
+    // Unit: the largest of slab, slice, row, cell and element that a chunk has room for.
     unit_ = geometry_.in_slab();
     units_ = geometry_.outer;
     int64_t most = slabs;
@@ -54,13 +54,13 @@ class Chunks {
     extent_ = whole_ ? 0 : windows.latest() * geometry_.inner;
   }
 
-  // Whether a chunk knows all elements that its windows share positions with.
+  // Whether a chunk has targets for all elements that its windows share positions with.
   bool know_all() const { return extent_ <= Chunk::kMost; }
 
-  // Whether no chunk is some channels of a cell.
+  // Whether chunks hold whole cells.
   bool whole_cells() const { return geometry_.inner <= Chunk::kMost; }
 
-  // Calls work(chunk) for all chunks. `elements`: how many are worth a task.
+  // Calls work(chunk) for all chunks. `elements`: how many a task has at least.
   template <class Work>
   void for_each(int64_t elements, const Work& work) const {
     const int64_t slab = geometry_.in_slab(), total = slab * geometry_.outer;
@@ -91,12 +91,12 @@ class Chunks {
  private:
   static constexpr int64_t kOffsets = int64_t{1} << 32;
 
-  // The first element of a chunk.
+  // First element of a chunk.
   int64_t start(int64_t chunk) const {
     return (chunk / chunks_ * units_ + chunk % chunks_ * length_) * unit_;
   }
 
-  // Fills in the lists, for a chunk at the beginning of a slab.
+  // Fills in the lists, for a chunk that begins where a slab does.
   void list(Chunk& chunk) const {
     const int64_t slab = geometry_.in_slab(), inner = geometry_.inner, count = length_ * unit_;
     const int64_t listed = std::min(count, slab), width = geometry_.axis[2].in;
@@ -125,7 +125,7 @@ class Chunks {
   const Windows& windows_;
   const Geometry<int64_t>& geometry_;
   int64_t unit_;   // elements of a unit
-  int64_t units_;  // of the next larger unit, whose end no chunk crosses
+  int64_t units_;  // units of the next larger unit, whose end no chunk crosses
   int64_t length_; // units of a chunk that is not the last
   int64_t chunks_; // of the next larger unit
   bool whole_;     // units are slabs

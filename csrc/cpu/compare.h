@@ -1,4 +1,4 @@
-// Elements that lie side by side in memory, and are compared at once, cell of a window by cell.
+// Comparison of neighbours in memory at once: of each window one element, then the next.
 #pragma once
 
 #include "../dtypes.h"
@@ -15,8 +15,8 @@
 namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
 
-// How elements compare: the larger key wins, a NaN over all that came before. A mark says which
-// cell of a window an element is from. Marks are as wide as keys, for the sake of vectors.
+// Order of elements: the larger key wins, and a NaN over all that came before. A mark says which
+// element of a window has won. Marks are as wide as keys, so that vectors hold as many of both.
 template <class T>
 struct Numbers {
   using Element = T;
@@ -36,8 +36,8 @@ struct Numbers {
   }
 };
 
-// Numbers of 16 bits, given the bits of infinity. Keys are integers of the same order: both zeros
-// have one key, and all NaNs the largest.
+// Order of 16-bit floating-point numbers, given the bits of infinity. Keys are integers in the same
+// order: both zeros have one key, and all NaNs the largest.
 template <int16_t kInfinity>
 struct HalfNumbers {
   using Element = int16_t;
@@ -69,11 +69,10 @@ struct OrderOf<c10::BFloat16> {
   using type = HalfNumbers<0x7f80>;
 };
 
-// Cells that neighbours have in common, in row-major order: the address of the first neighbour's,
-// and the mark.
+// Elements of windows, in row-major order: the address of the first neighbour's, and its mark.
 template <class Order, class Mark>
 struct CellList {
-  static constexpr int kFused = 4; // room to fill up with repetitions
+  static constexpr int kFused = 4; // room to repeat the last one
 
   int count = 0;
   const typename Order::Element* from[kMostCells + kFused];
@@ -85,7 +84,7 @@ struct CellList {
   }
 };
 
-// The best of each neighbour so far: its element, and the mark of its cell.
+// Best element of each neighbour so far, and its mark.
 template <class Order, class Mark>
 struct Winners {
   int64_t count;
@@ -93,7 +92,7 @@ struct Winners {
   Mark* marks;
 };
 
-// Compares kFused cells. kFirst: nothing came before.
+// Compares kFused elements of each window. kFirst: nothing came before.
 template <int kFused, bool kFirst, class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_fused(
     const Winners<Order, Mark>& winners,
@@ -128,7 +127,7 @@ MAXUNPOOL_INLINE inline void compare_fused(
 template <int kFused, class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_by(
     const Winners<Order, Mark>& winners, CellList<Order, Mark>& cells, bool first) {
-  while (cells.count % kFused != 0) { // to see a cell twice changes nothing
+  while (cells.count % kFused != 0) { // to compare an element twice changes nothing
     cells.add(cells.from[cells.count - 1], cells.mark[cells.count - 1]);
   }
   if (first) {
@@ -151,8 +150,8 @@ MAXUNPOOL_INLINE inline void compare_any(
   }
 }
 
-// Compares the listed cells with the winners so far, or among themselves if they are the first, and
-// empties the list.
+// Compares the listed elements with the winners so far, or among themselves if they are the first,
+// and empties the list.
 template <class Order, class Mark>
 void compare(const Winners<Order, Mark>& winners, CellList<Order, Mark>& cells, bool first) {
   in_vectors([&]() MAXUNPOOL_INLINE { compare_any(winners, cells, first); });

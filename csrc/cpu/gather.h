@@ -1,4 +1,4 @@
-// The gradient of "last" where no index is stray or bad: needs no memory of its own.
+// Gradient of "last" where no index is stray or bad: needs no memory of its own.
 #pragma once
 
 #include "../calls.h"
@@ -17,8 +17,7 @@
 namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
 
-// What to prefetch of a window: memory that those before it have not, an address for about each
-// line.
+// Addresses to prefetch for a window: one for about each cache line that no earlier window reads.
 struct Entered {
   static constexpr int64_t kMost = 8;
 
@@ -72,10 +71,11 @@ void gather_chunk(
   }
 }
 
-// False where an index is stray or bad, or windows are too many to list: the result is undefined.
+// Computes the gradient. False, with an undefined result, where an index is stray or bad or the
+// windows are not listed.
 template <class Element, class Index>
 bool gather_last(const UnpoolCall& call) {
-  constexpr int64_t kGrain = 1 << 13; // pooled elements worth a task of their own
+  constexpr int64_t kGrain = 1 << 13; // pooled elements of a task
   const Geometry<int64_t>& geometry = call.geometry;
   const std::optional<Windows> listed = Windows::list(geometry);
   if (!listed) {

@@ -1,4 +1,4 @@
-// Fewer page faults for large results.
+// Huge pages for large results, which then cost fewer page faults.
 #pragma once
 
 #if defined(__linux__)
@@ -11,8 +11,8 @@
 
 namespace maxunpool_cuda {
 
-// Memory fresh from the system costs a page fault per page, for large outputs more than the kernel
-// that fills them. Most Linux systems give huge pages on request.
+// Asks for huge pages. Fresh memory costs a page fault per page, which takes longer for large
+// results than the kernel. Most Linux systems give huge pages on request.
 inline void use_huge_pages(void* result, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr size_t kWorthwhile = 4 << 20; // two huge pages

@@ -1,4 +1,4 @@
-// Which way a call of max pooling goes on the CPU.
+// Max pooling on the CPU: choice of types, tasks of rows, registration.
 #include "../max_pool.h"
 #include "compare.h"
 #include "huge_pages.h"
@@ -19,7 +19,7 @@ namespace {
 
 template <class Order, class Index, class Mark>
 void pool_rows(const PoolCall& call) {
-  constexpr int64_t kGrain = 1 << 15;       // compared elements worth a task of their own
+  constexpr int64_t kGrain = 1 << 15;       // compared elements of a task
   constexpr int64_t kMostWindows = 1 << 13; // of a row, in a task
   const Geometry<int64_t>& geometry = call.geometry;
   const auto& [depth, height, width] = geometry.axis;
@@ -37,7 +37,7 @@ void pool_rows(const PoolCall& call) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t first = task * windows;
           pool.row(outer, z, y, first, std::min(width.in, first + windows));
-          // Divisions would cost more than short rows.
+          // Counting is cheaper than dividing, which short rows would notice.
           const auto carries = [](int64_t& digit, int64_t base) {
             digit = digit + 1 == base ? 0 : digit + 1;
             return digit == 0;
@@ -55,7 +55,7 @@ void pool(const PoolCall& call, c10::Device) {
     with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
       using Order = typename OrderOf<T>::type;
       using Mark = typename Order::Mark;
-      if constexpr (!kIsWindowOffset<Index>) { // whose windows have few cells
+      if constexpr (!kIsWindowOffset<Index>) { // uint8 indices have windows of few elements
         if (cells_of(call.geometry) > kMostCells && !holds_positions<Mark>(call)) {
           return pool_rows<Order, Index, int64_t>(call);
         }

@@ -1,4 +1,4 @@
-// Which way a call of max unpooling goes on the CPU.
+// Max unpooling on the CPU: choice of kernels, registration.
 #include "../max_unpool.h"
 #include "gather.h"
 #include "huge_pages.h"
@@ -13,7 +13,7 @@
 namespace maxunpool_cuda {
 namespace {
 
-// Elements are added up.
+// Runs calls that add elements up.
 template <class Element>
 void run_sums(const UnpoolCall& call) {
   if (!call.forward) {
@@ -25,7 +25,7 @@ void run_sums(const UnpoolCall& call) {
   }
 }
 
-// Elements are only moved.
+// Runs calls that only move elements.
 template <class Element>
 void run_moves(const UnpoolCall& call) {
   if (call.forward) {

@@ -1,4 +1,4 @@
-// How a call that takes any index is cut into parts, and which indices the owner of a part reads.
+// Parts that a call with any index is cut into, and which indices the owner of a part reads.
 #pragma once
 
 #include "../errors.h"
@@ -17,8 +17,8 @@
 
 namespace maxunpool_cuda {
 
-// The output positions [begin, end) of every plane of a slab. One thread owns them, and with them
-// each pooled element whose index lies among them.
+// Output positions [begin, end) of every plane of a slab. One thread owns them, and each pooled
+// element whose index names one of them.
 struct Part {
   int64_t outer;
   int64_t begin;
@@ -27,7 +27,7 @@ struct Part {
   int64_t size() const { return end - begin; }
 };
 
-// Records the first index, of the whole tensor, that the search did not cover.
+// First element, of the whole tensor, whose index the search did not cover.
 class FirstMissed {
  public:
   bool any() const { return element_.load() != kNone; }
@@ -37,7 +37,7 @@ class FirstMissed {
     }
   }
 
-  // After a search of everything: an index that it missed is bad.
+  // Raises for that element, after a search of everything: an index that it missed is bad.
   template <class Index>
   void raise_if_any(const Geometry<int64_t>& geometry, const Index* indices) const {
     const int64_t element = element_.load();
@@ -85,13 +85,13 @@ enum class Search : bool {
   everything, // those of the whole slab
 };
 
-// A range of pooled rows, along the first axis that has some.
+// Range of pooled rows. Rows follow one another along the first axis that is longer than 1.
 struct Rows {
   int64_t begin, end;                // cells
   uint64_t extent_begin, extent_end; // the output positions that these cells' indices should name
 };
 
-// A slab is cut into `splits` parts, and its cells into `chunks` ranges of rows.
+// Partition of slabs: each into `splits` parts, and its cells into `chunks` ranges of rows.
 struct Partition {
   const Geometry<int64_t>& geometry;
   Search search;
@@ -113,10 +113,10 @@ struct Partition {
   }
 };
 
-constexpr int64_t kPartGrain = 1 << 15; // elements of the output worth a task of their own
+constexpr int64_t kPartGrain = 1 << 15; // outputs of a task
 
-// To search everything, slabs are cut only where there are fewer of them than threads. Else planes
-// are cut to what a core's cache holds.
+// Partition of a call. For a search of everything, slabs are cut only if there are fewer of them
+// than threads; for a nearby one, planes are cut to what a core's cache holds.
 inline Partition make_partition(
     const Geometry<int64_t>& geometry, int64_t element_size, Search search) {
   constexpr int64_t kChunkElements = 1 << 10, kPartBytes = 1 << 19;

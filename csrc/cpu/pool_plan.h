@@ -1,4 +1,4 @@
-// How the windows of a max pooling are pooled.
+// Plan of a max pooling. The elements of a window are called `cells` in this code.
 #pragma once
 
 #include "../calls.h"
@@ -10,10 +10,10 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kMostCells = 256; // of a window that a list has room for
+constexpr int kMostCells = 256; // elements of a window that a list has room for
 
-// What a window covers along an axis: the cells [first, end), of which number 0 would lie at
-// `start`.
+// Elements [first, end) of a window that lie in the input, along an axis. Element 0 would have
+// coordinate `start`.
 struct Span {
   int64_t start, first, end;
 
@@ -32,7 +32,7 @@ struct Span {
   }
 };
 
-// The cells that a window covers.
+// Elements of a window that lie in the input.
 struct Box {
   Span z, y, x;
 
@@ -47,7 +47,7 @@ inline int64_t cells_of(const Geometry<int64_t>& geometry) {
   return static_cast<int64_t>(std::min(cells, 0x1p60));
 }
 
-// Whether Mark has room for how far the last cell of a window lies from the window's begin.
+// Whether Mark can hold how far the last element of a window lies from the window's begin.
 template <class Mark>
 bool holds_positions(const PoolCall& call) {
   const Axis<int64_t>* axis = call.geometry.axis;
@@ -59,7 +59,7 @@ bool holds_positions(const PoolCall& call) {
   return position <= static_cast<double>(std::numeric_limits<Mark>::max());
 }
 
-// How the windows of a call are pooled.
+// Plan of a call.
 struct PoolPlan {
   static constexpr int64_t kMostStaged = 4096; // deinterleaved elements, in all
   static constexpr int64_t kMostAtOnce = 512;  // neighbours that are compared at once
@@ -67,12 +67,11 @@ struct PoolPlan {
   static constexpr int64_t kMostStep = 4;      // from window to window in a deinterleaved row
 
   const PoolCall& call;
-  int64_t step[3];              // positions from one cell of an axis to the next
-  int64_t extent;               // of a window along a row
-  int64_t at_once;              // windows of a row; 0: they are far apart, or wide
-  bool numbered;                // a mark is the number of a cell, of few; else how far its position
-                                // is from the window's begin
-  int64_t position[kMostCells]; // of numbered cells, from the window's begin on
+  int64_t step[3]; // positions from one element of a window to the next
+  int64_t extent;  // of a window along a row
+  int64_t at_once; // windows of a row; 0: they are far apart, or wide
+  bool numbered;   // marks count elements; else they are positions from the window's begin
+  int64_t position[kMostCells]; // of numbered elements, from the window's begin on
 
   const Geometry<int64_t>& geometry() const { return call.geometry; }
   int64_t position_of(int64_t z, int64_t y, int64_t x) const {

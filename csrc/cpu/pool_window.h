@@ -1,6 +1,6 @@
-// Pools rows of windows. Neighbours in memory, which are windows of a row or channels of a window,
-// are compared at once: the same cell of each lies side by side, once a strided row is
-// deinterleaved.
+// Kernel of max pooling. It compares neighbours in memory at once, windows of a row or channels of
+// a window: a strided row is deinterleaved first, so that the same element of each window lies side
+// by side.
 #pragma once
 
 #include "../geometry.h"
@@ -17,8 +17,8 @@ namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
 
 // Deinterleaves `count` elements of a row of `width`, from coordinate `begin` on, into kStep
-// phases, each with room for `room`: element i becomes number i / kStep of phase i % kStep. Where
-// the row has none, `padding` stands in.
+// phases, each with room for `room`: element i becomes element i / kStep of phase i % kStep.
+// `padding` stands in for elements outside of the row.
 template <int kStep, class Element>
 void deinterleave(
     const Element* row,
@@ -66,7 +66,7 @@ class Pool {
         input_(static_cast<const Element*>(plan.call.input)),
         values_(static_cast<Element*>(plan.call.values)),
         indices_(static_cast<Index*>(plan.call.indices)) {
-    if (plan.at_once > 0) { // whole vectors are compared, also where only some of it is staged
+    if (plan.at_once > 0) { // vectors are compared whole, beyond what is staged
       const auto& [depth, height, width] = geometry_.axis;
       const int64_t neighbours =
           divide_up(std::min(plan.at_once, width.in), PoolPlan::kVector) * PoolPlan::kVector;
@@ -77,9 +77,9 @@ class Pool {
     }
   }
 
-  // Windows [first, end) of row (z, y) of pooled slab `outer`.
+  // Pools windows [first, end) of row (z, y) of pooled slab `outer`.
   void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
-    constexpr int64_t kFewest = 4; // windows that are worth to be compared at once
+    constexpr int64_t kFewest = 4; // fewer are not worth comparing at once
     const auto& [depth, height, width] = geometry_.axis;
     const Span zs(depth, plan_.call.dilation[0], z), ys(height, plan_.call.dilation[1], y);
     const int64_t inner = geometry_.inner;
@@ -112,7 +112,7 @@ class Pool {
         kOffsets ? plan_.number_of(z, y, x) : plan_.begin(box) + plan_.position_of(z, y, x));
   }
 
-  // The channels of one window.
+  // Pools the channels of one window.
   void channels(const Element* slab, const Box& box, int64_t to) {
     const Axis<int64_t>& width = geometry_.axis[2];
     const int64_t inner = geometry_.inner, start = plan_.begin(box);
@@ -134,8 +134,8 @@ class Pool {
             }
             const Element* from = slab + (start + plan_.position_of(z, y, x)) * inner + c;
             cells_.add(from, mark(z, y, x));
-            // The processor prefetches along one row, but too late for the rows of a window: so
-            // what no window to the left has.
+            // Prefetches what the window to the left has not read. The processor itself prefetches
+            // along one row, but too late for the rows of a window.
             for (int64_t i = 0; x + width.stride >= box.x.end && i < winners.count; i += kLine) {
               prefetch(from, kAhead + i);
             }
@@ -147,7 +147,7 @@ class Pool {
     }
   }
 
-  // `count` windows of a row of a contiguous tensor, from the x-th on, which `box` is of.
+  // Pools `count` windows of a row of a contiguous tensor, from window x on, whose box is `box`.
   void windows(const Element* slab, const Box& box, int64_t x, int64_t count, int64_t to) {
     const Axis<int64_t>& width = geometry_.axis[2];
     const int64_t* dilation = plan_.call.dilation;
@@ -180,7 +180,7 @@ class Pool {
     compare(winners, cells_, first);
     std::copy_n(best_, count, values_ + to);
     put_indices(count, plan_.begin(box), width.stride, to);
-    // A window that is not in the row entirely may have found nothing above the padding.
+    // Windows that lie in the row only in part may have found nothing above the padding.
     const int64_t left = divide_up(width.padding, width.stride);
     const int64_t rest = width.out + width.padding - plan_.extent;
     const int64_t right = rest < 0 ? 0 : rest / width.stride + 1;
@@ -210,7 +210,7 @@ class Pool {
     }
   }
 
-  // Of windows that begin at position `start`, and each `shift` behind the one before.
+  // Writes the indices of windows: the first begins at `start`, each other one `shift` further on.
   void put_indices(int64_t count, int64_t start, int64_t shift, int64_t to) {
     Index* indices = indices_ + to;
     if constexpr (kOffsets) {
@@ -226,7 +226,7 @@ class Pool {
     }
   }
 
-  // One window of a contiguous tensor, which may have no cells.
+  // Pools one window of a contiguous tensor, which may have no element in the input.
   void window(const Element* slab, const Box& box, int64_t to) {
     const int64_t start = plan_.begin(box);
     Element value = Order::kLowest;

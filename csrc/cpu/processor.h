@@ -1,4 +1,4 @@
-// What the kernels ask of the processor beyond C++: longer vectors, and memory ahead of time.
+// Processor: what kernels ask of it beyond C++, longer vectors and prefetching.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ MAXUNPOOL_AVX2 inline auto with_avx2(const Work& work) {
 }
 #endif
 
-// The result of work(), compiled a second time for the longer vectors of processors that have them.
-// Work, and all that it calls, is to be MAXUNPOOL_INLINE.
+// Result of work(), which is compiled a second time for processors with longer vectors. Work, and
+// all that it calls, has to be MAXUNPOOL_INLINE.
 template <class Work>
 inline auto in_vectors(const Work& work) {
 #if defined(MAXUNPOOL_AVX2)
@@ -33,7 +33,7 @@ inline auto in_vectors(const Work& work) {
   return work();
 }
 
-// Fetches memory for later. There need not be any: the address is no pointer into an array.
+// Prefetches memory. `base + elements` need not be a valid address.
 template <class T>
 inline void prefetch(const T* base, int64_t elements) {
 #if defined(__GNUC__)

@@ -1,5 +1,5 @@
-// The kernels that take any index. One thread visits the indices of a part in order, so the result
-// does not depend on the number of threads.
+// Kernels that take any index. One thread visits the indices of a part in order, so the result does
+// not depend on the number of threads.
 #pragma once
 
 #include "../calls.h"
@@ -18,7 +18,7 @@
 namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
 
-// One part of a call, and what doing it takes.
+// Part of a call, and what its kernel needs.
 template <class Element, class Index>
 struct Task {
   const UnpoolCall& call;
@@ -40,9 +40,9 @@ struct Task {
 };
 
 // Calls visit(source, target) for the pooled elements that the part owns, cell by cell in row-major
-// order or in reverse. source counts elements of the pooled slab, target those of the part.
-// `gathered` is what visit reads or writes at the target. Consecutive windows read consecutive
-// cache lines of it, which the processor's prefetcher cannot see through the indices.
+// order or in reverse. `source` counts elements of the pooled slab, `target` those of the part.
+// `gathered` is what visit reads or writes at the target: consecutive windows read consecutive
+// cache lines, which the processor's prefetcher cannot see through the indices.
 template <bool kReverse, class Element, class Index, class Visit>
 void for_each_index(const Task<Element, Index>& task, const Element* gathered, const Visit& visit) {
   constexpr int64_t kOften = 8, kAhead = 2048; // elements, and bytes
@@ -64,7 +64,7 @@ void for_each_index(const Task<Element, Index>& task, const Element* gathered, c
     }
     visit(source, target);
   };
-  // What is done of an element whose index is a position.
+  // Visitor of an element whose index is a position.
   const auto look_in = [&](const Rows& rows, auto inner) MAXUNPOOL_INLINE {
     const uint64_t extent_begin = rows.extent_begin, extent = rows.extent_end - extent_begin;
     return [=, &task, &found](int64_t position, int64_t channel, int64_t source) MAXUNPOOL_INLINE {
@@ -126,14 +126,14 @@ void forward_last(const Task<Element, Index>& task) {
       task, output, [&](int64_t source, int64_t target) { output[target] = input[source]; });
 }
 
-// Of a half type: +0 or -0.
+// Whether a half is +0 or -0.
 template <class Half>
 bool is_zero(Half value) {
   return (value.x & 0x7fff) == 0;
 }
 
-// Sums of types that need a wider one, where every output has one element at most: false if one
-// has more, which shows when a second one comes.
+// Sums of a half type, where every output has one element at most. False where one has more: a
+// second element then finds the first in the output, unless that is zero.
 template <class Element, class Index>
 bool forward_single(const Task<Element, Index>& task) {
   const Element* input = task.input();
@@ -179,7 +179,7 @@ void forward_mean(const Task<Element, Index>& task) {
   });
 }
 
-// Whether an element loses is as good as random, so nothing branches on it. `condition`: 0 or 1.
+// `value` where `condition` is 0, zero where 1. Nothing branches on it: it is as good as random.
 template <class Element>
 Element zero_if(uint8_t condition, Element value) {
   if constexpr (std::is_integral_v<Element>) {
@@ -189,7 +189,7 @@ Element zero_if(uint8_t condition, Element value) {
   }
 }
 
-// The last visitor of a position is the first one in reverse: it takes the gradient.
+// Gradient of "last": the last element to name an output, the first one in reverse, takes it.
 template <class Element, class Index>
 void backward_last(const Task<Element, Index>& task) {
   const Element* grad_output = task.grad_output();
@@ -221,8 +221,8 @@ void backward_mean(const Task<Element, Index>& task) {
   });
 }
 
-// Runs kernel(task) over all parts; a second time, with a search of everything, where the first one
-// missed an index. Then raises if an index is bad.
+// Runs kernel(task) over all parts. Where that missed an index, runs it again with a search of
+// everything, and raises an error if an index is bad.
 template <class Element, class Kernel>
 void run_parts(const UnpoolCall& call, const Kernel& kernel) {
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {

@@ -1,4 +1,4 @@
-// Where the indices of a chunk point to, if none is stray or bad: as max pooling makes them.
+// Targets: what the indices of a chunk name, if none is stray or bad, as max pooling makes them.
 #pragma once
 
 #include "../geometry.h"
@@ -21,7 +21,8 @@ struct Targets {
 
 namespace targets_detail {
 
-// Two elements of one channel are later * inner apart. kFused: how many distances a loop takes.
+// Marks values that recur at a later cell of their channel. kFused: how many distances a loop
+// takes.
 template <int kFused, class Value>
 MAXUNPOOL_INLINE inline void mark_repeated(
     const Windows& windows,
@@ -44,7 +45,7 @@ MAXUNPOOL_INLINE inline void mark_repeated(
       }
       again[i] |= static_cast<uint8_t>(equal);
     }
-    for (const int64_t distance : distances) { // what may be beyond the end
+    for (const int64_t distance : distances) { // elements whose later cells may not be available
       const int64_t some = std::min(chunk.count, available - distance);
       for (int64_t i = all; i < some; ++i) {
         again[i] |= static_cast<uint8_t>(values[i] == values[i + distance]);
@@ -53,12 +54,12 @@ MAXUNPOOL_INLINE inline void mark_repeated(
   }
 }
 
-// kRows: how many rows of a window a loop takes.
+// Finds the targets of positions. False if one is stray or bad. kRows: rows that a loop takes.
 template <int kRows, class Index>
 MAXUNPOOL_INLINE inline bool find_offsets(
     const Windows& windows, const Chunk& chunk, const Index* indices, uint32_t* offset) {
-  // How far the index lies behind the beginning of a row of its window, at least. Before a row's
-  // beginning it wraps around to a large number.
+  // Distance of the index from the nearest row of its window that begins before it; a row that
+  // begins after it is a large number away, for the difference wraps around.
   const auto distance = [&](int64_t i, const uint32_t* rows) MAXUNPOOL_INLINE {
     const uint32_t position = static_cast<uint32_t>(indices[i]) - (chunk.begin[i] + chunk.shift);
     uint32_t least = position - rows[0];
@@ -78,7 +79,7 @@ MAXUNPOOL_INLINE inline bool find_offsets(
   }
   const auto positions = static_cast<uint32_t>(windows.geometry().out_plane());
   const auto inner = static_cast<uint32_t>(windows.geometry().inner);
-  uint64_t bits = 0; // of all indices, which have 32
+  uint64_t bits = 0; // of all indices, which must fit 32
   uint32_t stray = 0;
   for (int64_t i = 0; i < chunk.count; ++i) {
     const auto index = static_cast<uint32_t>(indices[i]);
@@ -95,15 +96,15 @@ MAXUNPOOL_INLINE inline bool find_offsets(
   return bits >> 32 == 0 && stray == 0;
 }
 
-// For window offsets, none of them too large: windows are not clipped here.
+// Finds the targets of window offsets below the window's volume. Windows are not clipped here.
 MAXUNPOOL_INLINE inline bool find_targets(
     const Windows& windows, const Chunk& chunk, const uint8_t* indices, Targets& targets) {
   const Geometry<int64_t>& geometry = windows.geometry();
-  // A quotient is a product's upper half: right for all quotients of uint8.
+  // Reciprocals: a product's upper half is the quotient, for all quotients of uint8.
   const auto reciprocal = [](int64_t n) { return static_cast<uint32_t>((1 << 16) / n + 1); };
   const auto& [depth, height, width] = geometry.axis;
   const uint32_t by_width = reciprocal(width.kernel), by_height = reciprocal(height.kernel);
-  // What the next row, or the next slice, is further away than the next position in the window.
+  // Positions to skip after each row of a window, and after each slice.
   const auto row = static_cast<uint32_t>(width.out - width.kernel);
   const auto slice = static_cast<uint32_t>((height.out - height.kernel) * width.out);
   const auto inner = static_cast<uint32_t>(geometry.inner);
@@ -115,7 +116,7 @@ MAXUNPOOL_INLINE inline bool find_targets(
   return true;
 }
 
-// Fills in `again`. `values` are the targets, or the indices, as far as `available`.
+// Fills in `again`. `values` are the targets or the indices, of which `available` can be read.
 template <class Value>
 MAXUNPOOL_INLINE inline void mark(
     const Windows& windows,
@@ -145,7 +146,7 @@ MAXUNPOOL_INLINE inline bool find_targets(
     return found;
   }
   if (chunk.known >= std::min(chunk.count + chunk.extent, chunk.rest)) {
-    mark(windows, chunk, targets.offset, chunk.known, targets); // 32-bit, and of several planes
+    mark(windows, chunk, targets.offset, chunk.known, targets); // 32-bit, and tell planes apart
   } else {
     mark(windows, chunk, indices, chunk.rest, targets);
   }
@@ -154,7 +155,7 @@ MAXUNPOOL_INLINE inline bool find_targets(
 
 } // namespace targets_detail
 
-// Finds the targets of chunks. `again` is filled in only where windows share positions.
+// Finder of the targets of chunks. `again` is filled in only where windows share positions.
 template <class Index>
 class FindTargets {
  public:
@@ -181,7 +182,7 @@ class FindTargets {
   }
 
  private:
-  // The elements behind the chunk, and those whose windows are clipped.
+  // Finds the targets of elements behind the chunk, and of those whose windows are clipped.
   bool find_rest(const Chunk& chunk, const uint8_t* indices, Targets& targets) const {
     const Geometry<int64_t>& geometry = windows_.geometry();
     const int64_t inner = geometry.inner;

@@ -1,4 +1,4 @@
-// uint8 indices: from offsets in the window of a cell to positions in the output plane.
+// Window offsets: from uint8 indices to positions in the output plane.
 #pragma once
 
 #include "../geometry.h"
@@ -23,9 +23,9 @@ struct CellRange {
   }
 };
 
-// Calls work(cell, channel, element), each counted from the beginning of any slab, in memory's
-// order or in reverse. `inner`: channels; a constant makes a simple loop of it. What is not inlined
-// here reads what it captures from memory again for each element.
+// Calls work(cell, channel, element), each counted from the beginning of any slab, in memory order
+// or in reverse. `inner`: channels; a constant makes a simple loop. All is inlined: else captures
+// would be read from memory again for each element.
 template <bool kReverse, class Inner, class Work>
 MAXUNPOOL_INLINE inline void for_each_element(
     const CellRange& cells, Inner inner, const Work& work) {
@@ -58,14 +58,14 @@ class WindowOffsets {
     }
   }
 
-  // A row of cells of a slab.
+  // Row of cells of a slab.
   class Row {
    public:
     // Row y of slice z; `first` counts its first cell through the slabs.
     Row(const WindowOffsets& all, int64_t z, int64_t y, int64_t first)
         : all_(all), first_(first), z_(z), y_(y) {
       const auto& [depth, height, width] = all.geometry_.axis;
-      // Unsigned, as it may wrap around far outside of the plane, where it is not used.
+      // Unsigned: a start far outside of the plane may wrap around, and is not used then.
       const auto unsigned_start = [&](int a, int64_t cell) {
         return static_cast<uint64_t>(all.start(a, cell));
       };
@@ -77,10 +77,10 @@ class WindowOffsets {
           whole ? CellRange{first + all.whole_[2].first, first + all.whole_[2].end} : CellRange{};
     }
 
-    // Visits the elements of cells of the row, in order or in reverse: known(position, channel,
-    // element) where the position is sure to lie in [begin, end), open(position, channel, element)
-    // elsewhere. The position given to open is negative if the index is bad.
-    // `in_windows`: what the function of that name says of these indices, or of more.
+    // Visits the elements of cells of the row, in order or in reverse. Calls known(position,
+    // channel, element) where the position is sure to lie in [begin, end), else open(position,
+    // channel, element), where a bad index has a negative position. `in_windows`: the result of
+    // that function for these indices, or for more.
     template <bool kReverse, class Inner, class Known, class Open>
     MAXUNPOOL_INLINE void for_each(
         const CellRange& cells,
@@ -135,8 +135,8 @@ class WindowOffsets {
     CellRange whole_; // whose windows are not clipped
   };
 
-  // Calls visit(row, cells) for the rows, or parts of them, that the cells make up, in order or in
-  // reverse. There is at least one cell.
+  // Calls visit(row, cells) for the rows, or parts of them, that at least one cell makes up, in
+  // order or in reverse.
   template <bool kReverse, class Visit>
   MAXUNPOOL_INLINE void for_each_row(const CellRange& cells, const Visit& visit) const {
     const auto& [depth, height, width] = geometry_.axis;
@@ -162,7 +162,7 @@ class WindowOffsets {
     }
   }
 
-  // Whether no offset is too large.
+  // Whether every offset is below the window's volume.
   bool in_windows(const uint8_t* indices, int64_t count) const {
     uint8_t most = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// Windows as sets of output positions. Which cells share a position follows from how far apart they
-// are, so that no memory of visited positions is needed.
+// Windows as sets of output positions. Which cells share a position follows from their distance, so
+// that no memory of visited outputs is needed.
 #pragma once
 
 #include "../geometry.h"
@@ -12,13 +12,13 @@
 namespace maxunpool_cuda {
 
 // The window of a cell is the set of positions begin(cell) + row + x of the flat plane, for each of
-// its rows and 0 <= x < width. It is not clipped: where it leaves the plane on one side it enters
-// on another. Clipped windows are subsets, so what is said here holds for them too.
+// its rows and 0 <= x < width. Here it is not clipped: where it leaves the plane on one side it
+// enters on another. Clipped windows are subsets, so those that share no position here share none.
 class Windows {
  public:
   static constexpr int kFused = 4; // entries of a list that a loop takes at once
 
-  // Nothing where the lists would be longer, or the numbers larger, than pays.
+  // Windows of a geometry; nothing where lists would be longer, or numbers larger, than pays.
   static std::optional<Windows> list(const Geometry<int64_t>& geometry) {
     Windows all(geometry);
     if (!all.is_small() || !all.list_rows() || !all.list_later(kLast, 0, 0, 1)) {
@@ -46,8 +46,7 @@ class Windows {
   // The lists repeat their last entry up to a multiple of kFused.
   int row_count() const { return row_count_; }
   const uint32_t* rows() const { return rows_; }
-  // If two cells share a position, these are the possible numbers of cells from the earlier to the
-  // later one, ascending.
+  // Distances in cells, ascending, from a cell to later ones that may share a position.
   int later_count() const { return later_count_; }
   const int64_t* later() const { return later_; }
   bool shared() const { return later_count_ != 0; }
@@ -71,7 +70,7 @@ class Windows {
           axis.in * axis.stride + axis.kernel + axis.padding > (kLimit - 1) / step_[a]) {
         return false;
       }
-      // Of one row alone, so many cells share positions.
+      // Cells of one row alone that share a position: too many make the lists too long.
       if (std::min(axis.in - 1, (axis.kernel - 1) / axis.stride) > kMostLater) {
         return false;
       }
@@ -100,7 +99,7 @@ class Windows {
       if (carry != 0 || cells <= 0) {
         return true;
       }
-      if (later_count_ == kMostFound) { // among them some more than once
+      if (later_count_ == kMostFound) { // duplicates included
         return false;
       }
       later_[later_count_++] = cells;
