@@ -1,4 +1,4 @@
-// The atomic operations that CUDA does not have under one name, or one meaning, for every type.
+// Atomic operations that CUDA does not have under one name, or one meaning, for every type.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace maxunpool_cuda {
 
 using Unsigned64 = unsigned long long; // what CUDA's 64-bit atomics are declared for
 
-// Another thread may write *from meanwhile.
+// Loads what another thread may write meanwhile.
 __device__ inline uint32_t load_relaxed(const uint32_t* from) {
 #ifdef __CUDA_ARCH__
   return *static_cast<const volatile uint32_t*>(from);
@@ -16,7 +16,7 @@ __device__ inline uint32_t load_relaxed(const uint32_t* from) {
 #endif
 }
 
-// The host, or another device, may read *to meanwhile. Orders nothing else.
+// Stores what the host, or another device, may read meanwhile. Orders nothing else.
 __device__ inline void store_for_host(uint32_t* to, uint32_t value) {
 #ifdef __CUDA_ARCH__
   *static_cast<volatile uint32_t*>(to) = value; // relaxed, of system scope
@@ -32,7 +32,7 @@ __device__ inline void atomic_max(uint64_t* to, uint64_t value) {
   atomicMax(reinterpret_cast<Unsigned64*>(to), static_cast<Unsigned64>(value));
 }
 
-// atomicAdd(float*) takes subnormal numbers for zero in global memory, and makes no others.
+// Adds. atomicAdd(float*) flushes subnormal numbers to zero in global memory.
 __device__ inline void atomic_add(float* to, float value) {
   auto* const bits = reinterpret_cast<uint32_t*>(to);
   uint32_t seen = load_relaxed(bits), before;

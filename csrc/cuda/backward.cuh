@@ -1,6 +1,6 @@
-// The gradient of the input: each pooled element gathers the gradient of the output it was written
-// to. Every element of grad_input is written once, by its owner. What indices outside their own
-// windows spoil is reported, and written again by stray.cuh.
+// Gradient of the input: each pooled element gathers the gradient of the output that its index
+// names. Every element of grad_input is written once, by its owner. Stray indices are noted (see
+// Report), and their elements written again by stray.cuh.
 //
 // A thread of backward() owns one cell in two or four planes. Of a contiguous tensor with windows
 // of 2x2, threads 0, 1, 2 .. of a warp own and read
@@ -12,9 +12,9 @@
 //                                   0 0 1 1 2 2 ..
 //   and so on
 //
-// so that neighbours move neighbours, whatever the width of a row; no read of a thread waits for
-// another plane's; and where the window lies is worked out once for all of them. Of a channels-last
-// tensor, threads that follow each other own channels that do.
+// So neighbouring threads access neighbouring elements, whatever the width of a row; the reads of
+// two planes do not wait for each other; and a window's begin is computed once for all planes. Of a
+// channels-last tensor, threads that follow each other own channels that do.
 #pragma once
 
 #include "../reduction.h"
@@ -26,23 +26,23 @@
 
 namespace maxunpool_cuda {
 
-// Of a thread. The looks need registers, and more of the threads that hide their latency.
+// Planes of a thread. kLooks (see backward) takes registers, and threads that hide its latency.
 template <bool kLooks>
 constexpr int kPlanesOfThread = kLooks ? 2 : 4;
 
-// What backward() has to know beside its tiling.
+// Arguments of backward() beside its tiling.
 struct Gather {
-  uint32_t slabs;                    // that a thread's planes are of: as many, or one
+  uint32_t slabs;                    // slabs of a thread's planes: as many, or one
   uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
-  bool any_position;                 // indices need not lie in their own windows: "sum"
-  bool deep;                         // there is more than one row of windows to a plane in depth
-  Position<uint32_t> reach;          // windows meet those of the cells up to so far away
+  bool any_position;                 // stray indices are valid: "sum"
+  bool deep;                         // depth is not one everywhere
+  Position<uint32_t> reach;          // windows overlap those of cells up to so far away
 };
 
-// For 32-bit offsets, and elements of up to eight bytes.
+// Gradient of "last" and "sum", for 32-bit offsets and elements of up to eight bytes.
 //
-// kLooks: "last" of windows that overlap, which gives to the last cell alone of those whose indices
-// name one output: no later one may name the same.
+// kLooks: "last" of windows that overlap. Of the cells whose indices name one output, only the last
+// gets its gradient, so a thread looks at the indices of later cells.
 template <class T, class Index, bool kLooks>
 __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) backward(
     Tiling<uint32_t> tiling,
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     const bool deep = shared.deep;
     const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
     const uint32_t outer = slabs * shared.slabs;
-    // There may be fewer planes than the thread has room for: then it does the first one again,
-    // but for the writing.
+    // Where fewer planes are left than a thread has room for, it does the first one again, and
+    // writes that once.
     const uint32_t planes = shared.slabs == 1 ? kPlanes : g.outer - outer;
     const auto plane = [&](uint32_t u) { return u < planes ? u : 0; };
     const uint32_t first = tiling.pooled(outer, cell, channel);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
 
     const Position<uint32_t> start = window_start(tiling, cell);
-    const auto fits = [&](int a) { // also not where the window begins left of the output
+    const auto fits = [&](int a) { // false where the window begins left of the output
       const uint32_t out = g.axis[a].out, kernel = g.axis[a].kernel;
       return start.at[a] < out && kernel <= out - start.at[a];
     };
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
 
     if constexpr (kLooks) {
-      // At the cell so far away, and the next ones of its row: all are read before one is used. For
-      // those that are not there, the cell right below stands in.
+      // Looks at kCells cells of a row, the first one at distance (d, h, w): all are read before
+      // one is used. For cells beyond the row, the cell right below stands in.
       const auto look =
           [&]<int kCells>(std::integral_constant<int, kCells>, uint32_t d, uint32_t h, uint32_t w) {
             if ((d != 0 && cell.at[0] + d >= depth.in) || (h != 0 && cell.at[1] + h >= height.in) ||
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
             }
 #pragma unroll
             for (uint32_t c = 0; c < kCells; ++c) {
-              // The later window begins so much further on.
+              // Columns and rows from the window's begin to the later one's; `less` as an offset.
               const uint32_t columns = right[c] * width.stride, rows = h * height.stride;
               const uint32_t less =
                   (d * depth.stride * height.kernel + rows) * width.kernel + columns;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
   for_each_chunk<Index>(tiling.items, report, gather, !any_position);
 }
 
-// The same for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
+// Gradient for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
 // divided among the elements whose indices name the same output.
 template <class T, bool kMean>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
       return true;
     } else {
       grad = grad_output[(outer * tiling.out_plane + own.target) * g.inner + channel];
-      // Is looked around for only the later cells, or for all of them?
+      // Cells before this one are looked at for means alone.
       const Position<uint64_t> before = kMean ? reach : Position<uint64_t>{};
       int64_t count = 0;
       for (uint64_t d = -before.at[0]; d != reach.at[0] + 1; ++d) {

@@ -1,6 +1,5 @@
-// The gradient of "last" of contiguous planes (inner == 1) that a block does whole, some at a time
-// (see bands.cuh): the cell that an output was written from is given the output's, wherever indices
-// lie. Claims are forward_bands.cuh's. There is no second kernel.
+// Gradient of "last" for small contiguous planes (inner == 1), of which a block does some whole
+// (see bands.cuh), wherever indices lie. Claims are forward_bands.cuh's. There is no second kernel.
 //
 //     indices      |0 1 2 3 4 5 6|     each cell claims the output that its index names, and is
 //     slots        |. 1 . 2 . . .|     given the gradient there if its claim is the one that stays
@@ -15,7 +14,6 @@
 
 namespace maxunpool_cuda {
 
-// The gradient of "last": the cell that an output was written from is given the output's.
 template <class Element, class Index>
 __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     Bands all,

@@ -1,4 +1,4 @@
-// How a call is cut into bands (see bands.cuh).
+// Plan of a call in bands (see bands.cuh).
 #pragma once
 
 #include "../dtypes.h"
@@ -18,16 +18,16 @@
 
 namespace maxunpool_cuda {
 
-// What the kernels are given, and threads and shared memory of a block.
+// Bands, with threads and shared memory of a block.
 struct BandPlan {
   Bands bands;
   int64_t threads, bytes;
 };
 
-// A block's shared memory: staged elements, a Band, and slots.
+// Shared memory of a block: staged elements, a Band, and slots.
 struct BandMemory {
   int64_t size, slot; // bytes of an element, of a slot
-  bool staged;        // slots name elements
+  bool staged;        // elements are staged, and slots say where
 
   int64_t staged_bytes(int64_t cells) const {
     constexpr int64_t kSpare = 128; // bytes of groups at the ends
@@ -42,7 +42,7 @@ struct BandMemory {
   }
 };
 
-// What a band has, at most.
+// Size of a band, at most.
 struct BandSize {
   int64_t cells, outputs;
 };
@@ -54,7 +54,7 @@ inline int64_t out_slice(const Geometry<int64_t>& g) {
   return g.axis[1].out * g.axis[2].out;
 }
 
-// Bands of some whole planes. Empty: not one of them fits.
+// Bands of some whole planes. Empty: not one plane fits.
 inline std::optional<BandSize> cut_into_planes(
     const Arguments& arguments, const BandMemory& memory, int64_t group, Bands& all) {
   const Geometry<int64_t>& g = arguments.geometry;
@@ -81,7 +81,7 @@ inline std::optional<BandSize> cut_into_parts(
   constexpr int64_t kUsualCells = 16; // of a part, times Limits::small_plane
   const Geometry<int64_t>& g = arguments.geometry;
   const auto& [depth, height, width] = g.axis;
-  // Along the first axis, unless its slices are large, and windows share none of them.
+  // Planes are cut along the first axis, unless its slices are large and windows share none.
   int cut = 1;
   if (is_trivial(depth) && height.in == 1 && height.out == 1) {
     cut = 2;
@@ -106,7 +106,7 @@ inline std::optional<BandSize> cut_into_parts(
     }
   }
   const int64_t parts = divide_up(all_strips, strips);
-  strips = divide_up(all_strips, parts); // as long as each other
+  strips = divide_up(all_strips, parts); // of equal length
   const BandSize size = size_of(strips);
   if (!memory.fits(size.cells, size.outputs, kMostBytes)) {
     return {};
@@ -128,8 +128,8 @@ inline std::optional<BandSize> cut_into_parts(
   return size;
 }
 
-// Of any contiguous tensor whose elements fit slots, but sums of windows that overlap, and
-// gradients of large planes or from window offsets. Empty: it is none of them.
+// Bands of a call. Empty: the tensor is not contiguous, its elements do not fit slots, or the call
+// is a sum of windows that overlap, or a gradient of large planes or from window offsets.
 inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const Geometry<int64_t>& g = arguments.geometry;
   const auto& [depth, height, width] = g.axis;
@@ -140,7 +140,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const bool offsets = index_size == 1, forward = arguments.forward;
   const bool adds_nothing = forward && apart && !c10::isComplexType(arguments.type);
   if (g.inner != 1 || size > 8 || !(last ? forward || !offsets : adds_nothing) ||
-      (offsets && kernel_volume >= kMostOffsets)) { // one offset must be in no window
+      (offsets && kernel_volume >= kMostOffsets)) { // 255 must be in no window: see drop_others
     return {};
   }
   const bool claims = !offsets || !apart;
@@ -178,7 +178,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.kernel_width = ShortDivider(width.kernel);
   all.next_row = static_cast<uint32_t>(height.stride * width.out - width.in * width.stride);
   all.next_plane = static_cast<uint32_t>(g.out_plane() - height.in * height.stride * width.out);
-  // Of groups, those of some 32 bytes or less in pairs, or of four vectors.
+  // Threads have one group each, or two of less than 32 bytes, or four vectors.
   const int64_t per_thread = group * (size + index_size) < 32 ? 2 : 1;
   const int64_t vectors = forward ? band->outputs * size / static_cast<int64_t>(kVectorBytes) : 0;
   const int64_t threads =

@@ -1,15 +1,14 @@
-// Bands: how blocks share the outputs of contiguous planes (inner == 1), whatever their windows,
-// sizes and alignment, and what the kernels of forward_bands.cuh and backward_bands.cuh have in
-// common.
+// Bands, and what the kernels of forward_bands.cuh and backward_bands.cuh share. They are for
+// contiguous planes (inner == 1), whatever their windows, sizes and alignment.
 //
 // A band is outputs that are consecutive in memory: those of some small planes, or a part of a
-// large one. Parts are cut along one axis, the first with more than one output. They have strips: a
+// large one. A plane is cut into parts along one axis (see cut_into_parts). Parts have strips: a
 // strip is the outputs from where the windows of a row of cells begin to where the next row's do.
 //
 //     row 0   o o o o      =========   strip 0
 //     row 1   o o o o      =========   strip 1 |   a part, whose own cells are rows 1 and 2; its
-//     row 2   o o o o      =========   strip 2 |   block reads row 0 too if windows of row 0 reach
-//     row 3   o o o o      =========   strip 3     strip 1
+//     row 2   o o o o      =========   strip 2 |   block reads row 0 too if windows of row 0 cover
+//     row 3   o o o o      =========   strip 3     outputs of strip 1
 //
 // Cells are read in groups, and outputs written in vectors, of the whole tensor, so that they are
 // aligned wherever a band begins. Outputs of a vector that are not all of one band are written one
@@ -33,14 +32,14 @@ namespace maxunpool_cuda {
 constexpr int kBandThreads = 256;     // of a block, at most
 constexpr int64_t kMostClaims = 4096; // cells of a band
 
-// What a thread reads at a time: at most 16 bytes of values and 32 of indices.
+// Cells of a group: at most 16 bytes of values and 32 of indices.
 constexpr int cells_of_group(size_t element_size, size_t index_size) {
   const size_t most = 8; // more do not fit the registers
   const size_t cells = std::min({kVectorBytes / element_size, 2 * kVectorBytes / index_size, most});
   return static_cast<int>(std::max(cells, sizeof(uint32_t) / index_size)); // whole words
 }
 
-// Elements of four and eight bytes do not fit a slot, which then names them.
+// Whether slots say where an element is staged: of four or eight bytes, it does not fit a slot.
 constexpr bool is_staged(size_t element_size) {
   return element_size > sizeof(uint16_t);
 }
@@ -51,34 +50,34 @@ struct Bands {
   uint32_t planes;   // of a band; the last one may have fewer. 0: a band is a part of a plane
   uint32_t in_plane; // cells of a plane
   uint32_t readable; // cells that may be read in vectors: all, if arrays are aligned, or none
-  uint32_t staged;   // bytes of the elements at the front of a block's memory
+  uint32_t staged;   // bytes of staged elements, at the front of a block's memory
   bool aligned;      // all arrays begin where vectors do
-  bool bfloat16;     // of two kinds of numbers of two bytes, for sums
+  bool bfloat16;     // else half, if numbers have two bytes; for sums
   Reduce reduce;
-  // Of parts.
+  // Members for bands that are parts of planes:
   int cut; // the axis
   Axis<uint32_t> axis;
   uint32_t strips, above;          // of a part
   uint32_t row_cells, row_outputs; // of one coordinate of the axis
-  // Parts lie in volumes: planes, or, if those are cut along their second axis, depths of them.
+  // Volumes have parts: a volume is a plane, or a slice of one that is cut along its second axis.
   uint32_t volume_cells, volume_outputs;
   Divider<uint32_t> parts;                // of a volume
-  Divider<uint32_t> depths, depth_stride; // of a plane cut in depths; else one
+  Divider<uint32_t> depths, depth_stride; // slices of a plane cut along its second axis; else one
   uint32_t depth_padding;                 // the same; else none
-  // Of the band's cells.
+  // Dividers of a number of cells, counted in the band:
   ShortDivider cells_of_plane;
-  // For window offsets alone.
-  bool deep;  // planes have a depth
+  // Members for window offsets alone:
+  bool deep;  // planes have slices
   bool plain; // they have none, and all windows lie in them
   uint32_t kernel_volume;
   ShortDivider cells_of_row, cells_of_height, kernel_height, kernel_width;
-  // How much further the window of the next cell begins than one stride in width, if that is the
-  // first of a row; of a plane. Both may wrap around.
+  // Distance from a window's begin to the next one's, less one stride in width, at the first cell
+  // of a row and of a plane. Both may wrap around.
   uint32_t next_row, next_plane;
 };
 
-// Elements of the tensor from `begin` to `end`. They lie in `vectors` vectors of N from `base` on,
-// of which `wholes` hold no others; none, unless `aligned`.
+// Elements [begin, end) of the tensor. They lie in `vectors` vectors of N from `base` on, of which
+// `wholes` hold no others; none, unless `aligned`.
 template <int N>
 struct Span {
   uint32_t begin, end, base, vectors, first_whole, wholes;
@@ -87,38 +86,38 @@ struct Span {
   __device__ Span(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
-    const uint32_t end_whole = (to - base) / N; // may lie before, if one vector has both ends
+    const uint32_t end_whole = (to - base) / N; // may be less, if one vector has both ends
     wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
-  // How many of the N from i on.
+  // Number of elements of [i, i + N) that the span holds.
   __device__ uint32_t count_of(uint32_t i) const {
     return (end < i + N ? end : i + N) - (begin > i ? begin : i);
   }
-  // What is not in vectors that are whole: so many elements, and which, counted from `base`.
+  // Elements outside of whole vectors: how many, and the number of one, counted from `base`.
   __device__ uint32_t rest() const { return end - begin - wholes * N; }
   __device__ uint32_t number_of_rest(uint32_t i) const {
     const uint32_t number = begin - base + i;
     return wholes == 0 || number < first_whole * N ? number : number + wholes * N;
   }
-  // Of vector i.
+  // Whether vector i is whole.
   __device__ bool holds_all(uint32_t i) const { return i - first_whole < wholes; }
 };
 
-// What all threads of a block have to know of its band. Cells are read in groups of V, outputs
-// written in vectors of N.
+// Band, as all threads of its block know it. Cells are read in groups of V, outputs written in
+// vectors of N.
 template <int V, int N>
 struct alignas(kVectorBytes) Band {
   Span<V> cells;
   Span<N> outputs;
-  uint32_t own_cell;       // cells before it are another band's too
-  uint32_t low, size;      // positions of the plane, or of each plane, that it has outputs at
-  uint32_t first_slot;     // its first output's; before it there may be a vector's first ones
+  uint32_t own_cell;       // first own cell; those before it are another band's too
+  uint32_t low, size;      // of its outputs in the plane, or in each plane
+  uint32_t first_slot;     // slot of the first output; a vector may begin before it
   uint32_t start_slot;     // where the window of its first cell begins
   Position<uint32_t> cell; // the first one, in the plane
 
   Band() = default;
-  // Quick enough for every thread; of_part() is not, and one thread's result is shared.
+  // of_planes() is quick enough for every thread. of_part() is called by one, for all.
   __device__ static Band of_planes(const Bands& all, uint32_t number) {
     const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
     const uint32_t plane = number * all.planes;
@@ -150,7 +149,7 @@ struct alignas(kVectorBytes) Band {
     if (cell_depth >= depths.in || end < from) {
       end = from;
     }
-    // Of depths that windows share, the first one's bands own the cells.
+    // Where bands of several slices read the same cells, those of the first slice own them.
     const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
     const uint32_t base = plane * all.in_plane + cell_depth * all.volume_cells;
     const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
@@ -174,14 +173,15 @@ struct alignas(kVectorBytes) Band {
   }
 };
 
-// What a cell's index names: a slot, if it is one of the band's. Else an index that is not `sure`
-// is to be looked at closely.
+// Slot that a cell's index names, if the output is `here` in the band. An index that is not `sure`
+// has to be checked by any_stray().
 struct Found {
   uint32_t slot;
   bool here, sure;
 };
 
-// Cells are counted in the band. kPlain: see Bands; kInside: all windows lie in the band then.
+// Finds a cell's slot. Cells are counted in the band. kPlain: see Bands; kInside: all windows lie
+// in the band then.
 template <bool kPlain, bool kInside, class Index, int V, int N>
 __device__ inline Found find_slot(
     const Bands& all, const Band<V, N>& band, uint32_t cell, Index index) {
@@ -218,8 +218,8 @@ __device__ inline Found find_slot(
   return {slot, exists && band.holds_slot(slot), exists};
 }
 
-// N neighbours of an array from i on, as a vector if that is `readable`, else those of the span
-// alone. Bytes lie in words, which takes fewer instructions than the compiler finds.
+// Elements [i, i + N) of an array, as a vector if that is `readable`, else those of the span alone.
+// Bytes are kept in words, for fewer instructions than the compiler finds.
 template <class T, int N>
 struct Neighbours {
   using Word = std::conditional_t<sizeof(T) == 1, uint32_t, T>;
@@ -241,7 +241,7 @@ struct Neighbours {
       }
     }
   }
-  // What is not of the span becomes -1, or 255.
+  // Sets elements outside of the span to -1, or 255, which name no output.
   __device__ void drop_others(const Span<N>& span, uint32_t i) {
     if (span.count_of(i) < N) {
 #pragma unroll
@@ -256,8 +256,7 @@ struct Neighbours {
   }
 };
 
-// Looks closely at a band's own cells of [i, end): reports what names no output, and answers
-// whether an index lies outside its own window.
+// Whether an index of the band's own cells in [i, end) is stray. Reports bad ones.
 template <class Index, int V, int N>
 __device__ inline bool any_stray(
     const Bands& all,
@@ -283,8 +282,8 @@ __device__ inline bool any_stray(
   return stray;
 }
 
-// Calls take(v, slot) for the cells i + v of a group whose indices name slots of the band; answers
-// as any_stray() does of the others.
+// Calls take(v, slot) for the cells i + v of a group whose indices name slots of the band. Returns
+// whether another index is stray, as any_stray() does.
 template <bool kInside, int V, int N, class Index, class Take>
 __device__ inline bool for_each_of_group(
     const Bands& all,

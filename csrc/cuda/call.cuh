@@ -1,4 +1,4 @@
-// What a call of max unpooling is, and what its plans ask of its geometry.
+// Call of max unpooling on CUDA, and what its plans ask of a geometry.
 #pragma once
 
 #include "../calls.h"
@@ -16,28 +16,28 @@
 namespace maxunpool_cuda {
 
 struct Arguments : UnpoolCall {
-  bool deterministic; // also in the last bits of sums
+  bool deterministic; // sums have the same bits in every run
   ErrorRecord* error;
   Limits limits{};
   int64_t threads = kThreads; // of a block
-  int64_t blocks = 256;       // of a kernel with slots in global memory, at most
+  int64_t blocks = 256;       // of a second kernel with slots in global memory, at most
 };
 
-// Do all arrays begin where vectors do?
+// Whether all arrays begin where vectors do.
 inline bool has_vectors(const Arguments& arguments) {
   return are_aligned({arguments.values, arguments.indices, arguments.result});
 }
 
-// What a kernel with slots has to do.
+// Work of a kernel whose blocks have slots.
 struct SharedShape {
-  int64_t pieces; // at most so many blocks have work, or slots
-  int64_t slots;  // of a piece
+  int64_t pieces; // so many blocks have work, at most
+  int64_t slots;  // of a block
   int64_t bytes;  // of shared memory, for each block
-  bool likely;    // that the pieces need anything done
+  bool likely;    // most blocks have work
 };
 
-// Do all intermediate values of all kernels stay below the limit, for so many inner channels, and
-// for windows so far dilated and up to `more` rows of them, beside those that are there?
+// Whether all intermediate values of all kernels stay below the limit, for so many inner channels,
+// windows of that dilation, and `more` rows of windows beyond those of the geometry.
 inline bool fits_32bit(
     const Geometry<int64_t>& geometry,
     int64_t inner,
@@ -65,13 +65,13 @@ inline bool is_padded(const Geometry<int64_t>& geometry) {
   return std::any_of(std::begin(geometry.axis), std::end(geometry.axis), padded);
 }
 
-// There is no such dimension, or none to speak of.
+// Whether a dimension is of size one, pooled, unpooled and in its windows.
 inline bool is_trivial(const Axis<int64_t>& axis) {
   return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
 }
 
-// Do windows share nothing in depth, and does that of every cell hold the output at its number
-// times the stride?
+// Whether windows do not overlap in depth, and each covers the output at its cell's number times
+// the stride.
 inline bool is_simple_in_depth(const Axis<int64_t>& depth) {
   return depth.kernel <= depth.stride && depth.padding < depth.kernel &&
          (depth.in - 1) * depth.stride < depth.out;

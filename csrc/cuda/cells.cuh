@@ -1,5 +1,5 @@
-// Pooled cells of a row, as the thread that unpools them holds them. Indices are not decoded: for
-// an output and a window over it, the index that names the output is known beforehand.
+// Indices of pooled cells, as the thread that unpools the cells holds them. They are not decoded:
+// for an output and a window over it, the index that names the output is known beforehand.
 #pragma once
 
 #include "../geometry.h"
@@ -10,10 +10,10 @@
 
 namespace maxunpool_cuda {
 
-// No output has this position, nor one near it.
+// Position of no output, nor near one.
 constexpr uint32_t kNowhere = 0xC0000000u;
 
-// Flat indices as 32 bits hold them; what does not fit becomes kNowhere.
+// Flat indices in 32 bits; those that do not fit become kNowhere.
 template <class Index, int N>
 __device__ inline Vector<uint32_t, N> indices_32bit(const Vector<Index, N>& from) {
   Vector<uint32_t, N> to;
@@ -39,13 +39,13 @@ __device__ inline Vector<uint32_t, N> indices_32bit(const Vector<Index, N>& from
 
 constexpr uint32_t kOnes = 0x01010101u; // in each byte
 
-// Are all four bytes below an end of at most 128?
+// Whether all four bytes are below `end`, at most 128. The sum sets the top bits of others.
 __device__ inline bool all_below(uint32_t end, uint32_t bytes) {
-  return (((bytes + (0x80u - end) * kOnes) | bytes) & 0x80u * kOnes) == 0; // the sum lifts others
+  return (((bytes + (0x80u - end) * kOnes) | bytes) & 0x80u * kOnes) == 0;
 }
 
-// Does an index name a cell of a window of kKernel rows that begins at `first`, and not of its
-// first `skipped` columns?
+// Whether an index names a position in a window of kKernel rows and columns that begins at `first`,
+// but not in its first `skipped` columns.
 template <int kKernel>
 __device__ inline bool names_cell(
     uint32_t index, uint32_t first, uint32_t width, uint32_t skipped = 0) {
@@ -57,14 +57,14 @@ __device__ inline bool names_cell(
   return inside;
 }
 
-// What an owner asks of the indices of V channels of a cell, an aligned vector.
+// Indices of V channels of a cell, an aligned vector.
 template <class Index, int V, int kKernel>
 class ChannelIndices {
  public:
   __device__ void read(const Index* indices) { index_ = indices_32bit(load<V>(indices)); }
-  // Does the index of channel v name cell (y, x) of its window, which is the output `position`?
+  // Whether the index of channel v names row y, column x of its window: the output `position`.
   __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
-  // Does every index name a cell of the window, which begins at `first` and is not clipped?
+  // Whether every index lies in the window, which begins at `first` and is not clipped.
   __device__ bool all_inside(uint32_t first, uint32_t width) const {
     bool all = true;
 #pragma unroll
@@ -110,9 +110,9 @@ class ChannelIndices<uint8_t, V, kKernel> {
   uint32_t words_[kWords];
 };
 
-// What an owner asks of the indices of V cells in a row, an aligned vector, and of kRight after
-// them, whose windows are kKernel high and wide and kStride apart. `first` is where the first
-// window begins, counted in positions of its plane; it may lie before it.
+// Indices of V cells of a row, an aligned vector, and of kRight cells after them. Windows are
+// kKernel high and wide and kStride apart. `first` is the position where the first window begins;
+// it may lie before the plane.
 template <class Index, int V, int kRight, int kKernel, int kStride>
 class RowIndices {
  public:
@@ -132,13 +132,12 @@ class RowIndices {
       }
     }
   }
-  // Does the index of cell v name cell (y, x) of its window? (y, x, v) are known when compiled.
+  // Whether the index of cell v names row y, column x of its window. y, x and v are constants.
   __device__ bool is(int v, int y, int x, uint32_t first, uint32_t width) const {
     return index_[v] - (first + y * width) == static_cast<uint32_t>(x + v * kStride);
   }
-  // Does every own index name a cell of its window, none of which is clipped but kPadding columns
-  // of the first cell's, if it `is_clipped`? Windows are so deep, in planes whose depths are
-  // `slice` apart.
+  // Whether every own index lies in its window. None of these is clipped, but for kPadding columns
+  // of the first cell's if it `is_clipped`. `depth`: of the windows; `slice`: positions of a slice.
   template <int kPadding>
   __device__ bool all_inside(
       bool is_clipped, uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
@@ -157,7 +156,7 @@ class RowIndices {
     }
     return all;
   }
-  // is() then asks of this depth of the windows. Positions differ anyway.
+  // Makes is() ask of this slice of the windows. Flat positions differ between slices anyway.
   __device__ void move_to_depth(uint32_t) {}
 
  private:
@@ -199,7 +198,7 @@ class RowIndices<uint8_t, V, kRight, kKernel, kStride> : ChannelIndices<uint8_t,
     }
     return all;
   }
-  // A power of two of offsets to a depth, which they then count from.
+  // Counts offsets from this slice on: a slice has a power of two of them.
   __device__ void move_to_depth(uint32_t z) {
     this->words_[0] ^= (z * (kKernel * kKernel) & 0xffu) * kOnes;
   }

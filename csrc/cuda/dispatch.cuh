@@ -1,5 +1,5 @@
-// Which kernels a call of max unpooling runs. Everything but the launch itself, which `Launch`
-// does, so that the choice can be tested without a GPU:
+// Choice of the kernels that a call of max unpooling runs. `Launch` does the launches, so that the
+// choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
 //   launch.shared(kernel, shape, arguments...)   at most shape.pieces blocks, of any size
 #pragma once
@@ -42,7 +42,7 @@ class Dispatch {
   }
 
  private:
-  // How a first kernel has cut up its work, which the second has to know: see StrayNotes.
+  // Chunks of a first kernel, as the second has to know them: see StrayNotes.
   struct Chunks {
     int64_t items, slab_items, slabs;
   };
@@ -83,13 +83,13 @@ class Dispatch {
     });
   }
 
-  // "sum" and "mean".
+  // Launches the first kernel of "sum" and "mean".
   template <class Index>
   Chunks sum() const {
     std::optional<Chunks> chunks;
     if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        chunks = compiled<TakeLast<T>, Index>(); // nothing is added to anything
+        chunks = compiled<TakeLast<T>, Index>(); // an output is one element at most
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
@@ -104,12 +104,12 @@ class Dispatch {
     return *chunks;
   }
 
-  // The types that networks are trained in.
+  // Types with a kernel of their own for sums: those that networks are trained in.
   template <class T>
   static constexpr bool kIsFastSum =
       std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float);
 
-  // By a kernel compiled for these windows, or in bands. Empty: there is none.
+  // Launches a kernel compiled for these windows, or for bands. Empty: there is none.
   template <class Take, class Index>
   std::optional<Chunks> compiled() const {
     using T = typename Take::Element;
@@ -149,14 +149,14 @@ class Dispatch {
 
   template <class Take, class Index, class Shape>
   std::optional<Chunks> channels() const {
-    // As many as fit the registers: indices are up to eight times as large as values.
+    // Channels of a thread, as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
     constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
     return launch_if<Take, Index>(
         forward_channels<Take, Index, V, Shape>, make_channel_plan<Shape>(geometry_, V));
   }
 
-  // If there is a plan.
+  // Launches the kernel if there is a plan.
   template <class Take, class Index, class Kernel, class First>
   std::optional<Chunks> launch_if(Kernel kernel, const std::optional<First>& plan) const {
     using T = typename Take::Element;
@@ -167,7 +167,7 @@ class Dispatch {
         kernel, *plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
   }
 
-  // A kernel whose items are threads'; `slabs`: that an item is of.
+  // Launches a kernel of items, each of which spans so many slabs.
   template <class Kernel, class First, class... Rest>
   Chunks launch_items(Kernel kernel, const First& plan, int64_t slabs, const Rest&... rest) const {
     launch_(kernel, plan.items, plan, report(), rest...);
@@ -175,12 +175,12 @@ class Dispatch {
     return {arguments_.threads, items / divide_up(geometry_.outer, slabs), slabs};
   }
 
-  // Contiguous tensors of any windows and sizes.
+  // Launches a kernel of bands.
   template <class T, class Index>
   Chunks bands() const {
     const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      constexpr int64_t kSlotsPerThread = 4; // see Launch
+      constexpr int64_t kSlotsPerThread = 4; // as in StreamLaunch
       const SharedShape shape{
           bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
       const auto launch = [&](auto kernel, auto... zero) {
@@ -201,7 +201,7 @@ class Dispatch {
     return {1, bands.count / geometry_.outer, 1};
   }
 
-  // Any windows.
+  // Launches forward_windows.
   template <class Take, class Offset>
   Chunks any_windows() const {
     using T = typename Take::Element;
@@ -230,7 +230,7 @@ class Dispatch {
         indices<Index>(), result<T>());
   }
 
-  // Any windows, layout, size and type.
+  // Launches backward_any.
   template <class T, bool kMean>
   Chunks gather_any() const {
     return launch_items(
@@ -239,7 +239,7 @@ class Dispatch {
         values<T>(), any_indices(), result<T>());
   }
 
-  // What the first kernel has found stray. In global memory, for the rare, 64 bits will do.
+  // Launches the second kernel. Slots in global memory are rare, so 64 bits will do for them.
   template <class T, class Index>
   void second(const Chunks& chunks) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
@@ -293,7 +293,7 @@ class Dispatch {
         static_cast<uint64_t>(plan.slot_bytes)};
   }
 
-  // Floating-point numbers are added by atomics, in any order.
+  // Whether one thread adds up a plane. Else atomics add floating-point numbers, in any order.
   bool sums_in_order() const {
     return arguments_.forward && arguments_.reduce != Reduce::last &&
            (arguments_.deterministic || !c10::isFloatingType(arguments_.type));
@@ -315,7 +315,7 @@ class Dispatch {
   T* result() const {
     return static_cast<T*>(arguments_.result);
   }
-  // See add_to_zero.
+  // Argument of add_to_zero.
   template <class T>
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
@@ -325,7 +325,7 @@ class Dispatch {
       return T{};
     }
   }
-  // Window offsets cannot be stray.
+  // Report of a first kernel. Window offsets cannot be stray.
   Report report() const {
     return {are_offsets() ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
   }

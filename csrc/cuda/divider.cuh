@@ -8,7 +8,7 @@
 
 namespace maxunpool_cuda {
 
-// Multiplies by a rounded-up reciprocal; for dividends and divisors below half of Offset's range.
+// Division by multiplication with a rounded-up reciprocal, of numbers below half of Offset's range.
 // The method, with its proof, is that of Granlund and Montgomery, "Division by invariant integers
 // using multiplication", PLDI 1994.
 template <class Offset>
@@ -46,7 +46,7 @@ class Divider {
   uint32_t shift_ = 0;
 };
 
-// Of a number whose type Offset is large enough for.
+// Divider by a number that fits Offset.
 template <class Offset = uint32_t>
 Divider<Offset> divider(int64_t by) {
   return Divider<Offset>(static_cast<Offset>(by));
@@ -60,7 +60,7 @@ MAXUNPOOL_HOST_DEVICE inline Offset split(Offset& n, const Divider<Offset>& by) 
   return quotient;
 }
 
-// Divides by multiplication with a rounded-up reciprocal, where n * divisor < 2^31, or n is far
+// Division by multiplication with a rounded-up reciprocal, where n * divisor < 2^31, or n is far
 // below the divisor.
 class ShortDivider {
  public:

@@ -1,4 +1,4 @@
-// The host's side of report.cuh: where kernels report bad indices to, and who raises them.
+// Error records on the host, who raises what kernels write to them (see report.cuh).
 #pragma once
 
 #include "../errors.h"
@@ -21,13 +21,13 @@
 
 namespace maxunpool_cuda {
 
-// Is the current stream recording a graph? Nothing runs then, and waiting would end the recording.
+// Whether the current stream is capturing a graph: nothing runs then, and waiting would end that.
 inline bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-// A device's record. Made by its first call, while it is the current device, and never freed: a
-// captured graph may write to it at any later time.
+// Error record of a device. It is made by the device's first call, on that device, and never freed:
+// a captured graph may write to it at any later time.
 class DeviceErrors {
  public:
   DeviceErrors() {
@@ -43,9 +43,9 @@ class DeviceErrors {
 
   ErrorRecord* record() const { return record_; }
 
-  // Raises what is reported, but not while a graph is captured: a later call will. Waits for the
-  // device then, and only then: the kernel that reported may still run, and must not report what
-  // has been raised once more.
+  // Raises what is reported, but not while a graph is captured: a later call will. It waits for the
+  // device only if there is a report: the kernel that wrote it may still run, and must not report
+  // again what has been raised.
   void raise_if_reported() {
     const std::atomic_ref<uint32_t> ready(*ready_);
     if (ready.load(std::memory_order_relaxed) == 0 || is_capturing()) {
@@ -72,7 +72,7 @@ class DeviceErrors {
     copy(record_, &empty);
   }
 
-  // On a stream of its own: the default one would wait for others, which a capture forbids.
+  // Copies on a stream of its own: the default one would wait for others, which a capture forbids.
   static void copy(ErrorRecord* to, const ErrorRecord* from) {
     cudaStream_t stream = nullptr;
     C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -86,8 +86,8 @@ class DeviceErrors {
   std::mutex reading_; // one thread at a time takes a report and lets the device write again
 };
 
-// Those of the devices that have run a kernel of ours. Asks nothing of CUDA before one has: a
-// process that has used CUDA cannot be forked.
+// Records of the devices that have run a kernel of this library. Asks nothing of CUDA before one
+// has: a process that has used CUDA cannot be forked.
 class ErrorRecords {
  public:
   static ErrorRecords& get() {

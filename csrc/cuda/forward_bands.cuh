@@ -8,14 +8,15 @@
 //                      | the last cell that named it
 //     output   ... |0 a 0 b 0 0 0|0 c 0 0 d 0 0| ...   in vectors, but at the block's ends
 //
-// "last" is a maximum of positions, so it does not depend on the order the atomics take. Of "sum"
-// and "mean" only windows that share no output come here, so that there is nothing to add but by
-// stray indices.
+// "last" is a maximum of positions, so it does not depend on the order the atomics take. "sum" and
+// "mean" come here only if windows share no output: only stray indices then give one output two
+// cells.
 //
-// Of whole planes, indices may lie anywhere, and there is no second kernel: where several cells
-// name one output of a sum, the band's outputs look for their cells, in row-major order. Of a part,
-// a block vouches for its own cells: it notes (see Report) what lies outside its own window and
-// outside the part, and sums of several cells, so that the second kernel writes the plane again.
+// In bands of whole planes, indices may lie anywhere, and there is no second kernel: where several
+// cells name one output of a sum, every output of the band adds up its cells in row-major order. A
+// band that is a part notes (see Report) whether an index of its own cells is stray and names no
+// output of the part, or several cells name one output of a sum; if so, the second kernel writes
+// the plane again.
 #pragma once
 
 #include "../reduction.h"
@@ -29,7 +30,7 @@
 
 namespace maxunpool_cuda {
 
-// All cells of a plane that name an output, added up in order; its bits.
+// Sum of all cells of a plane that name an output, added up in order; its bits.
 template <class Element, class Index>
 __device__ inline Element sum_of(
     const Bands& all, uint32_t output, const Element* input, const Index* indices) {
@@ -54,10 +55,10 @@ __device__ inline Element sum_of(
   }
 }
 
-// What a slot holds.
+// Forward of bands. What a slot holds:
 // - kClaims: the largest claim of a cell, the later the larger; 0: no cell has named the output. A
-//   small element is part of it; of a larger one, it says how many bytes on in the block's memory
-//   that lies. At 0 lies zero.
+//   claim has a small element in its low bits. For a larger one it is the offset of the staged
+//   element in the block's memory, in bytes. At 0 lies zero.
 // - otherwise, where no two indices can name one output: the element.
 template <class Element, class Index, bool kClaims>
 __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) forward_bands(
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     const auto& cells = band.cells;
     const auto& outputs = band.outputs;
-    bool again = false; // what is not in the slots
+    bool again = false; // whether the slots do not tell all
     struct Group {
       Neighbours<Index, V> index;
       Neighbours<Element, V> value;

@@ -3,11 +3,11 @@
 //
 //   cells      | c | (c)      Each letter is a vector of V channels. A thread owns those of a cell
 //   below      |(c)| (c)      and of the S x S outputs at it. Cells in brackets are others', but
-//   outputs    | oo |         their windows reach these outputs too, unless windows share nothing.
+//   outputs    | oo |         their windows cover these outputs too, unless windows are disjoint.
 //   (S = 2)    | oo |
 //
-// As in forward_rows.cuh, an owner compares its outputs with indices in row-major order, vouches
-// for the indices of its own cell, and writes nothing if one is stray.
+// As in forward_rows.cuh, a thread compares its outputs with indices in row-major order, checks the
+// indices of its own cell, and writes nothing if one is stray.
 #pragma once
 
 #include "cells.cuh"
@@ -21,17 +21,17 @@
 
 namespace maxunpool_cuda {
 
-// Windows of kKernel every kStride, in width and height, with kPadding.
+// Windows of kKernel, kStride apart, in width and height, with kPadding.
 template <int kKernelSize, int kStrideSize, int kPaddingSize>
 struct ChannelShape {
   static constexpr int kKernel = kKernelSize, kStride = kStrideSize, kPadding = kPaddingSize;
   static constexpr bool kDisjoint = kKernel <= kStride && kPadding == 0;
-  // The cells, counted from a thread's own, whose windows reach its outputs.
+  // Cells, counted from a thread's own, whose windows cover its outputs.
   static constexpr int kFirst = -((kKernel - kPadding - 1) / kStride);
   static constexpr int kLast = (kStride - 1 + kPadding) / kStride;
 };
 
-// Planes of one depth. An item is V channels of a cell; tiles cover all outputs, and all cells.
+// Plan for planes of one slice. Items are V channels of a cell; tiles cover all outputs and cells.
 struct ChannelPlan {
   Windows<uint32_t> windows;
   uint32_t items, in_plane;
@@ -39,7 +39,7 @@ struct ChannelPlan {
   Divider<uint32_t> columns, rows;
 };
 
-// Offsets are 32-bit, pointers aligned, channels a multiple of V.
+// Kernel for 32-bit offsets, aligned pointers, and channels that are a multiple of V.
 template <class Take, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
     ChannelPlan plan,
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
 #pragma unroll
       for (int x = Shape::kFirst; x <= Shape::kLast; ++x) {
         if (height + y >= heights.in || column + x >= widths.in) {
-          continue; // also where it wraps around
+          continue; // also where a coordinate below 0 wraps around
         }
         const uint32_t from = source + (y * widths.in + x) * inner;
         ChannelIndices<Index, V, kKernel> named;

@@ -3,13 +3,13 @@
 //
 //   cells      | c  c | (c)       A thread owns V cells of a row and the S rows of outputs at them:
 //   below      |(c)(c)| (c)       S x (V * S) outputs, written in vectors. Cells in brackets are
-//   outputs    | oo oo|           others', but their windows reach these outputs too, unless
-//   (S = 2)    | oo oo|           windows share nothing.
+//   outputs    | oo oo|           others', but their windows cover these outputs too, unless
+//   (S = 2)    | oo oo|           windows are disjoint.
 //
-// An owner compares its outputs with the indices of all cells whose windows reach them, in
-// row-major order: the last match is kept, or all matches are added. It vouches for the indices of
-// its own cells: one that lies in the plane but outside its own window is noted (see Report), which
-// has the second kernel write the plane again; the thread then writes nothing.
+// A thread compares its outputs with the indices of all cells whose windows cover them, in
+// row-major order: the last match is kept, or all matches are added. It checks the indices of its
+// own cells: a stray one is noted (see Report), and the thread then writes nothing, for the second
+// kernel writes the plane again.
 #pragma once
 
 #include "cells.cuh"
@@ -24,9 +24,9 @@
 
 namespace maxunpool_cuda {
 
-// Windows of kKernel every kStride, in width and height, with kPadding. Those that reach an output
-// are that of the cell at its place and later ones. kDeep: planes have a depth, of any windows that
-// share nothing in it and have no padding; else they have none.
+// Windows of kKernel, kStride apart, in width and height, with kPadding. An output is covered by
+// windows of the cell at its place and of later ones alone. kDeep: planes have slices, of windows
+// that do not overlap in depth and have no padding there; else planes have one slice.
 template <class Element, int kKernelSize, int kStrideSize, int kPaddingSize, bool kIsDeep = false>
 struct RowShape {
   static constexpr bool kDeep = kIsDeep;
@@ -44,18 +44,18 @@ struct RowShape {
   static constexpr int kBlocks = (V >= 4 || kDeep ? 1280 : 1536) / kThreads; // resident
 };
 
-// Of outputs there are S to a cell in width, and in height one to S to the last cell; no window is
-// clipped on the right.
+// Plan for planes of kStride outputs to a cell in width, and in height at most one to kStride at
+// the last cell; no window is clipped on the right.
 struct RowPlan {
   Windows<uint32_t> windows;
-  uint32_t items;           // groups of V cells, for each depth of the outputs
+  uint32_t items;           // groups of V cells, for each slice of the outputs
   Divider<uint32_t> groups; // in a row
-  Divider<uint32_t> rows;   // of cells, in one depth of a plane
-  Divider<uint32_t> depths; // of a plane's outputs
+  Divider<uint32_t> rows;   // of cells, in one slice of a plane
+  Divider<uint32_t> depths; // slices of a plane's outputs
   Divider<uint32_t> depth_stride;
 };
 
-// Offsets are 32-bit, pointers aligned.
+// Kernel for 32-bit offsets and aligned pointers.
 template <class Take, class Index, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     RowPlan plan,
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
     const uint32_t volume = plan.rows.divide(row), height = row - volume * plan.rows.divisor();
     uint32_t plane = volume, source = i * V;
-    uint32_t depth = 0, cell_depth = 0, in_depth = 0; // of the outputs, of cells, in their windows
+    uint32_t depth = 0, cell_depth = 0, in_depth = 0; // slice of outputs, of cells, in windows
     if constexpr (Shape::kDeep) {
       plane = plan.depths.divide(volume);
       depth = volume - plane * plan.depths.divisor();
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     const uint32_t first = first_output - kPadding * (widths.out + 1);
-    bool is_sure = in_depth > 0 || !is_reached; // what another thread vouches for
+    bool is_sure = in_depth > 0 || !is_reached; // another thread checks these indices
     if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
       is_sure = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
                 named[0].template all_inside<kPadding>(

@@ -1,13 +1,13 @@
 // Unpooling for windows, layouts and types that no other kernel is compiled for, in one pass over
 // the output, every element of which is written once, by its owner.
 //
-//   cells     c c c      A thread owns the outputs o of a tile, of one channel: one after the
-//             c c c      other it looks at all cells whose windows cover an output, in row-major
-//   outputs    ooo       order, and writes it. Tiles are at most as large as the stride, and one
-//              ooo       wide where neighbouring threads then write neighbouring outputs.
+//   cells     c c c      A thread owns the outputs o of a tile, of one channel. For one output
+//             c c c      after the other it looks at all cells whose windows cover that output, in
+//   outputs    ooo       row-major order, and writes the output. Tiles are at most as large as the
+//              ooo       stride, and one wide where neighbouring threads then write neighbours.
 //
-// It vouches for the index of the cell with its tile's coordinates, and writes nothing if that is
-// stray (see Report).
+// The thread also checks the index of the cell with its tile's coordinates, and writes nothing if
+// that is stray (see Report).
 #pragma once
 
 #include "report.cuh"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
         const typename Take::Element* __restrict__ input,
         typename Take::Element* __restrict__ output) {
   const Geometry<Offset>& g = tiling.geometry;
-  const Offset step = are_offsets(indices) ? g.axis[2].stride : 0; // from name to name, in a row
+  const Offset step = are_offsets(indices) ? g.axis[2].stride : 0; // of offsets, from cell to cell
   for_each_chunk<int64_t>(tiling.items, report, [&](Offset i) {
     const auto item = tiling.item(i);
     const Position<Offset>& p = item.tile;

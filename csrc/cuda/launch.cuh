@@ -12,8 +12,7 @@
 
 namespace maxunpool_cuda {
 
-// On a stream: a thread for each item, but for those that a grid has no room for (see
-// for_each_item).
+// Launch on a stream: a thread for each item, as far as a grid has room (see for_each_item).
 struct ItemLaunch {
   cudaStream_t stream;
 

@@ -1,4 +1,4 @@
-// Max pooling's face to PyTorch: one launch on the current stream.
+// Max pooling on CUDA: registration, and one launch on the current stream.
 #include "../max_pool.h"
 #include "launch.cuh"
 #include "limits.h"

@@ -1,4 +1,4 @@
-// Which kernel a call of max pooling runs. Everything but the launch itself; see dispatch.cuh.
+// Choice of the kernel that a call of max pooling runs. `Launch` launches it; see dispatch.cuh.
 #pragma once
 
 #include "../calls.h"
@@ -57,8 +57,8 @@ class PoolDispatch {
   void run_window_of() const {
     constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
-    // bfloat16 is little to move for so many compares: its threads share rows where windows do.
-    // (Half, which is kept beside its number, would not fit into the registers.)
+    // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
+    // share those of a row. (Half, whose Cell has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
     const bool contiguous = geometry_.inner == 1;
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -101,7 +101,7 @@ class PoolDispatch {
     launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, cells, lowest);
   }
 
-  // A thread for so many windows in height and width, and so many channels.
+  // Launches a thread for so many windows in height and width, and so many channels.
   template <class Offset, class T, class Index, class Kernel, class... Parameters>
   void launch(
       Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {

@@ -1,4 +1,4 @@
-// The CUDA kernels' face to PyTorch: allocation, launches on the current stream, and errors.
+// Max unpooling on CUDA: registration, workspaces, launches on the current stream, and errors.
 // Nothing here waits for the device, unless an error is raised or MAXUNPOOL_CUDA_SYNC_CHECK=1 asks
 // for it.
 #include "../errors.h"
@@ -31,7 +31,7 @@
 namespace maxunpool_cuda {
 namespace {
 
-// What a launch has to know of a device, asked for once.
+// Properties of a device that launches depend on, asked for once.
 struct Processors {
   int count, shared_bytes;
 

@@ -1,4 +1,5 @@
-// What pooling compares, what it keeps, and the names it gives.
+// Elements of windows as pooling compares and keeps them, and their names. Such an element is
+// called a cell in this code; its name is what a kernel stores as its index.
 #pragma once
 
 #include "../geometry.h"
@@ -13,7 +14,7 @@
 
 namespace maxunpool_cuda {
 
-// A cell of a window: the number that is compared, from which its value comes back bit by bit.
+// Element of a window: the number that is compared. value() is the element, bit by bit.
 template <class T>
 struct Cell {
   T number;
@@ -23,7 +24,7 @@ struct Cell {
 };
 template <>
 struct Cell<c10::BFloat16> {
-  float number; // the upper half of one
+  float number; // whose upper half is the element
 
   __device__ static Cell of(c10::BFloat16 value) {
     return of_upper(static_cast<uint32_t>(value.x) << 16);
@@ -43,14 +44,14 @@ struct Cell<c10::Half> { // a NaN would lose bits on its way through a float
   __device__ c10::Half value() const { return kept; }
 };
 
-// The cell that a window names so far.
+// Best element of a window so far, and its name.
 template <class T, class Offset>
 struct Best {
   Cell<T> cell;
   Offset name;
 
-  // Looks at the next cell, or row's best cell, in row-major order. The first of equal cells stays,
-  // and the last NaN.
+  // Looks at the next element, or row's best element, in row-major order. The first of equal
+  // elements stays, and the last NaN.
   __device__ void look_at(const Cell<T>& other, Offset other_name, bool first = false) {
     if (first | (other.number > cell.number) | (other.number != other.number)) {
       cell = other;
@@ -95,8 +96,8 @@ __device__ inline void store_values(T* to, const Best<T, Offset> (&best)[V]) {
   }
 }
 
-// Where indices go, of a type, or of void: one that the kernel learns when it runs. A cell's name
-// is its number in the window for uint8, else its position in the plane.
+// Array that indices are written to. Void: their type is known only when the kernel runs. A name is
+// the element's number in the window for uint8, else its position in the plane.
 template <class Index>
 struct IndexArray {
   void* data;
@@ -127,18 +128,18 @@ struct IndexArray {
   }
 };
 
-// The coordinate in an input of so many cells that is nearest. What a window without dilation has
-// beyond the input's edge thus becomes a second look at a cell of its own: its maximum stays the
-// same, and so does, once it is brought inside too, the coordinate that is named.
+// Coordinate below `size` that is nearest to `at`. Where a window without dilation leaves the
+// input, it thus reads one of its own elements again: its maximum stays the same, and so does the
+// name, for which the coordinate is brought inside as well.
 __device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
   const auto wanted = static_cast<int32_t>(at), last = static_cast<int32_t>(size - 1);
   const int32_t inside = wanted > 0 ? wanted : 0;
   return static_cast<uint32_t>(inside < last ? inside : last);
 }
 
-// Calls look(r, row, name, is_first) for the rows, r < kRows, of windows of K cells in height and
-// width that begin at `front` and `top` and have no dilation, and for all their depths in order.
-// `row` is a row's position in the plane, `name` what names it; is_first: of the first depth.
+// Calls look(r, row, name, is_first) for the rows, r < kRows, of windows of K elements in height
+// and width that begin at `front` and `top` and have no dilation, for all their slices in order.
+// `row` is a row's position in the plane, `name` its first name; is_first: in the first slice.
 template <int K, int kRows, class Look>
 __device__ inline void for_each_row(
     const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool numbers, const Look& look) {

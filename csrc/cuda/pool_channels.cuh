@@ -15,7 +15,7 @@
 
 namespace maxunpool_cuda {
 
-// Windows of K cells in height (or 1, in inputs of one row) and width, without dilation.
+// Kernel for windows of K elements in width and height (or 1, in inputs of one row), undilated.
 template <class T, class Index, int K, int V>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     Tiling<uint32_t> tiling,

@@ -1,4 +1,4 @@
-// Which windows and sizes the kernels of max pooling are compiled for.
+// Conditions on windows and sizes that the kernels of max pooling are compiled for.
 #pragma once
 
 #include "../geometry.h"
@@ -8,15 +8,15 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kMostRows = 4; // of windows that a thread does
+constexpr int kMostRows = 4; // rows of windows that a thread does
 
-// There is but one row, and windows of one.
+// Whether there is one row, with windows of one.
 inline bool is_one_row(const Axis<int64_t>& height) {
   return height.kernel == 1 && height.out == 1 && height.in == 1;
 }
 
-// Are the windows of `size` cells in height and width, without dilation? An input of one row may
-// have windows of one row.
+// Whether windows are of `size` elements in height and width, without dilation. An input of one row
+// may have windows of one row.
 inline bool has_pool_windows(
     const Geometry<int64_t>& geometry, const int64_t (&dilation)[3], int64_t size) {
   const auto& [depth, height, width] = geometry.axis;
@@ -24,14 +24,14 @@ inline bool has_pool_windows(
          width.kernel == size && (height.kernel == size || is_one_row(height));
 }
 
-// Is this the stride? The threads of several rows would have nothing to share in one.
+// Whether this is the stride. In one row, threads of several rows would have nothing to share.
 inline bool are_pool_windows_apart(
     const Geometry<int64_t>& geometry, int64_t stride, bool also_in_one_row) {
   const auto& [depth, height, width] = geometry.axis;
   return width.stride == stride && (is_one_row(height) ? also_in_one_row : height.stride == stride);
 }
 
-// Do rows, 2 apart, divide into vectors of so many windows, of aligned arrays?
+// Whether rows of windows with stride 2 divide into vectors of so many, of aligned arrays.
 inline bool divides_into_rows(const Geometry<int64_t>& geometry, int64_t kernel, int64_t vector) {
   const Axis<int64_t>& width = geometry.axis[2];
   return width.padding == kernel - 2 && width.in % vector == 0 && width.out % (2 * vector) == 0 &&

@@ -1,13 +1,13 @@
-// Max pooling of contiguous tensors: windows of K = 2 or 3 cells in height and width, S apart. A
+// Max pooling of contiguous tensors: windows of K = 2 or 3 elements in height and width, S apart. A
 // thread owns V x R windows and reads their rows once (here K = 3, S = 2, V = 2):
 //
-//      | 0 | a   b   c   d |      a row of the input: the 2 V cells from the thread's first
+//      | 0 | a   b   c   d |      a row of the input: the 2 V elements from the thread's first
 //      '---'-------.-------'      column on are one vector, and where windows are padded, the
-//      [ window 0  ]       |      cell before it is read too
+//      [ window 0  ]       |      element before it is read too
 //              [ window 1  ]
 //
-//   Each row gives each of the V windows that it crosses one best cell; those of K rows together
-//   are a window's. A row between two windows, R > 1, is the last of the one and the first of the
+//   Each row gives one best element to each of the V windows that cross it. The best of K rows is
+//   the window's. If R > 1, a row between two windows is the last of the one and the first of the
 //   other.
 #pragma once
 
@@ -19,9 +19,9 @@
 
 namespace maxunpool_cuda {
 
-// Even rows, of the input and of the windows, divide into vectors, and the windows' first column is
-// K == 3 cells left of the thread's vector. Else V is 1, under any padding; then threads that are
-// neighbours still write what is side by side, and R rows share the work.
+// Kernel. kEven: rows, of the input and of the windows, divide into vectors, and the windows' first
+// column is K == 3 elements left of the thread's vector. Else V is 1, under any padding:
+// neighbouring threads still write neighbouring elements, and R rows share the work.
 template <class T, class Index, int K, int S, int V, int R, bool kEven>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     Tiling<uint32_t> tiling,
@@ -36,11 +36,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     const auto item = tiling.item(i, false, deep);
     const Position<uint32_t>& p = item.tile;
     const uint32_t own = p.at[2] * (V * S);
-    const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // or beyond it
+    const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
     const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
     const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
     const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
-    uint32_t columns[kColumns]; // of the input, or counted from `left` on, where vectors begin
+    uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       if constexpr (kEven) {

@@ -1,8 +1,8 @@
 // Max pooling of any windows, of any dilation, that no other kernel is compiled for. A thread owns
 // one window, of one channel:
 //
-//      x . x          x: a cell, . between them what dilation skips. The thread looks at one after
-//      . . .          the other, in row-major order, but for those that lie in the padding.
+//      x . x          x: an element, . between them what dilation skips. The thread looks at one
+//      . . .          after the other, in row-major order, but for those that lie in the padding.
 //      x . x
 #pragma once
 
@@ -15,14 +15,14 @@
 
 namespace maxunpool_cuda {
 
-// What the geometry does not say of windows. Offset is as in Tiling.
+// Dilation, which the geometry does not say. Offset is as in Windows.
 template <class Offset>
 struct PoolCells {
   Divider<Offset> dilation[3];
 
-  // The cells of window p, along axis a, that lie in the input: numbers [first, end).
+  // Elements of window p, along axis a, that lie in the input: numbers [first, end).
   __device__ Range<Offset> inside(const Axis<Offset>& axis, int a, Offset p) const {
-    const Offset start = p * axis.stride, reach = axis.out + axis.padding; // after the padding's
+    const Offset start = p * axis.stride, reach = axis.out + axis.padding; // both count the padding
     const Offset end = start < reach ? dilation[a].divide(reach - start - 1) + 1 : 0;
     const Offset first =
         start < axis.padding ? dilation[a].divide(axis.padding - start - 1) + 1 : 0;
@@ -50,13 +50,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const T* plane = input + (item.outer * tiling.out_plane * g.inner + item.channels);
     const bool numbers = indices.takes_numbers();
     const Offset step = cells.step(2), name_step = numbers ? 1 : step;
-    const auto row_of = [&](Offset z, Offset y) { // where it begins, or wraps around to
+    const auto row_of = [&](Offset z, Offset y) { // where it begins; may wrap around
       return first + (z * cells.step(0) * g.axis[1].out + y * cells.step(1)) * g.axis[2].out;
     };
-    const auto name_of = [&](Offset z, Offset y) { // of the row's first cell, if it had one
+    const auto name_of = [&](Offset z, Offset y) { // of a row's first element, inside or not
       return numbers ? (z * g.axis[1].kernel + y) * g.axis[2].kernel : row_of(z, y);
     };
-    // Of no cells, the first is named that the padding before them leaves.
+    // A window without elements in the input names the first after the padding before it.
     Best<T, Offset> best[1] = {
         {Cell<T>::of(lowest), name_of(zs.first, ys.first) + xs.first * name_step}};
     for (Offset z = zs.first; z < zs.end; ++z) {

@@ -1,5 +1,5 @@
-// How the first kernel of a call tells what it found in the indices: to the second kernel, where
-// it is needed; to the host, that an index lies outside its output plane.
+// Reports of the first kernel of a call: to the second kernel, that an index is stray; to the host,
+// that one is bad.
 #pragma once
 
 #include "../geometry.h"
@@ -12,20 +12,20 @@
 
 namespace maxunpool_cuda {
 
-// One per device, in its memory, where a flood of bad indices is looked up at no cost to others.
-// The host looks at `ready` alone, without waiting; see error_records.cuh for its side.
+// Error record of a device, in its memory, where many bad indices cost little to look up. The host
+// looks at `ready` alone, without waiting; see error_records.cuh.
 struct ErrorRecord {
-  uint32_t* ready;  // in host memory: set by who has claimed the record
+  uint32_t* ready;  // in host memory: set when the rest is filled in
   uint32_t claimed; // by the one thread that may fill in the rest, until the host has read it
   int64_t index;
   int64_t position; // in the pooled plane
   int64_t plane;    // in batch * channels
   int64_t out[3];   // output sizes
   int32_t rank;
-  int32_t in_window; // the index is an offset in its window
+  int32_t in_window; // the index is a window offset
 };
 
-// An index that names no output, of a pooled element, counted through the tensor.
+// Reports the bad index of a pooled element, which is counted through the tensor.
 template <class Offset>
 __device__ inline void report_bad(
     ErrorRecord* error,
@@ -33,7 +33,7 @@ __device__ inline void report_bad(
     Offset element,
     bool in_window,
     int64_t index) {
-  // All of this before the claim: then it takes fewer registers.
+  // Computed before the claim, which takes fewer registers.
   const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
   const Offset position = cell - outer * geometry.in_plane();
   const Offset channel = element - cell * geometry.inner;
@@ -51,8 +51,7 @@ __device__ inline void report_bad(
   store_for_host(error->ready, 1u);
 }
 
-// Looks at the index of a pooled element, of that cell: reports it if it names no output, and
-// answers whether it names one that the cell's window does not cover.
+// Whether the index of a pooled element, of that cell, is stray. Reports it if it is bad.
 template <class Indices, class Offset>
 __device__ inline bool is_stray(
     const Windows<Offset>& windows,
@@ -67,18 +66,18 @@ __device__ inline bool is_stray(
   return found.in_plane && !found.in_window;
 }
 
-// What a first kernel reports to.
+// Addresses that a first kernel reports to.
 //
 // It works in chunks of blockDim.x consecutive items, each done by one block, which writes
-// stray[chunk]: nonzero if an index of the chunk's cells lies outside its own window, though in
-// the plane. Nobody has to clear these flags beforehand, and their order is that of the slabs.
+// stray[chunk], a note: nonzero if an index of the chunk's cells is stray. Notes need not be
+// cleared beforehand, and their order is that of the slabs.
 struct Report {
   uint32_t* stray;
   ErrorRecord* error;
 };
 
-// Calls visit(i) for this thread's items, under any grid and block size; visit answers whether an
-// index is stray, if `notes`. Window offsets cannot be, and have no second kernel.
+// Calls visit(i) for this thread's items, under any grid and block size. If `notes`, visit returns
+// whether an index is stray. Window offsets cannot be.
 template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(
     Offset items, const Report& report, const Visit& visit, bool notes = true) {
@@ -95,16 +94,16 @@ __device__ inline void for_each_chunk(
   }
 }
 
-// The second kernel's side of it: which chunks hold items of a slab. A chunk that two slabs share
-// speaks for both.
+// Notes, as the second kernel reads them: which chunks hold items of a slab. A chunk that two slabs
+// share counts for both.
 template <class Offset>
 struct StrayNotes {
   const uint32_t* chunks;
   Divider<Offset> chunk_items; // items of a chunk
-  Divider<Offset> slabs;       // that items are shared by: slab_items of them
+  Divider<Offset> slabs;       // slabs that an item spans, which slab_items items share
   Offset slab_items;
 
-  // This thread's part of the question whether one of the slabs [first, end) is stray.
+  // Whether slabs [first, end) are noted as stray, as far as this thread looks.
   __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
     const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;

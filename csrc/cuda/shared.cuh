@@ -1,11 +1,11 @@
-// The shared memory of a block, whose size the launch names.
+// Shared memory of a block, whose size is given at the launch.
 #pragma once
 
 #include <cstdint>
 
 namespace maxunpool_cuda {
 
-// At a multiple of 16 bytes; holds anything until it is written.
+// Address of shared memory, a multiple of 16 bytes. Undefined until it is written.
 template <class T>
 __device__ inline T* shared_memory() {
 #ifdef __CUDACC__
@@ -16,7 +16,7 @@ __device__ inline T* shared_memory() {
 #endif
 }
 
-// Calls visit(i) for this thread's share of what its block does.
+// Calls visit(i) for this thread's share of the block's items.
 template <class Offset, class Visit>
 __device__ inline void for_each_in_block(Offset items, const Visit& visit) {
   for (Offset i = threadIdx.x; i < items; i += blockDim.x) {

@@ -1,16 +1,16 @@
-// The second kernel of a call with flat indices: it writes again what stray indices have spoiled.
-// Pooled elements meet in slots, one per output element, by atomics. "last" is deterministic, a
-// maximum of positions, and so are counts; the floating-point sums of "sum" and "mean" depend on
-// the order the atomics take, unless `in_order` has one thread add up a plane.
+// The second kernel of a call with flat indices: it writes again the slabs that have stray indices.
+// Pooled elements meet in slots, one per output, by atomics. "last" is deterministic, a maximum of
+// positions, and so are counts; the floating-point sums of "sum" and "mean" depend on the order the
+// atomics take, unless `in_order` has one thread add up a plane.
 //
 //     a slab's outputs   |---- part 0 ----|---- part 1 ----|-- 2 --|    x groups of channels
 //                              ^ a piece: its block clears the slots,
 //     a slab's cells     [ all of them ]  fills them from all cells of the slab, reads them
 //
-// A block does one piece after the other, of those that a first kernel has noted (see Report).
-// Slots are in its shared memory, or, of planes so large that they would be read too often and of
-// sums, in a part of the workspace that is the block's own; then the plane is one part. No block
-// waits for another.
+// A block does one piece after the other, of slabs that a first kernel has noted (see Report).
+// Slots are in its shared memory. For sums, and for planes so large that too many parts would read
+// them, slots are in a region of the workspace that is the block's own; then the plane is one part.
+// No block waits for another.
 #pragma once
 
 #include "../reduction.h"
@@ -26,10 +26,10 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kBlockTeam = 512; // threads at most
+constexpr int kBlockTeam = 512; // threads of a block, at most
 
-// A slot: {} while empty, then add(position, value) for each pooled element that names its output,
-// with value() to read the element; or add_in_order(element), of one thread alone. The owner of the
+// Slot: {} while empty, then add(position, value) for each pooled element that names its output,
+// with value() to read the element; or add_in_order(element), by one thread alone. The owner of the
 // output reads output(); the owner of a pooled element, in the backward, reads grad_input().
 template <class T, class Offset>
 struct LastSlot {
@@ -51,7 +51,7 @@ struct LastSlot {
   }
 };
 
-// Integers and complex numbers are rarely summed: in order alone.
+// Slot of sums. Integers and complex numbers are rarely summed: in order alone.
 template <class T, class Offset>
 struct SumSlot {
   using Element = T;
@@ -72,7 +72,7 @@ struct SumSlot {
   }
 };
 
-// Of any type: only the owner of a pooled element looks at its gradient.
+// Slot of counts, for any type: only the owner of a pooled element looks at its gradient.
 template <class T, class Offset>
 struct CountSlot {
   using Element = T;
@@ -102,7 +102,7 @@ struct Pieces {
   uint64_t slot_bytes;
 };
 
-// One of them: channels from `channel` on, outputs [first, first + count).
+// Piece: channels from `channel` on, outputs [first, first + count).
 template <class Offset>
 struct Piece {
   const Pieces<Offset>& all;
@@ -120,7 +120,7 @@ struct Piece {
   struct Place {
     Offset position, channel; // in the piece
   };
-  // Element i of a row-major array [positions][channels].
+  // Place of element i of a row-major array [positions][channels].
   __device__ Place place(Offset i) const {
     Place place{0, i};
     place.position = split(place.channel, all.channels);
@@ -139,7 +139,7 @@ struct Piece {
   }
 };
 
-// The block's own.
+// Slots of this block.
 template <class Slot, bool kShared, class Offset>
 __device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
   if constexpr (!kShared) {
@@ -184,7 +184,7 @@ __device__ inline void for_each_of_plane(
   }
 }
 
-// Clears the slots, and add()s the pooled elements of a piece.
+// Clears the slots, and adds the pooled elements of a piece.
 template <class Slot, bool kVectors, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece,
@@ -193,7 +193,7 @@ __device__ inline void fill(
     const typename Slot::Element* __restrict__ values) {
   const Pieces<Offset>& all = piece.all;
   const Offset channels = all.channels.divisor(), elements = all.in_plane * channels;
-  // There is room up to a whole vector.
+  // Slots have room up to a whole vector.
   const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
   for_each_in_block((bytes - 1) / kVectorBytes + 1, [&](uint64_t i) {
     reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
@@ -239,8 +239,8 @@ __device__ inline void fill(
   __syncthreads();
 }
 
-// Finds this block's pieces that are stray. Its share of all is contiguous: where nothing is stray,
-// one look is enough.
+// Calls visit(piece) for this block's pieces whose slabs are noted. Its share of all pieces is
+// contiguous: where nothing is noted, one look is enough.
 template <class Offset, class Visit>
 __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
@@ -261,7 +261,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
     return;
   }
   for (Offset number = begin; number < end; ++number) {
-    if (stray(number, number + 1)) { // and the last piece's slots have been read
+    if (stray(number, number + 1)) { // waits until the last piece's slots have been read
       visit(Piece<Offset>(pieces, number));
     }
   }

@@ -1,4 +1,4 @@
-// How the second kernel is cut up (see stray.cuh), and the memory of its slots.
+// Plan of the second kernel (see stray.cuh), and the memory of its slots.
 #pragma once
 
 #include "../dtypes.h"
@@ -23,13 +23,13 @@ struct StrayPlan {
   int64_t blocks;                                // at most
 };
 
-// Channels, with those that the last piece of a slab has room for.
+// Channels, rounded up to what the pieces of a slab have room for.
 inline int64_t align_channels(int64_t channels) {
   const int64_t group = std::min(channels, kMostChannels);
   return divide_up(channels, group) * group;
 }
 
-// Bytes of a slot in global memory. 0: nothing has to be written again.
+// Bytes of a slot in global memory. 0: there is no second kernel.
 inline int64_t slot_size(const Arguments& arguments) {
   if (arguments.index_type == c10::ScalarType::Byte) {
     return 0;

@@ -1,5 +1,5 @@
-// What an owner makes of the pooled elements that name its output, in row-major order. Held is how
-// a pooled element lies in registers.
+// What an owner makes of the pooled elements that name its output, in row-major order. Held is the
+// type of a pooled element in registers.
 #pragma once
 
 #include "../reduction.h"
@@ -10,7 +10,7 @@
 
 namespace maxunpool_cuda {
 
-// Elements of less than a word lie in the low bits of one; what is above them is not looked at.
+// Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
 template <class T>
 struct TakeLast {
   using Element = T;
@@ -24,7 +24,7 @@ struct TakeLast {
   __device__ T result(Reduce = Reduce::last) const { return static_cast<T>(value); }
 };
 
-// From a sum of nothing, +0, on.
+// Sum, which starts from +0.
 template <class T>
 struct TakeSum {
   using Element = T;
@@ -42,7 +42,7 @@ struct TakeSum {
   __device__ T result(Reduce = Reduce::sum) const { return static_cast<T>(sum); }
 };
 
-// A sum or a mean, as the call says.
+// Sum or mean, as the call says.
 template <class T>
 struct TakeCounted {
   using Element = T;
@@ -54,12 +54,12 @@ struct TakeCounted {
   __device__ T result(Reduce reduce) const { return sum.result(reduce); }
 };
 
-// Small elements that are held in words fill some.
+// Whether N small elements, held in a word each, fill whole words.
 template <class T, class Held, int N>
 constexpr bool kFillWords = sizeof(T) < sizeof(uint32_t) && std::is_same_v<Held, uint32_t> &&
                             N * sizeof(T) % sizeof(uint32_t) == 0;
 
-// N elements, for which `from` and `to` are aligned.
+// Loads or stores N elements; `from` and `to` are aligned for all of them.
 template <int N, class T, class Held>
 __device__ inline void load_held(const T* from, Held* held) {
   if constexpr (kFillWords<T, Held, N>) {

@@ -1,4 +1,4 @@
-// Which thread owns what, and which windows can reach a position.
+// Tilings: which thread owns what, and which windows cover a position.
 #pragma once
 
 #include "../geometry.h"
@@ -17,17 +17,17 @@ struct Range {
   Offset first, end;
 };
 
-// What threads own: each an item, that is a tile of some channels.
+// Tiling: what the threads of a kernel own, each an item, which is a tile of some channels.
 //
-// forward_windows cuts the output into tiles. Thread (outer, t, channels) owns tile t, that is
-// the outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also vouches
-// for the index of pooled cell t, if there is one. So every output has one owner, and every index
-// is looked at. Of other kernels, a tile is a cell, or some windows.
+// forward_windows cuts the output into tiles. Thread (outer, t, channels) owns tile t, which is the
+// outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also checks the
+// index of pooled cell t, if there is one. So every output has one owner, and every index is
+// checked. In other kernels a tile is a cell, or some windows.
 template <class Offset>
 struct Tiling : Windows<Offset> {
   using Windows<Offset>::geometry;
 
-  Offset items; // threads' worth of work
+  Offset items;
   Offset tile[3];
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> channels; // groups of them
@@ -38,7 +38,7 @@ struct Tiling : Windows<Offset> {
     Position<Offset> tile;
     Offset channels;
   };
-  // Unless `in_channels`, there is one group of channels; unless `deep`, one tile in depth.
+  // Item i. Unless `in_channels`, there is one group of channels; unless `deep`, one tile in depth.
   __device__ Item item(Offset i, bool in_channels = true, bool deep = true) const {
     Item item{i, {}, 0};
     const auto split_off = [&](const Divider<Offset>& by) {
@@ -61,7 +61,7 @@ struct Tiling : Windows<Offset> {
     const auto& [depth, height, width] = geometry.axis;
     return p.at[0] < depth.in && p.at[1] < height.in && p.at[2] < width.in;
   }
-  // Which cell of its plane this is, and which element of the pooled tensor, of a channel.
+  // Number of a cell in its plane, and of its element, of a channel, in the pooled tensor.
   __device__ Offset cell(const Position<Offset>& p) const {
     return (p.at[0] * geometry.axis[1].in + p.at[1]) * geometry.axis[2].in + p.at[2];
   }
@@ -71,12 +71,12 @@ struct Tiling : Windows<Offset> {
     return (row * width.in + p.at[2]) * geometry.inner + channel;
   }
 
-  // A tile's outputs in dimension a.
+  // Outputs of a tile in dimension a.
   __device__ Range<Offset> outputs(int a, Offset t) const {
     const Offset first = t * tile[a], end = first + tile[a];
     return {first, end < geometry.axis[a].out ? end : geometry.axis[a].out};
   }
-  // The cells, in dimension a, whose windows cover output coordinate o.
+  // Cells, in dimension a, whose windows cover output coordinate o.
   __device__ Range<Offset> windows_over(int a, Offset o) const {
     const Axis<Offset>& axis = geometry.axis[a];
     const Offset shifted = o + axis.padding;
@@ -86,7 +86,7 @@ struct Tiling : Windows<Offset> {
   }
 };
 
-// `tiles`: how many in each dimension; `groups`: of channels; `slabs`: that a thread does.
+// Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
 template <class Offset>
 Tiling<Offset> make_tiling(
     const Geometry<int64_t>& geometry,
@@ -107,7 +107,7 @@ Tiling<Offset> make_tiling(
   return tiling;
 }
 
-// A tile is a cell, or of pooling `rows` x `columns` windows.
+// Tiling whose tile is a cell, or for pooling `rows` x `columns` windows.
 template <class Offset>
 Tiling<Offset> make_tiling_of_cells(
     const Geometry<int64_t>& geometry,
@@ -121,7 +121,7 @@ Tiling<Offset> make_tiling_of_cells(
       groups, slabs);
 }
 
-// This thread's share of `items`, under any grid and block size.
+// Calls visit(i) for this thread's share of `items`, under any grid and block size.
 template <class Offset, class Visit>
 __device__ inline void for_each_item(Offset items, const Visit& visit) {
   const Offset step = static_cast<Offset>(gridDim.x) * blockDim.x;

@@ -1,4 +1,4 @@
-// How calls of max unpooling are cut up: the plans of their kernels.
+// Plans of the kernels of max unpooling.
 #pragma once
 
 #include "../dtypes.h"
@@ -23,12 +23,12 @@
 
 namespace maxunpool_cuda {
 
-// How many tiles cover both the pooled cells and the output.
+// Number of tiles that cover both the pooled cells and the output.
 inline int64_t tiles_of(const Axis<int64_t>& axis, int64_t tile) {
   return std::max(axis.in, divide_up(axis.out, tile));
 }
 
-// Of forward_windows: tiles are at most as large as the stride.
+// Tiling of forward_windows: tiles are at most as large as the stride.
 template <class Offset>
 Tiling<Offset> make_tiling_of_outputs(const Geometry<int64_t>& geometry) {
   int64_t tile[3], tiles[3];
@@ -40,7 +40,7 @@ Tiling<Offset> make_tiling_of_outputs(const Geometry<int64_t>& geometry) {
   return make_tiling<Offset>(geometry, tile, tiles, geometry.inner);
 }
 
-// Of the cells whose windows meet a cell's, how far away the farthest is, if that matters.
+// Largest distance of a cell whose window overlaps a given cell's; 0 for "sum", where none matters.
 template <class Offset>
 Position<Offset> meeting_windows(const Geometry<int64_t>& geometry, Reduce reduce) {
   Position<Offset> away{};
@@ -51,7 +51,7 @@ Position<Offset> meeting_windows(const Geometry<int64_t>& geometry, Reduce reduc
   return away;
 }
 
-// Of backward(), whose threads own a cell in so many planes.
+// Tiling of backward(), whose threads own a cell in so many planes.
 inline std::pair<Tiling<uint32_t>, Gather> make_gather(
     const Geometry<int64_t>& g, Reduce reduce, int64_t planes) {
   const bool of_channels = g.inner % planes == 0;
@@ -65,7 +65,7 @@ inline std::pair<Tiling<uint32_t>, Gather> make_gather(
        std::max({depth.in, depth.out, depth.kernel}) != 1, meeting_windows<uint32_t>(g, reduce)}};
 }
 
-// Are these the windows, in width and in height?
+// Whether windows are these, in width and in height.
 inline bool has_windows(
     const Geometry<int64_t>& geometry, int64_t kernel, int64_t stride, int64_t padding) {
   const auto same = [&](const Axis<int64_t>& axis) {
@@ -74,8 +74,8 @@ inline bool has_windows(
   return same(geometry.axis[2]) && same(geometry.axis[1]);
 }
 
-// Each is empty where there is no such plan for these windows. Offsets are 32-bit, and pointers
-// aligned where vectors are read.
+// Plans of forward_rows and forward_channels. Empty: they are not compiled for these windows.
+// Offsets are 32-bit, and pointers aligned where vectors are read.
 template <class Shape>
 std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
@@ -115,12 +115,12 @@ std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, 
       divider(rows)};
 }
 
-// How a call is cut up, and its workspace, which may start out as anything.
+// Plan of a call, and the bytes of its workspace, which may start out as anything.
 struct Plan {
   bool wide;                         // 64-bit offsets
-  std::optional<BandPlan> bands;     // of a call that bands can do
-  std::optional<StrayPlan> stray;    // of a call that may need a second kernel
-  size_t notes_bytes = 0, bytes = 0; // of the chunks' notes, behind which slots are; of both
+  std::optional<BandPlan> bands;     // of calls that bands can do
+  std::optional<StrayPlan> stray;    // of calls that may need a second kernel
+  size_t notes_bytes = 0, bytes = 0; // of notes, which slots follow; of both
 
   explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
@@ -140,7 +140,7 @@ struct Plan {
   bool is_of_planes() const { return bands && bands->bands.planes != 0; }
 
  private:
-  // No kernel has more items than this.
+  // Most items of any kernel.
   static int64_t most_items(const Geometry<int64_t>& g) {
     int64_t items = g.outer * g.inner;
     for (const Axis<int64_t>& axis : g.axis) {

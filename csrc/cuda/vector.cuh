@@ -1,4 +1,4 @@
-// N neighbours in memory, moved by as few instructions as their size allows (16 bytes each).
+// Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each).
 #pragma once
 
 #include "divider.cuh"
@@ -17,20 +17,20 @@ struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Vect
   T at[N];
 };
 
-// Bytes, filled up to whole vectors.
+// Rounds bytes up to whole vectors.
 inline int64_t align(int64_t bytes) {
   constexpr int64_t kVector = kVectorBytes;
   return divide_up(bytes, kVector) * kVector;
 }
 
-// Do arrays begin where vectors do?
+// Whether arrays begin where vectors do.
 inline bool are_aligned(std::initializer_list<const void*> arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [](const void* array) {
     return reinterpret_cast<uintptr_t>(array) % kVectorBytes == 0;
   });
 }
 
-// `from` and `to` are aligned for the whole vector.
+// Loads or stores a vector; `from` and `to` are aligned for all of it.
 template <int N, class T>
 __device__ inline Vector<T, N> load(const T* from) {
   return *reinterpret_cast<const Vector<T, N>*>(from);
@@ -41,8 +41,8 @@ __device__ inline void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
-// A sum begins with zero, which -0 added to it leaves as it is. `negative_zero` is that number's
-// bits where results are sums of floating-point numbers, else 0: bits that are not looked at stay.
+// Adds +0, from which a sum starts, to each element: that changes -0 alone. `negative_zero` is the
+// bits of -0 where results are sums of floating-point numbers, else 0, and nothing changes.
 template <class T, class Held, int N>
 __device__ inline void add_to_zero(Held (&held)[N], T negative_zero) {
   if (negative_zero != T{}) {

@@ -14,7 +14,7 @@ struct Position {
   Offset at[3];
 };
 
-// A geometry, and its sizes to divide by. Offset is uint32_t where every intermediate value stays
+// Geometry, and dividers by its sizes. Offset is uint32_t where every intermediate value stays
 // below 2^31, else uint64_t.
 template <class Offset>
 struct Windows {
@@ -23,7 +23,7 @@ struct Windows {
   Divider<Offset> out_height, out_width, kernel_height, kernel_width;
 };
 
-// Of a geometry whose sizes Offset is large enough for.
+// Windows of a geometry whose sizes fit Offset.
 template <class Offset>
 Windows<Offset> windows_of(const Geometry<int64_t>& from) {
   const auto size = [](int64_t n) { return static_cast<Offset>(n); };
@@ -44,8 +44,8 @@ Windows<Offset> windows_of(const Geometry<int64_t>& from) {
   return windows;
 }
 
-// The flat position in the output plane that an index names, checked before it is narrowed: what
-// does not fit becomes a position that no plane has.
+// Flat position in the output plane that an index names. An index that does not fit Offset becomes
+// a position that no plane has.
 template <class Offset, class Index>
 __device__ inline Offset target_of(Index index) {
   if constexpr (sizeof(Index) > sizeof(Offset)) {
@@ -56,7 +56,7 @@ __device__ inline Offset target_of(Index index) {
   }
 }
 
-// Indices of a type that is known when the kernel runs: of one byte they are window offsets.
+// Indices of a type that is known when the kernel runs: window offsets, if of one byte.
 struct AnyIndices {
   const void* indices;
   int bytes; // of one
@@ -81,7 +81,7 @@ __device__ inline bool are_offsets(const Index*) {
   return kIsWindowOffset<Index>;
 }
 
-// Where the cell's window begins, or wraps around to.
+// Begin of the cell's window; a coordinate below 0 wraps around.
 template <class Offset>
 __device__ inline Position<Offset> window_start(
     const Windows<Offset>& windows, const Position<Offset>& cell) {
@@ -101,8 +101,8 @@ struct Named {
   bool in_plane, in_window;
 };
 
-// Of the cell whose window begins at `start`. Unless `deep`, depth is one everywhere. `whole`: the
-// window is not clipped, in such a plane.
+// Decodes an index of the cell whose window begins at `start`. Unless `deep`, depth is one
+// everywhere. `whole`: the window is not clipped, and not `deep`.
 template <class Index, class Offset>
 __device__ inline Named<Offset> named(
     const Windows<Offset>& windows,
@@ -146,7 +146,7 @@ __device__ inline Named<Offset> named(
   }
 }
 
-// What the index of a pooled element, of that cell, names. Indices are a pointer, or AnyIndices.
+// Decodes the index of a pooled element, of that cell. Indices are a pointer, or AnyIndices.
 template <class Indices, class Offset>
 __device__ inline Named<Offset> named_by(
     const Windows<Offset>& windows,
