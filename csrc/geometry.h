@@ -8,7 +8,7 @@
 //   part    the output positions of a slab that one thread, or one CUDA block, owns
 //   chunk   consecutive elements, rows or items that are processed together
 //   tile    the cells, with their outputs, that one CUDA thread does at a time
-//   item    a tile of one channel or several: the work of one CUDA thread at a time
+//   item    a tile in one plane or several: the work of one CUDA thread at a time
 //   group   consecutive cells or channels that are read together
 //   band    consecutive outputs that one CUDA block owns (cuda/bands.cuh)
 //   piece   a part, for one group of channels (cuda/stray.cuh)

@@ -69,7 +69,7 @@ struct PoolPlan {
   const PoolCall& call;
   int64_t step[3]; // positions from one element of a window to the next
   int64_t extent;  // of a window along a row
-  int64_t at_once; // windows of a row; 0: they are far apart, or wide
+  int64_t at_once; // windows of a row that are compared at once; 0: too far apart, or too wide
   bool numbered;   // marks count elements; else they are positions from the window's begin
   int64_t position[kMostCells]; // of numbered elements, from the window's begin on
 

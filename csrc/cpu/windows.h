@@ -132,7 +132,7 @@ class Windows {
   }
 
   const Geometry<int64_t>& geometry_;
-  const int64_t step_[kLast + 1]; // positions from one cell of an axis to the next
+  const int64_t step_[kLast + 1]; // positions from one output coordinate to the next
   int row_count_ = 0, later_count_ = 0;
   uint32_t rows_[kMostRows] = {};
   int64_t later_[kMostFound] = {};

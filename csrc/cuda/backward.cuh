@@ -26,7 +26,7 @@
 
 namespace maxunpool_cuda {
 
-// Planes of a thread. kLooks (see backward) takes registers, and threads that hide its latency.
+// Planes of a thread. kLooks (see backward) needs registers, and more threads to hide latency.
 template <bool kLooks>
 constexpr int kPlanesOfThread = kLooks ? 2 : 4;
 
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     const bool deep = shared.deep;
     const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
     const uint32_t outer = slabs * shared.slabs;
-    // Where fewer planes are left than a thread has room for, it does the first one again, and
-    // writes that once.
+    // Where fewer planes are left than a thread has room for, the first one is done again, and
+    // written once.
     const uint32_t planes = shared.slabs == 1 ? kPlanes : g.outer - outer;
     const auto plane = [&](uint32_t u) { return u < planes ? u : 0; };
     const uint32_t first = tiling.pooled(outer, cell, channel);

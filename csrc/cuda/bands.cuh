@@ -64,11 +64,11 @@ struct Bands {
   Divider<uint32_t> parts;                // of a volume
   Divider<uint32_t> depths, depth_stride; // slices of a plane cut along its second axis; else one
   uint32_t depth_padding;                 // the same; else none
-  // Dividers of a number of cells, counted in the band:
+  // Divider of cells, counted in the band:
   ShortDivider cells_of_plane;
   // Members for window offsets alone:
-  bool deep;  // planes have slices
-  bool plain; // they have none, and all windows lie in them
+  bool deep;  // depth is not trivial: see is_trivial
+  bool plain; // not deep, and no window is clipped
   uint32_t kernel_volume;
   ShortDivider cells_of_row, cells_of_height, kernel_height, kernel_width;
   // Distance from a window's begin to the next one's, less one stride in width, at the first cell
@@ -111,7 +111,7 @@ struct alignas(kVectorBytes) Band {
   Span<V> cells;
   Span<N> outputs;
   uint32_t own_cell;       // first own cell; those before it are another band's too
-  uint32_t low, size;      // of its outputs in the plane, or in each plane
+  uint32_t low, size;      // first position, and number, of its outputs in each plane
   uint32_t first_slot;     // slot of the first output; a vector may begin before it
   uint32_t start_slot;     // where the window of its first cell begins
   Position<uint32_t> cell; // the first one, in the plane
@@ -180,8 +180,8 @@ struct Found {
   bool here, sure;
 };
 
-// Finds a cell's slot. Cells are counted in the band. kPlain: see Bands; kInside: all windows lie
-// in the band then.
+// Finds the slot of a cell, counted in the band. kPlain: see Bands; kInside: all windows then lie
+// in the band.
 template <bool kPlain, bool kInside, class Index, int V, int N>
 __device__ inline Found find_slot(
     const Bands& all, const Band<V, N>& band, uint32_t cell, Index index) {

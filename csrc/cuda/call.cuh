@@ -30,7 +30,7 @@ inline bool has_vectors(const Arguments& arguments) {
 
 // Work of a kernel whose blocks have slots.
 struct SharedShape {
-  int64_t pieces; // so many blocks have work, at most
+  int64_t pieces; // blocks that have work, at most
   int64_t slots;  // of a block
   int64_t bytes;  // of shared memory, for each block
   bool likely;    // most blocks have work

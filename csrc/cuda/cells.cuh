@@ -10,7 +10,7 @@
 
 namespace maxunpool_cuda {
 
-// Position of no output, nor near one.
+// Position that no output has, nor one near it.
 constexpr uint32_t kNowhere = 0xC0000000u;
 
 // Flat indices in 32 bits; those that do not fit become kNowhere.

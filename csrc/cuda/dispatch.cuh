@@ -89,7 +89,7 @@ class Dispatch {
     std::optional<Chunks> chunks;
     if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        chunks = compiled<TakeLast<T>, Index>(); // an output is one element at most
+        chunks = compiled<TakeLast<T>, Index>(); // an output has one element at most
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     const auto& cells = band.cells;
     const auto& outputs = band.outputs;
-    bool again = false; // whether the slots do not tell all
+    bool again = false; // whether slots lack a stray index, or an element of a sum
     struct Group {
       Neighbours<Index, V> index;
       Neighbours<Element, V> value;

@@ -44,8 +44,8 @@ struct RowShape {
   static constexpr int kBlocks = (V >= 4 || kDeep ? 1280 : 1536) / kThreads; // resident
 };
 
-// Plan for planes of kStride outputs to a cell in width, and in height at most one to kStride at
-// the last cell; no window is clipped on the right.
+// Plan for planes with kStride outputs to a cell in width. In height the last cell may have fewer,
+// but has one. No window is clipped on the right.
 struct RowPlan {
   Windows<uint32_t> windows;
   uint32_t items;           // groups of V cells, for each slice of the outputs

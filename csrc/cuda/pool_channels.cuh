@@ -1,10 +1,10 @@
 // Max pooling, one window at a time. A thread owns V channels of a window:
 //
-//      x x x          x: a vector of V channels. With kernel K, all K x K of them are read at
-//      x x x          once, and a row's best is found before it meets the other rows'.
+//      x x x          x: a vector of V channels. Of each of the K rows of K vectors, the best is
+//      x x x          found first, and then compared with the best of the rows before.
 //      x x x
 //
-// A contiguous tensor is one of one channel.
+// A contiguous tensor has one channel here.
 #pragma once
 
 #include "pool_cell.cuh"

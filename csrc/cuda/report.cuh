@@ -1,5 +1,5 @@
-// Reports of the first kernel of a call: to the second kernel, that an index is stray; to the host,
-// that one is bad.
+// Reports of a first kernel: to the second kernel, that an index is stray; to the host, that one is
+// bad.
 #pragma once
 
 #include "../geometry.h"

@@ -51,7 +51,7 @@ struct LastSlot {
   }
 };
 
-// Slot of sums. Integers and complex numbers are rarely summed: in order alone.
+// Slot of sums. Integers and complex numbers, which are rarely summed, are added in order alone.
 template <class T, class Offset>
 struct SumSlot {
   using Element = T;
@@ -72,7 +72,7 @@ struct SumSlot {
   }
 };
 
-// Slot of counts, for any type: only the owner of a pooled element looks at its gradient.
+// Slot of counts, for elements of any type, which only the owner of a pooled element reads.
 template <class T, class Offset>
 struct CountSlot {
   using Element = T;
@@ -239,8 +239,8 @@ __device__ inline void fill(
   __syncthreads();
 }
 
-// Calls visit(piece) for this block's pieces whose slabs are noted. Its share of all pieces is
-// contiguous: where nothing is noted, one look is enough.
+// Calls visit(piece) for this block's pieces whose slabs are noted. The block's share of all pieces
+// is contiguous: where nothing is noted, one look is enough.
 template <class Offset, class Visit>
 __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
