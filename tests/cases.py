@@ -232,14 +232,20 @@ def case_of(
 
 
 def aimed_case(
-    rng: random.Random, way: str, window: str, offsets: bool, dtype: torch.dtype
+    rng: random.Random,
+    way: str,
+    window: str,
+    offsets: bool,
+    dtype: torch.dtype,
+    reduce: str | None = None,
 ) -> Case:
     """A call that kernels are made for: one of WAYS, with one of WINDOWS.
 
+    ``reduce`` is random, mostly "last", unless given.
     Offsets are flat indices all the same where the plane cuts some window off.
     """
     kind = "offset" if offsets else rng.choice(INDEX_KINDS)
-    reduce = rng.choice(("last", "last", "last", "sum", "mean"))
+    reduce = reduce or rng.choice(("last", "last", "last", "sum", "mean"))
     if way != "channels":
         geometry = row_geometry(rng, window, even=way == "even rows")
         return case_of(rng, geometry, (2, 4), dtype, kind, reduce)

@@ -80,7 +80,6 @@ RAISES = "with {} indices the model raises TypeError: int64 wanted"
             {"outer": RAISES.format("uint8"), "inner": CHANGES},
         ),
     ],
-    ids=repr,
 )
 def test_only_pools_whose_offsets_change_nothing_get_them(
     handed_on: dict[str, Callable], reasons: dict[str, str], x: Tensor
