@@ -47,7 +47,6 @@ PACKAGES = {
     "pytest": "the tests",
     "xdist": "tests on more than one core (pytest-xdist)",
     "expecttest": "PyTorch's own samples",
-    "hypothesis": "the tests of properties",
     "onnx": "the tests of ONNX export",
     "onnxruntime": "the tests of ONNX export",
     "onnxscript": "the tests of ONNX export",
