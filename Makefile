@@ -101,8 +101,8 @@ check-oldest:
 check-between:
 	$(MAKE) test-all CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
 
+# From an index that PIP_EXTRA_INDEX_URL names.
 check-nightly: export PIP_PRE := 1
-check-nightly: export PIP_EXTRA_INDEX_URL := https://download.pytorch.org/whl/nightly/cpu
 check-nightly:
 	$(MAKE) test CUDA=0 VENV=.venv-nightly
 
