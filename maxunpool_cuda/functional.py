@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import (
+    handle_torch_function,
+    has_torch_function_unary,
+    has_torch_function_variadic,
+)
 
 from . import _arguments, _ops, _sharding
 from ._arguments import IntOrInts, Reduce
@@ -28,7 +32,7 @@ def _max_unpool(
     reduce: Reduce,
 ) -> Tensor:
     """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``."""
-    if has_torch_function((input, indices)):
+    if has_torch_function_variadic(input, indices):
         overridden: Tensor = handle_torch_function(
             function,
             (input, indices),
@@ -210,7 +214,7 @@ def _max_pool(
 
     ``window``: kernel_size, stride, padding and dilation.
     """
-    if has_torch_function((input,)):
+    if has_torch_function_unary(input):
         kernel_size, stride, padding, dilation = window
         return handle_torch_function(
             function,
