@@ -131,9 +131,12 @@ at::Tensor max_unpool(
   return call(unpool_handle<true>(), arguments, borrowed(input), borrowed(indices));
 }
 
-std::tuple<at::Tensor, at::Tensor> max_pool(
-    pybind11::handle input, const PoolArguments& arguments) {
-  return call(pool_handle(), arguments, borrowed(input));
+// The values, with the indices or without. Python never sees those that it need not: to free them
+// it would let go of the GIL, which is no better than to take it (see without_gil).
+pybind11::object max_pool(
+    pybind11::handle input, const PoolArguments& arguments, bool return_indices) {
+  const auto [values, indices] = call(pool_handle(), arguments, borrowed(input));
+  return return_indices ? pybind11::make_tuple(values, indices) : pybind11::cast(values);
 }
 
 } // namespace

@@ -238,9 +238,8 @@ def _max_pool(
     given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
     ready = _arguments.remembered(_ops.PoolArguments, rule, given)
     if ready is not None:
-        results = _ops.eager_max_pool(input, ready)
-    else:
-        results = _ops.max_pool(input, *rule(*given))
+        return _ops.eager_max_pool(input, ready, bool(return_indices))
+    results = _ops.max_pool(input, *rule(*given))
     return results if return_indices else results[0]
 
 

@@ -149,7 +149,7 @@ def test_the_entry_takes_tensors_and_ints() -> None:
         with pytest.raises(TypeError):
             _C.UnpoolArguments(sizes, *window, "last")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(TypeError):
-        _C.max_pool(None, _C.PoolArguments(*window, (1, 1), False, torch.int64))
+        _C.max_pool(None, _C.PoolArguments(*window, (1, 1), False, torch.int64), True)
 
 
 # Observers. They are told of a call alike, whether its arguments are remembered or not.
