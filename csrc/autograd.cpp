@@ -103,28 +103,22 @@ class Transpose : public Node {
 };
 
 // Gives `result` its derivatives. Near `values` the result is linear in them: it is what
-// unpool_handle<kForward>() computes for these indices.
-template <bool kForward>
+// unpool_handle<kForward>() computes for these indices and arguments.
+template <bool kForward, class... Arguments>
 void differentiate(
     const char* node_name,
     const at::Tensor& values,
     const at::Tensor& result,
     const at::Tensor& indices,
-    c10::SymIntArrayRef output_size,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::string_view reduce) {
+    const Arguments&... arguments) {
   if (torch::autograd::compute_requires_grad(values)) {
-    const auto node = make_node<Transpose<kForward>>(
-        node_name, indices, output_size, kernel_size, stride, padding, reduce);
+    const auto node = make_node<Transpose<kForward>>(node_name, indices, arguments...);
     node->set_next_edges(torch::autograd::collect_next_edges(values));
     torch::autograd::set_history(result, node);
   }
   const at::Tensor& tangent = values._fw_grad(/*level=*/0);
   if (tangent.defined()) {
-    const at::Tensor of_result = unpool_handle<kForward>().call(
-        tangent, indices, output_size, kernel_size, stride, padding, reduce);
+    const at::Tensor of_result = unpool_handle<kForward>().call(tangent, indices, arguments...);
     result._set_fw_grad(of_result, /*level=*/0, /*is_inplace_op=*/false);
   }
 }

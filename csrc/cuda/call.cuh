@@ -30,6 +30,8 @@ inline bool has_vectors(const Arguments& arguments) {
 
 // Work of a kernel whose blocks have slots.
 struct SharedShape {
+  static constexpr int64_t kSlotsPerThread = 4; // by which a launch chooses the size of blocks
+
   int64_t pieces; // blocks that have work, at most
   int64_t slots;  // of a block
   int64_t bytes;  // of shared memory, for each block

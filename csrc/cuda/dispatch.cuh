@@ -180,9 +180,9 @@ class Dispatch {
   Chunks bands() const {
     const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      constexpr int64_t kSlotsPerThread = 4; // as in StreamLaunch
       const SharedShape shape{
-          bands.count, plan_.bands->threads * kSlotsPerThread, plan_.bands->bytes, true};
+          bands.count, plan_.bands->threads * SharedShape::kSlotsPerThread, plan_.bands->bytes,
+          true};
       const auto launch = [&](auto kernel, auto... zero) {
         launch_.shared(
             kernel, shape, bands, report(), zero..., values<T>(), indices<Index>(), result<T>());

@@ -66,16 +66,16 @@ class PoolDispatch {
       constexpr int kInRow = std::min(kVector / 2, kIndices);
       constexpr int V = std::min({kVector, kIndices, std::is_same_v<T, c10::Half> ? 4 : 8});
       if constexpr (!kRare || K == 2) {
-        if (contiguous && aligned_ && are_pool_windows_apart(geometry_, 2, kRows == 1) &&
+        if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
             divides_into_rows(geometry_, K, kInRow)) {
           return run_rows<T, Index, K, 2, kInRow, kRows, true>();
         }
       }
       if constexpr (!kRare) {
-        if (contiguous && are_pool_windows_apart(geometry_, 2, false)) {
+        if (contiguous && has_pool_stride(geometry_, 2, false)) {
           return run_rows<T, void, K, 2, 1, kMostRows, false>();
         }
-        if (contiguous && K == 3 && are_pool_windows_apart(geometry_, 1, false)) {
+        if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
           return run_rows<T, void, 3, 1, 1, kMostRows, false>();
         }
         if (aligned_ && geometry_.inner % V == 0) {

@@ -59,9 +59,9 @@ struct StreamLaunch : ItemLaunch {
       void (*kernel)(Parameters...),
       const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr int64_t kWarp = 32, kSlotsPerThread = 4, kReserved = 1 << 10, kMost = 2048;
+    constexpr int64_t kWarp = 32, kReserved = 1 << 10, kMost = 2048;
     const int64_t threads = std::clamp<int64_t>(
-        divide_up(shape.slots / kSlotsPerThread, kWarp) * kWarp, kWarp, kBlockTeam);
+        divide_up(shape.slots / SharedShape::kSlotsPerThread, kWarp) * kWarp, kWarp, kBlockTeam);
     int64_t blocks = shape.pieces;
     if (!shape.likely) { // as many as run at once
       const int64_t resident = std::clamp<int64_t>(

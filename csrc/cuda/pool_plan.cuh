@@ -25,7 +25,7 @@ inline bool has_pool_windows(
 }
 
 // Whether this is the stride. In one row, threads of several rows would have nothing to share.
-inline bool are_pool_windows_apart(
+inline bool has_pool_stride(
     const Geometry<int64_t>& geometry, int64_t stride, bool also_in_one_row) {
   const auto& [depth, height, width] = geometry.axis;
   return width.stride == stride && (is_one_row(height) ? also_in_one_row : height.stride == stride);
