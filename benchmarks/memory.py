@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+import gc
 import json
 import os
 import re
@@ -20,12 +20,15 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """The most bytes held at once during the call, above what was held before it.
+    """The most bytes that the call holds at once.
 
-    On CUDA from the caching allocator's statistics. On the CPU from the allocations of PyTorch's
-    allocator that the profiler saw, in order: what a library allocates on its own is not seen.
+    On CUDA from the caching allocator's statistics, above what was held before. On the CPU from
+    the allocations of PyTorch's allocator that the profiler saw, in order: what a library
+    allocates on its own is not seen. Memory of before the call is no part of it: the call may
+    free some, such as gradients, or a model that waited for the garbage collector.
     """
     if device == "cuda":
+        gc.collect()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
@@ -37,8 +40,17 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
         events = json.loads(Path(file.name).read_text())["traceEvents"]
     allocations = [event for event in events if event.get("name") == "[memory]"]
     allocations.sort(key=lambda event: event["ts"])
-    sizes = (event["args"]["Bytes"] for event in allocations)
-    return max(itertools.accumulate(sizes, initial=0))
+    held: dict[int, int] = {}
+    now = peak = 0
+    for event in allocations:
+        address, size = event["args"]["Addr"], event["args"]["Bytes"]
+        if size > 0:
+            held[address] = size
+            now += size
+            peak = max(peak, now)
+        else:
+            now -= held.pop(address, 0)
+    return peak
 
 
 def keep_pages() -> bool:

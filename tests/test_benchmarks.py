@@ -1,6 +1,7 @@
 """The benchmarks run, check what they time, and say what they predict. No time is asserted."""
 
 import dataclasses
+import gc
 import importlib.util
 import os
 import signal
@@ -438,6 +439,19 @@ def test_half_a_report_replaces_none(tmp_path: Path, monkeypatch: Patch) -> None
     report.save(new, path)
     assert report.load(path) == new
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_garbage_of_before_is_no_memory_of_a_call() -> None:
+    kept: list[Any] = []
+    memory.peak_bytes(lambda: kept.append(torch.empty(10_000)), "cpu")
+    kept.append(kept)  # a cycle, which waits for the garbage collector
+    del kept
+
+    def call() -> Tensor:
+        gc.collect()
+        return torch.empty(100)
+
+    assert memory.peak_bytes(call, "cpu") == 400
 
 
 @pytest.mark.slow
