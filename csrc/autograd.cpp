@@ -25,11 +25,8 @@ namespace {
 // kernel_size, stride and padding, of `rank` numbers each.
 template <bool kForward>
 variable_list transposed(
-    const variable_list& grads,
-    const at::Tensor& indices,
-    const std::vector<c10::SymInt>& window,
-    const int64_t& rank,
-    const std::string& reduce) {
+    const variable_list& grads, const at::Tensor& indices, const std::vector<c10::SymInt>& window,
+    const int64_t& rank, const std::string& reduce) {
   if (!grads[0].defined()) {
     return {at::Tensor()};
   }
@@ -45,12 +42,8 @@ template <bool kForward>
 class Transpose : public Node {
  public:
   Transpose(
-      const char* name,
-      const at::Tensor& indices,
-      c10::SymIntArrayRef output_size,
-      c10::SymIntArrayRef kernel_size,
-      c10::SymIntArrayRef stride,
-      c10::SymIntArrayRef padding,
+      const char* name, const at::Tensor& indices, c10::SymIntArrayRef output_size,
+      c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
       c10::string_view reduce)
       : name_(name),
         indices_(indices, /*is_output=*/false),
@@ -106,11 +99,8 @@ class Transpose : public Node {
 // unpool_handle<kForward>() computes for these indices and arguments.
 template <bool kForward, class... Arguments>
 void differentiate(
-    const char* node_name,
-    const at::Tensor& values,
-    const at::Tensor& result,
-    const at::Tensor& indices,
-    const Arguments&... arguments) {
+    const char* node_name, const at::Tensor& values, const at::Tensor& result,
+    const at::Tensor& indices, const Arguments&... arguments) {
   if (torch::autograd::compute_requires_grad(values)) {
     const auto node = make_node<Transpose<kForward>>(node_name, indices, arguments...);
     node->set_next_edges(torch::autograd::collect_next_edges(values));
@@ -125,14 +115,9 @@ void differentiate(
 
 template <bool kForward>
 at::Tensor differentiable(
-    c10::DispatchKeySet keys,
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    c10::SymIntArrayRef output_size,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::string_view reduce) {
+    c10::DispatchKeySet keys, const at::Tensor& values, const at::Tensor& indices,
+    c10::SymIntArrayRef output_size, c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::string_view reduce) {
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return unpool_handle<kForward>().redispatch(
@@ -146,14 +131,9 @@ at::Tensor differentiable(
 }
 
 std::tuple<at::Tensor, at::Tensor> differentiable_pool(
-    c10::DispatchKeySet keys,
-    const at::Tensor& input,
-    c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding,
-    c10::SymIntArrayRef dilation,
-    bool ceil_mode,
-    c10::ScalarType index_dtype) {
+    c10::DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+    bool ceil_mode, c10::ScalarType index_dtype) {
   auto results = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return pool_handle().redispatch(

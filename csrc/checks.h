@@ -56,9 +56,7 @@ void check_rank(const Window<Size>& window) {
 // `in_torch`: PyTorch's own message.
 template <class Size>
 void check_positive(
-    const Window<Size>& window,
-    const char* what,
-    c10::ArrayRef<Size> numbers,
+    const Window<Size>& window, const char* what, c10::ArrayRef<Size> numbers,
     const char* in_torch) {
   for (const Size& number : numbers) {
     TORCH_CHECK(

@@ -17,12 +17,9 @@ struct SixteenBytes {
 };
 template <size_t kSize>
 using Bytes = std::conditional_t<
-    kSize <= 2,
-    std::conditional_t<kSize == 1, uint8_t, uint16_t>,
+    kSize <= 2, std::conditional_t<kSize == 1, uint8_t, uint16_t>,
     std::conditional_t<
-        kSize == 4,
-        uint32_t,
-        std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
+        kSize == 4, uint32_t, std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
 
 // Calls f with std::type_identity of Bytes<size>.
 template <class F>

@@ -12,11 +12,7 @@ namespace maxunpool_cuda {
 // channels. `out` holds the output sizes of three axes, of which the caller named the last `rank`.
 // `in_window`: the index is a window offset.
 inline std::string invalid_index(
-    int rank,
-    const int64_t (&out)[3],
-    bool in_window,
-    int64_t index,
-    int64_t position,
+    int rank, const int64_t (&out)[3], bool in_window, int64_t index, int64_t position,
     int64_t plane) {
   std::string volume;
   for (int a = 3 - rank; a < 3; ++a) {

@@ -71,12 +71,8 @@ at::Tensor empty_in_layout(
 // Geometry of a call. `pooled` and `unpooled` are sizes of whole tensors; the other arrays hold a
 // number for each spatial axis.
 inline Geometry<int64_t> make_geometry(
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef pooled,
-    at::IntArrayRef unpooled,
-    at::MemoryFormat layout) {
+    at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
+    at::IntArrayRef pooled, at::IntArrayRef unpooled, at::MemoryFormat layout) {
   const size_t rank = kernel_size.size(), leading = pooled.size() - rank;
   const size_t added = Geometry<int64_t>::kAxes - rank;
   const int64_t batch = leading == 2 ? pooled[0] : 1, channels = pooled[leading - 1];

@@ -194,12 +194,8 @@ std::vector<Size> pooled_sizes(const at::Tensor& input, const PoolWindow<Size>& 
 // the results unless they are empty. Tensors that have no data need no kernel.
 template <class Size, auto kernel = nullptr>
 std::tuple<at::Tensor, at::Tensor> run_pool(
-    const at::Tensor& input,
-    c10::ArrayRef<Size> kernel_size,
-    c10::ArrayRef<Size> stride,
-    c10::ArrayRef<Size> padding,
-    c10::ArrayRef<Size> dilation,
-    bool ceil_mode,
+    const at::Tensor& input, c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> stride,
+    c10::ArrayRef<Size> padding, c10::ArrayRef<Size> dilation, bool ceil_mode,
     c10::ScalarType index_dtype) {
   const PoolWindow<Size> window{
       {"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype};

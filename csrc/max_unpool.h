@@ -101,9 +101,7 @@ bool same_sizes(c10::ArrayRef<Size> a, c10::ArrayRef<Size> b) {
 // is the input if `forward`, else grad_output.
 template <class Size>
 std::vector<Size> check(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    const UnpoolWindow<Size>& window,
+    const at::Tensor& values, const at::Tensor& indices, const UnpoolWindow<Size>& window,
     bool forward) {
   check_unpool_window(window);
   const Reduce reduce = window.parsed_reduce();
@@ -166,12 +164,8 @@ std::vector<Size> check(
 // the result unless that is empty. Tensors that have no data need no kernel.
 template <class Size, bool kForward, auto kernel = nullptr>
 at::Tensor run(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    c10::ArrayRef<Size> output_size,
-    c10::ArrayRef<Size> kernel_size,
-    c10::ArrayRef<Size> stride,
-    c10::ArrayRef<Size> padding,
+    const at::Tensor& values, const at::Tensor& indices, c10::ArrayRef<Size> output_size,
+    c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> stride, c10::ArrayRef<Size> padding,
     c10::string_view reduce) {
   const UnpoolWindow<Size> window{
       {"max_unpool", kernel_size, stride, padding}, output_size, reduce};

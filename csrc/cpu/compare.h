@@ -95,8 +95,7 @@ struct Winners {
 // Compares kFused elements of each window. kFirst: nothing came before.
 template <int kFused, bool kFirst, class Order, class Mark>
 MAXUNPOOL_INLINE inline void compare_fused(
-    const Winners<Order, Mark>& winners,
-    const typename Order::Element* const* cells,
+    const Winners<Order, Mark>& winners, const typename Order::Element* const* cells,
     const Mark* marks) {
   using Element = typename Order::Element;
   const Element* from[kFused] = {};

@@ -45,13 +45,8 @@ inline Entered entered_by(const Windows& windows) {
 // Writes value(i) for each element i of a chunk, and prefetches what the next chunk will read.
 template <class Element, class Index, class Value>
 void gather_chunk(
-    const Geometry<int64_t>& geometry,
-    const Entered& entered,
-    const Chunk& chunk,
-    const Index* indices,
-    const Element* grad_output,
-    Element* grad_input,
-    const Value& value) {
+    const Geometry<int64_t>& geometry, const Entered& entered, const Chunk& chunk,
+    const Index* indices, const Element* grad_output, Element* grad_input, const Value& value) {
   constexpr int64_t kOften = 8;
   const int64_t ahead = chunk.count * geometry.out_plane() / geometry.in_plane();
   int64_t i = 0;

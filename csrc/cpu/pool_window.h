@@ -21,13 +21,8 @@ namespace { // of one file: GCC inlines more of what no other can call
 // `padding` stands in for elements outside of the row.
 template <int kStep, class Element>
 void deinterleave(
-    const Element* row,
-    int64_t width,
-    int64_t begin,
-    int64_t count,
-    Element padding,
-    Element* __restrict phases,
-    int64_t room) {
+    const Element* row, int64_t width, int64_t begin, int64_t count, Element padding,
+    Element* __restrict phases, int64_t room) {
   const auto staged = [&](int64_t i) -> Element& { return phases[i % kStep * room + i / kStep]; };
   const int64_t end = std::min(count, width - begin);
   int64_t i = 0;

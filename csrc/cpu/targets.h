@@ -25,10 +25,7 @@ namespace targets_detail {
 // takes.
 template <int kFused, class Value>
 MAXUNPOOL_INLINE inline void mark_repeated(
-    const Windows& windows,
-    const Chunk& chunk,
-    const Value* values,
-    int64_t available,
+    const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
     uint8_t* __restrict again) {
   const int64_t inner = windows.geometry().inner;
   std::fill_n(again, chunk.count, uint8_t{0});
@@ -119,10 +116,7 @@ MAXUNPOOL_INLINE inline bool find_targets(
 // Fills in `again`. `values` are the targets or the indices, of which `available` can be read.
 template <class Value>
 MAXUNPOOL_INLINE inline void mark(
-    const Windows& windows,
-    const Chunk& chunk,
-    const Value* values,
-    int64_t available,
+    const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
     Targets& targets) {
   if (windows.later_count() == 1) {
     mark_repeated<1>(windows, chunk, values, available, targets.again);

@@ -83,14 +83,8 @@ class WindowOffsets {
     // that function for these indices, or for more.
     template <bool kReverse, class Inner, class Known, class Open>
     MAXUNPOOL_INLINE void for_each(
-        const CellRange& cells,
-        Inner inner,
-        const uint8_t* indices,
-        bool in_windows,
-        int64_t begin,
-        int64_t end,
-        const Known& known,
-        const Open& open) const {
+        const CellRange& cells, Inner inner, const uint8_t* indices, bool in_windows, int64_t begin,
+        int64_t end, const Known& known, const Open& open) const {
       const CellRange inside = cells.within(whole_);
       const int64_t last = all_.offset_[all_.volume_ - 1];
       if (!in_windows || inside.empty() || start(inside.first) < begin ||

@@ -45,12 +45,8 @@ struct Gather {
 // gets its gradient, so a thread looks at the indices of later cells.
 template <class T, class Index, bool kLooks>
 __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) backward(
-    Tiling<uint32_t> tiling,
-    Report report,
-    Gather shared,
-    const T* __restrict__ grad_output,
-    const Index* __restrict__ indices,
-    T* __restrict__ grad_input) {
+    Tiling<uint32_t> tiling, Report report, Gather shared, const T* __restrict__ grad_output,
+    const Index* __restrict__ indices, T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kLooks>;
   const bool any_position = !kLooks && shared.any_position;
   const auto gather = [&](uint32_t i) {
@@ -179,13 +175,8 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
 // divided among the elements whose indices name the same output.
 template <class T, bool kMean>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
-    Tiling<uint64_t> tiling,
-    Report report,
-    bool checks,
-    Position<uint64_t> reach,
-    const T* __restrict__ grad_output,
-    AnyIndices indices,
-    T* __restrict__ grad_input) {
+    Tiling<uint64_t> tiling, Report report, bool checks, Position<uint64_t> reach,
+    const T* __restrict__ grad_output, AnyIndices indices, T* __restrict__ grad_input) {
   const Geometry<uint64_t>& g = tiling.geometry;
   const auto gather = [&](uint64_t i) {
     const auto [outer, p, channel] = tiling.item(i);

@@ -16,11 +16,8 @@ namespace maxunpool_cuda {
 
 template <class Element, class Index>
 __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
-    Bands all,
-    Report report,
-    const Element* __restrict__ grad_output,
-    const Index* __restrict__ indices,
-    Element* __restrict__ grad_input) {
+    Bands all, Report report, const Element* __restrict__ grad_output,
+    const Index* __restrict__ indices, Element* __restrict__ grad_input) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
   auto* const slots = shared_memory<uint32_t>();
   for (uint32_t number = blockIdx.x; number < all.count; number += gridDim.x) {

@@ -259,11 +259,7 @@ struct Neighbours {
 // Whether an index of the band's own cells in [i, end) is stray. Reports bad ones.
 template <class Index, int V, int N>
 __device__ inline bool any_stray(
-    const Bands& all,
-    const Band<V, N>& band,
-    ErrorRecord* error,
-    uint32_t i,
-    uint32_t end,
+    const Bands& all, const Band<V, N>& band, ErrorRecord* error, uint32_t i, uint32_t end,
     const Index* indices) {
   const auto& [depth, height, width] = all.windows.geometry.axis;
   bool stray = false;
@@ -286,13 +282,8 @@ __device__ inline bool any_stray(
 // whether another index is stray, as any_stray() does.
 template <bool kInside, int V, int N, class Index, class Take>
 __device__ inline bool for_each_of_group(
-    const Bands& all,
-    const Band<V, N>& band,
-    ErrorRecord* error,
-    const Index* indices,
-    uint32_t i,
-    const Neighbours<Index, V>& index,
-    const Take& take) {
+    const Bands& all, const Band<V, N>& band, ErrorRecord* error, const Index* indices, uint32_t i,
+    const Neighbours<Index, V>& index, const Take& take) {
   uint32_t sure = 0;
   const auto visit = [&]<bool kPlain>(std::bool_constant<kPlain>) {
 #pragma unroll

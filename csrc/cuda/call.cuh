@@ -41,11 +41,8 @@ struct SharedShape {
 // Whether all intermediate values of all kernels stay below the limit, for so many inner channels,
 // windows of that dilation, and `more` rows of windows beyond those of the geometry.
 inline bool fits_32bit(
-    const Geometry<int64_t>& geometry,
-    int64_t inner,
-    int64_t limit,
-    const int64_t (&dilation)[3] = {1, 1, 1},
-    int64_t more = 0) {
+    const Geometry<int64_t>& geometry, int64_t inner, int64_t limit,
+    const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
   double elements = static_cast<double>(geometry.outer) * static_cast<double>(inner);
   double kernel_volume = 1, reach = 0;
   for (int a = 0; a < 3; ++a) {

@@ -62,12 +62,8 @@ __device__ inline Element sum_of(
 // - otherwise, where no two indices can name one output: the element.
 template <class Element, class Index, bool kClaims>
 __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) forward_bands(
-    Bands all,
-    Report report,
-    Element negative_zero,
-    const Element* __restrict__ input,
-    const Index* __restrict__ indices,
-    Element* __restrict__ output) {
+    Bands all, Report report, Element negative_zero, const Element* __restrict__ input,
+    const Index* __restrict__ indices, Element* __restrict__ output) {
   constexpr int V = cells_of_group(sizeof(Element), sizeof(Index));
   constexpr int N = kVectorBytes / sizeof(Element);
   constexpr bool kStaged = kClaims && is_staged(sizeof(Element));

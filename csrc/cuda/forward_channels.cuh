@@ -42,11 +42,9 @@ struct ChannelPlan {
 // Kernel for 32-bit offsets, aligned pointers, and channels that are a multiple of V.
 template <class Take, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
-    ChannelPlan plan,
-    Report report,
+    ChannelPlan plan, Report report,
     typename Take::Element negative_zero, // see add_to_zero
-    const typename Take::Element* __restrict__ input,
-    const Index* __restrict__ indices,
+    const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
   using Element = typename Take::Element;
   using Held = typename Take::Held;

@@ -58,11 +58,9 @@ struct RowPlan {
 // Kernel for 32-bit offsets and aligned pointers.
 template <class Take, class Index, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
-    RowPlan plan,
-    Report report,
+    RowPlan plan, Report report,
     typename Take::Element negative_zero, // see add_to_zero
-    const typename Take::Element* __restrict__ input,
-    const Index* __restrict__ indices,
+    const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
   using Element = typename Take::Element;
   using Held = typename Take::Held;

@@ -21,10 +21,7 @@ namespace maxunpool_cuda {
 template <class Take, class Offset>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
     forward_windows(
-        Tiling<Offset> tiling,
-        Report report,
-        Reduce reduce,
-        AnyIndices indices,
+        Tiling<Offset> tiling, Report report, Reduce reduce, AnyIndices indices,
         const typename Take::Element* __restrict__ input,
         typename Take::Element* __restrict__ output) {
   const Geometry<Offset>& g = tiling.geometry;

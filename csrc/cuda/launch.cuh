@@ -18,8 +18,7 @@ struct ItemLaunch {
 
   template <class... Parameters>
   void operator()(
-      void (*kernel)(Parameters...),
-      uint64_t items,
+      void (*kernel)(Parameters...), uint64_t items,
       const std::type_identity_t<Parameters>&... arguments) const {
     constexpr uint64_t kMostBlocks = std::numeric_limits<int32_t>::max();
     const uint64_t blocks = std::min((items - 1) / kThreads + 1, kMostBlocks);

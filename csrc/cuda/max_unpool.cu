@@ -56,8 +56,7 @@ struct StreamLaunch : ItemLaunch {
 
   template <class... Parameters>
   void shared(
-      void (*kernel)(Parameters...),
-      const SharedShape& shape,
+      void (*kernel)(Parameters...), const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
     constexpr int64_t kWarp = 32, kReserved = 1 << 10, kMost = 2048;
     const int64_t threads = std::clamp<int64_t>(

@@ -18,9 +18,7 @@ namespace maxunpool_cuda {
 // Kernel for windows of K elements in width and height (or 1, in inputs of one row), undilated.
 template <class T, class Index, int K, int V>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
-    Tiling<uint32_t> tiling,
-    const T* __restrict__ input,
-    T* __restrict__ values,
+    Tiling<uint32_t> tiling, const T* __restrict__ input, T* __restrict__ values,
     IndexArray<Index> indices) {
   for_each_item(tiling.items, [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;

@@ -24,9 +24,7 @@ namespace maxunpool_cuda {
 // neighbouring threads still write neighbouring elements, and R rows share the work.
 template <class T, class Index, int K, int S, int V, int R, bool kEven>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
-    Tiling<uint32_t> tiling,
-    const T* __restrict__ input,
-    T* __restrict__ values,
+    Tiling<uint32_t> tiling, const T* __restrict__ input, T* __restrict__ values,
     IndexArray<Index> indices) {
   static_assert(kEven ? S == 2 : V == 1);
   constexpr int kColumns = (V - 1) * S + K, kRows = (R - 1) * S + K;

@@ -33,12 +33,8 @@ struct PoolCells {
 
 template <class T, class Offset>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1) pool_windows(
-    Tiling<Offset> tiling,
-    PoolCells<Offset> cells,
-    T lowest,
-    const T* __restrict__ input,
-    T* __restrict__ values,
-    IndexArray<void> indices) {
+    Tiling<Offset> tiling, PoolCells<Offset> cells, T lowest, const T* __restrict__ input,
+    T* __restrict__ values, IndexArray<void> indices) {
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;
     const auto item = tiling.item(i);

@@ -28,10 +28,7 @@ struct ErrorRecord {
 // Reports the bad index of a pooled element, which is counted through the tensor.
 template <class Offset>
 __device__ inline void report_bad(
-    ErrorRecord* error,
-    const Geometry<Offset>& geometry,
-    Offset element,
-    bool in_window,
+    ErrorRecord* error, const Geometry<Offset>& geometry, Offset element, bool in_window,
     int64_t index) {
   // Computed before the claim, which takes fewer registers.
   const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
@@ -54,10 +51,7 @@ __device__ inline void report_bad(
 // Whether the index of a pooled element, of that cell, is stray. Reports it if it is bad.
 template <class Indices, class Offset>
 __device__ inline bool is_stray(
-    const Windows<Offset>& windows,
-    ErrorRecord* error,
-    const Indices& indices,
-    Offset element,
+    const Windows<Offset>& windows, ErrorRecord* error, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
   const auto found = named_by(windows, indices, element, cell);
   if (!found.in_plane) {

@@ -187,9 +187,7 @@ __device__ inline void for_each_of_plane(
 // Clears the slots, and adds the pooled elements of a piece.
 template <class Slot, bool kVectors, class Indices, class Offset>
 __device__ inline void fill(
-    const Piece<Offset>& piece,
-    Slot* slots,
-    const Indices& indices,
+    const Piece<Offset>& piece, Slot* slots, const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
   const Pieces<Offset>& all = piece.all;
   const Offset channels = all.channels.divisor(), elements = all.in_plane * channels;
@@ -270,11 +268,8 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
 // Indices are a pointer, or AnyIndices.
 template <class Slot, class Indices, class Offset, bool kShared>
 __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
-    Pieces<Offset> pieces,
-    Reduce reduce,
-    const typename Slot::Element* __restrict__ input,
-    Indices indices,
-    typename Slot::Element* __restrict__ output) {
+    Pieces<Offset> pieces, Reduce reduce, const typename Slot::Element* __restrict__ input,
+    Indices indices, typename Slot::Element* __restrict__ output) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
     fill<Slot, kShared>(piece, slots, indices, input);
@@ -309,9 +304,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
 
 template <class Slot, class Indices, class Offset, bool kShared>
 __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
-    Pieces<Offset> pieces,
-    const typename Slot::Element* __restrict__ grad_output,
-    Indices indices,
+    Pieces<Offset> pieces, const typename Slot::Element* __restrict__ grad_output, Indices indices,
     typename Slot::Element* __restrict__ grad_input) {
   Slot* const slots = slots_of_block<Slot, kShared>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {

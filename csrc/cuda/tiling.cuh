@@ -89,11 +89,8 @@ struct Tiling : Windows<Offset> {
 // Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
 template <class Offset>
 Tiling<Offset> make_tiling(
-    const Geometry<int64_t>& geometry,
-    const int64_t (&tile)[3],
-    const int64_t (&tiles)[3],
-    int64_t groups,
-    int64_t slabs = 1) {
+    const Geometry<int64_t>& geometry, const int64_t (&tile)[3], const int64_t (&tiles)[3],
+    int64_t groups, int64_t slabs = 1) {
   Tiling<Offset> tiling;
   static_cast<Windows<Offset>&>(tiling) = windows_of<Offset>(geometry);
   tiling.items = static_cast<Offset>(
@@ -110,10 +107,7 @@ Tiling<Offset> make_tiling(
 // Tiling whose tile is a cell, or for pooling `rows` x `columns` windows.
 template <class Offset>
 Tiling<Offset> make_tiling_of_cells(
-    const Geometry<int64_t>& geometry,
-    int64_t groups,
-    int64_t slabs = 1,
-    int64_t rows = 1,
+    const Geometry<int64_t>& geometry, int64_t groups, int64_t slabs = 1, int64_t rows = 1,
     int64_t columns = 1) {
   const auto& [depth, height, width] = geometry.axis;
   return make_tiling<Offset>(

@@ -105,10 +105,7 @@ struct Named {
 // everywhere. `whole`: the window is not clipped, and not `deep`.
 template <class Index, class Offset>
 __device__ inline Named<Offset> named(
-    const Windows<Offset>& windows,
-    Index index,
-    const Position<Offset>& start,
-    bool deep,
+    const Windows<Offset>& windows, Index index, const Position<Offset>& start, bool deep,
     bool whole = false) {
   const auto& [depth, height, width] = windows.geometry.axis;
   if constexpr (kIsWindowOffset<Index>) {
@@ -149,9 +146,7 @@ __device__ inline Named<Offset> named(
 // Decodes the index of a pooled element, of that cell. Indices are a pointer, or AnyIndices.
 template <class Indices, class Offset>
 __device__ inline Named<Offset> named_by(
-    const Windows<Offset>& windows,
-    const Indices& indices,
-    Offset element,
+    const Windows<Offset>& windows, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
   const Position<Offset> start = window_start(windows, cell);
   const auto index = indices[element];

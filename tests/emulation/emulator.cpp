@@ -33,16 +33,14 @@ struct Launch {
 
   template <class... Parameters>
   void operator()(
-      void (*kernel)(Parameters...),
-      uint64_t count,
+      void (*kernel)(Parameters...), uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = count;
     run(kernel, request.blocks, 0, arguments...);
   }
   template <class... Parameters>
   void shared(
-      void (*kernel)(Parameters...),
-      const SharedShape& shape,
+      void (*kernel)(Parameters...), const SharedShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
     run(kernel, std::min(request.blocks, shape.pieces), shape.bytes, arguments...);
   }
@@ -50,9 +48,7 @@ struct Launch {
  private:
   template <class... Parameters>
   void run(
-      void (*kernel)(Parameters...),
-      int64_t blocks,
-      size_t shared_bytes,
+      void (*kernel)(Parameters...), int64_t blocks, size_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
     *kernels += name_of(reinterpret_cast<const void*>(kernel)) + "\n";
     shim::launch(

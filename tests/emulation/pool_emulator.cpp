@@ -31,8 +31,7 @@ struct Launch {
 
   template <class... Parameters>
   void operator()(
-      void (*kernel)(Parameters...),
-      uint64_t count,
+      void (*kernel)(Parameters...), uint64_t count,
       const std::type_identity_t<Parameters>&... arguments) const {
     *items = static_cast<int64_t>(count);
     *name = name_of(reinterpret_cast<const void*>(kernel));
