@@ -36,36 +36,12 @@ class SymIntLike:
 
 def strange(rng: random.Random) -> Any:
     """An argument that is probably not what was meant."""
-    return rng.choice(
-        (
-            None,
-            0,
-            -1,
-            rng.randint(-5, 9),
-            rng.choice(HUGE),
-            True,
-            2.5,
-            float("nan"),
-            "2",
-            b"2",
-            (),
-            [],
-            [[2, 2]],
-            (2, None),
-            {2: 2},
-            {2, 3},
-            SymIntLike(rng.randint(-1, 3)),
-            tuple(rng.randint(-2, 5) for _ in range(rng.randint(1, 5))),
-            [rng.choice(HUGE), 2],
-            torch.tensor(2),
-            torch.tensor([2, 2]),
-            torch.tensor([2.5, 2.5]),
-            torch.Size([2, 2]),
-            range(2),
-            object(),
-            torch.int64,
-        )
-    )
+    numbers = (0, -1, True, 2.5, math.nan, rng.randint(-5, 9), rng.choice(HUGE))
+    others = (None, "2", b"2", object(), torch.int64, SymIntLike(rng.randint(-1, 3)))
+    few = ((), [], [[2, 2]], (2, None), {2: 2}, {2, 3}, [rng.choice(HUGE), 2], range(2))
+    sizes = (tuple(rng.randint(-2, 5) for _ in range(rng.randint(1, 5))), torch.Size([2, 2]))
+    tensors = (torch.tensor(2), torch.tensor([2, 2]), torch.tensor([2.5, 2.5]))
+    return rng.choice((*numbers, *others, *few, *sizes, *tensors))
 
 
 def strange_tensor(rng: random.Random, tensor: torch.Tensor) -> Any:
@@ -112,6 +88,7 @@ def with_an_index_at_the_edge(rng: random.Random, case: Case) -> torch.Tensor:
 def call(rng: random.Random) -> str:
     """Make one, and say what it did."""
     name = rng.choice(list(OPERATORS))
+    kind = name.split()[0]  # unpool, gradient or pool
     drawn = OPERATORS[name](rng, most_cells=12, longest=6)
     of, tensors, arguments = drawn.of, list(drawn.tensors), list(drawn.arguments)
     if isinstance(of, Case) and rng.random() < 0.1:
@@ -121,39 +98,37 @@ def call(rng: random.Random) -> str:
     if isinstance(of, Case) and rng.random() < 0.03:
         arguments[-1] = rng.choice(("", "max", None, 3, "LAST"))
     dims = drawn.dims if rng.random() < 0.95 else rng.choice((1, 2, 3))
-    way = "operator" if "gradient" in name else rng.choice(("operator", "function", "module"))
-    return_indices = way == "operator" or rng.choice((False, True, 1, None))
+    way = "operator" if kind == "gradient" else rng.choice(("operator", "function", "module"))
+    indices = rng.choice((False, True, 1, None))
     try:
         if way == "operator":
+            dims, indices = drawn.dims, True
             result = drawn.operator(*tensors, *arguments)
-        elif name == "pool":
-            result = pool(dims, way, tensors, arguments, return_indices)
         else:
-            result = unpool(dims, way, tensors, arguments)
+            result = as_users_call(way, kind, dims, tensors, arguments, indices)
     except Exception as error:
         return type(error).__name__
-    if name == "pool":
-        rank = drawn.dims if way == "operator" else dims
-        check_pool(result, tensors[0], arguments, rank, bool(return_indices))
+    if kind == "pool":
+        check_pool(result, tensors[0], arguments, dims, bool(indices))
     else:
-        check_unpool(result, tensors, arguments, of, forward="gradient" not in name)
+        check_unpool(result, tensors, arguments, drawn.dims, forward=kind == "unpool")
     return "value"
 
 
-def unpool(dims: int, way: str, tensors: list[Any], arguments: list[Any]) -> Any:
-    output_size, *window, reduce = arguments
+def as_users_call(
+    way: str, kind: str, dims: int, tensors: list[Any], arguments: list[Any], indices: Any
+) -> Any:
+    if kind == "pool":
+        *window, ceil_mode, index_dtype = arguments
+        named = {"ceil_mode": ceil_mode, "return_indices": indices, "index_dtype": index_dtype}
+        output_size = []
+    else:
+        output_size, *window, reduce = arguments
+        named, output_size = {"reduce": reduce}, [output_size]
     if way == "module":
-        module = getattr(maxunpool_cuda, f"MaxUnpool{dims}d")(*window, reduce=reduce)
-        return module(*tensors, output_size)
-    return getattr(F, f"max_unpool{dims}d")(*tensors, *window, output_size, reduce=reduce)
-
-
-def pool(dims: int, way: str, tensors: list[Any], arguments: list[Any], return_indices: Any) -> Any:
-    *window, ceil_mode, index_dtype = arguments
-    named = {"ceil_mode": ceil_mode, "return_indices": return_indices, "index_dtype": index_dtype}
-    if way == "module":
-        return getattr(maxunpool_cuda, f"MaxPool{dims}d")(*window, **named)(*tensors)
-    return getattr(F, f"max_pool{dims}d")(*tensors, *window, **named)
+        module = getattr(maxunpool_cuda, f"Max{kind.title()}{dims}d")
+        return module(*window, **named)(*tensors, *output_size)
+    return getattr(F, f"max_{kind}{dims}d")(*tensors, *window, *output_size, **named)
 
 
 def all_tuples(sizes: list[Any], dims: int) -> bool:
@@ -174,23 +149,22 @@ def check_pool(result: Any, input: Any, arguments: list[Any], dims: int, indices
 
 
 def check_unpool(
-    result: Any, tensors: list[Any], arguments: list[Any], case: Case, forward: bool
+    result: Any, tensors: list[Any], arguments: list[Any], dims: int, forward: bool
 ) -> None:
     values, indices = tensors
     assert isinstance(result, torch.Tensor)
     if result.device.type == "meta":
         return
     # However the sizes were given, the result's are those that count.
-    output = tuple((result if forward else values).shape[-case.geometry.dims :])
+    output = tuple((result if forward else values).shape[-dims:])
     _, *window, reduce = arguments
     if indices.dtype == torch.uint8:
-        if not all_tuples(window, case.geometry.dims):
+        if not all_tuples(window, dims):
             return  # what the offsets mean was given in another way
-        pooled = tuple(indices.shape[-case.geometry.dims :])
-        indices = positions_of(indices, Geometry(pooled, *window, output))
+        indices = positions_of(indices, Geometry(tuple(indices.shape[-dims:]), *window, output))
     reference = max_unpool if forward else max_unpool_backward
     expected = reference(values, indices, output, reduce)
-    assert same(result, expected), f"wrong value: {case.geometry}, {reduce}"
+    assert same(result, expected), f"wrong value: {values.shape}, {arguments}"
 
 
 def resident_bytes() -> int:
