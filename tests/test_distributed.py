@@ -1,11 +1,13 @@
 """What several processes share: models that each of them trains, and tensors sharded over them."""
 
+import functools
 import itertools
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,6 @@ if not (distributed.is_available() and distributed.is_gloo_available()):
 
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
-    DeviceMesh,
     DTensor,
     Partial,
     Placement,
@@ -38,6 +39,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 Placements = tuple[Placement, ...]
 Results = tuple[Tensor, ...]
 WINDOW = (3, 2, 1)  # overlaps
+mesh_of = functools.cache(partial(init_device_mesh, "cpu"))
 
 
 def whole_numbers(*shape: int) -> Tensor:
@@ -83,7 +85,7 @@ def train(parallel: Callable[[nn.Module], nn.Module], rank: int, folder: Path) -
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return fully_shard(model, mesh=mesh_of((2,)))
 
 
 @pytest.mark.slow
@@ -119,26 +121,27 @@ def round_trip(dims: int, index_dtype: torch.dtype, reduce: str, x: Tensor) -> R
     return values, indices, output, first, second
 
 
-def agree(
-    function: Callable[..., Results],
-    mesh: DeviceMesh,
-    tensors: tuple[Tensor, ...],
-    placements: tuple[Placements, ...],
-    stays: bool = False,
-) -> None:
-    """Check what a function makes of sharded tensors by what it makes of whole ones.
+@dataclass(frozen=True)
+class Scenario:
+    """A function of sharded tensors, to be what it is of whole ones."""
 
-    ``stays``: the results lie where the tensors do, and nothing is sent.
-    """
-    expected = function(*tensors)
-    shards = [distribute_tensor(t, mesh, p) for t, p in zip(tensors, placements, strict=True)]
-    with CommDebugMode() as sent:
-        results = function(*shards)
-    assert not (stays and sent.get_total_counts())
-    for result, whole in zip(results, expected, strict=True):
-        assert result.shape == whole.shape
-        assert result.placements == placements[0] or not stays
-        assert same(result.full_tensor(), whole)
+    function: Callable[..., Results]
+    tensors: tuple[Tensor, ...]
+    placements: tuple[Placements, ...]
+    stays: bool = False  # the results lie where the tensors do, and nothing is sent
+    mesh: tuple[int, ...] = (2,)
+
+    def check(self) -> None:
+        mesh = mesh_of(self.mesh)
+        pairs = zip(self.tensors, self.placements, strict=True)
+        shards = [distribute_tensor(tensor, mesh, placed) for tensor, placed in pairs]
+        with CommDebugMode() as sent:
+            results = self.function(*shards)
+        assert not (self.stays and sent.get_total_counts())
+        for result, whole in zip(results, self.function(*self.tensors), strict=True):
+            assert result.shape == whole.shape
+            assert result.placements == self.placements[0] or not self.stays
+            assert same(result.full_tensor(), whole)
 
 
 # Spatial dimensions, the shape of an input, how two processes share it, and whether they share the
@@ -172,16 +175,6 @@ SHARED: tuple[tuple[int, tuple[int, ...], Placement, bool], ...] = (
 WAYS = (*((dtype, "last") for dtype in INDEX_DTYPES), (torch.int32, "sum"), (torch.uint8, "mean"))
 
 
-def check_parts(mesh: DeviceMesh, kind: str) -> None:
-    """Every element of the input is the sum, or the maximum, of what the processes have."""
-    parts = whole_numbers(2, 4, 3, 6, 6)
-    x = DTensor.from_local(parts[mesh.get_local_rank()], mesh, (Partial(kind),))
-    whole = parts.sum(0) if kind == "sum" else parts.amax(0)
-    both = partial(round_trip, 2, torch.uint8, "sum")
-    for result, one in zip(both(x), both(whole), strict=True):
-        assert same(result.full_tensor(), one)
-
-
 @torch.inference_mode()
 def inferred(x: Tensor) -> Results:
     """By modules, without a graph."""
@@ -190,47 +183,47 @@ def inferred(x: Tensor) -> Results:
     return values, indices, maxunpool_cuda.MaxUnpool2d(2)(values, indices)
 
 
-def checks() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Each with its name; the same in both processes."""
-    mesh = init_device_mesh("cpu", (2,))
+def scenarios() -> Iterator[Scenario]:
+    """The same in both processes."""
     for (dims, shape, placement, stays), way in itertools.product(SHARED, WAYS):
-        x, both = whole_numbers(*shape), partial(round_trip, dims, *way)
-        check = partial(agree, both, mesh, (x,), ((placement,),), stays)
-        yield f"{shape} {placement} {way}", check
+        both = partial(round_trip, dims, *way)
+        yield Scenario(both, (whole_numbers(*shape),), ((placement,),), stays)
     x, both = whole_numbers(4, 3, 7, 6), partial(round_trip, 2, torch.uint8, "last")
-    for sizes in ((1, 2), (2, 1)):
-        grid = init_device_mesh("cpu", sizes)
-        for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
-            check = partial(agree, both, grid, (x,), (placements,), True)
-            yield f"a mesh of {sizes} {placements}", check
+    for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+        for mesh in ((1, 2), (2, 1)):
+            yield Scenario(both, (x,), (placements,), True, mesh)
     x, indices = whole_numbers(4, 3, 4, 4), torch.randint(0, 9, (4, 3, 4, 4), dtype=torch.uint8)
     for placements in itertools.product((Replicate(), *map(Shard, range(3))), repeat=2):
-
-        def unpool(x: Tensor, indices: Tensor) -> Results:
-            return (F.max_unpool2d(x, indices, 3, 2),)
-
-        check = partial(agree, unpool, mesh, (x, indices), tuple((p,) for p in placements))
-        yield f"values and indices {placements}", check
+        yield Scenario(
+            lambda x, i: (F.max_unpool2d(x, i, 3, 2),),
+            (x, indices),
+            tuple((p,) for p in placements),
+        )
     x = whole_numbers(4, 3, 20, 20)
-    for kernel_size in (2, 3, 4, 17):  # the last beyond uint8 indices
+    for size in (2, 3, 4, 17):  # the last beyond uint8 indices
+        yield Scenario(lambda x, k=size: (F.max_pool2d(x, k),), (x,), ((Shard(0),),), True)
+    yield Scenario(inferred, (x,), ((Shard(0),),), True)
 
-        def pool(x: Tensor, kernel_size: int = kernel_size) -> Results:
-            return (F.max_pool2d(x, kernel_size),)
 
-        yield f"no indices {kernel_size}", partial(agree, pool, mesh, (x,), ((Shard(0),),), True)
-    for kind in ("sum", "max"):
-        yield f"partial {kind}", partial(check_parts, mesh, kind)
-    yield "inference mode", partial(agree, inferred, mesh, (x,), ((Shard(0),),), True)
+def check_parts(kind: str) -> None:
+    """Every element of the input is the sum, or the maximum, of what the processes have."""
+    parts, mesh = whole_numbers(2, 4, 3, 6, 6), mesh_of((2,))
+    x = DTensor.from_local(parts[mesh.get_local_rank()], mesh, (Partial(kind),))
+    whole = parts.sum(0) if kind == "sum" else parts.amax(0)
+    both = partial(round_trip, 2, torch.uint8, "sum")
+    for result, one in zip(both(x), both(whole), strict=True):
+        assert same(result.full_tensor(), one)
 
 
 def run_checks(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     failures = []
-    for name, check in checks():
+    checks = [scenario.check for scenario in scenarios()]
+    for check in (*checks, partial(check_parts, "sum"), partial(check_parts, "max")):
         try:
             check()
         except Exception:
-            failures.append(f"{name}: {traceback.format_exc()}")
+            failures.append(f"{check}: {traceback.format_exc()}")
     (folder / f"{rank}.txt").write_text("\n".join(failures))
 
 
