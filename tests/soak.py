@@ -5,6 +5,7 @@ others run those alone: all that are quick, and the slower ones in turn. Whateve
 with what repeats it.
 """
 
+import itertools
 import math
 import os
 import random
@@ -45,12 +46,9 @@ class Round:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.turns is not None:
-            known = [(item, self.turns.get(item.nodeid)) for item in items]
-            items[:] = [
-                item
-                for at, (item, turn) in enumerate(known)
-                if turn and (self.number + at) % turn == 0
-            ]
+            turns = [self.turns.get(item.nodeid) for item in items]
+            due = [turn and (self.number + at) % turn == 0 for at, turn in enumerate(turns)]
+            items[:] = itertools.compress(items, due)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -63,12 +61,10 @@ class Round:
                 self.drawn[item.nodeid] = min(max(turn, 1), LONGEST_TURN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failures[report.nodeid] = report.longreprtext
-        elif report.passed and report.when == "call":
-            self.passed += 1
+        self.passed += report.passed and report.when == "call"
+        self.pytest_collectreport(report)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.failed:
             self.failures[report.nodeid] = report.longreprtext
 
