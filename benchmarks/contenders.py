@@ -1,9 +1,8 @@
-"""Who is timed. Each takes a case and its tensors, and gives the calls, or None: not its case."""
+"""Who is timed. Each takes a case and its tensors, and gives the calls."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,7 @@ import maxunpool_cuda.functional
 
 from . import model
 from .cases import Case
-from .data import Data, indices_of
-from .show import has
+from .data import Data, indices_of, layout_of
 
 # From what the case differentiates by, and indices, to what it differentiates and other results.
 Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
@@ -37,7 +35,7 @@ class Prepared:
     tensors: Callable[[Any], tuple[Tensor, ...]] | None = tuple
 
 
-Contender = Callable[[Case, Sequence[Data]], Prepared | None]
+Contender = Callable[[Case, Sequence[Data]], Prepared]
 
 
 def _directed(
@@ -131,14 +129,11 @@ def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
     return _int64(case, copies, call)
 
 
-def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
+def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
     """ONNX Runtime's MaxUnpool on the CPU; its indices count over the whole tensor.
 
     Its threads do not spin while they wait, or they would take the cores from who is timed next.
     """
-    able = (case.operation, case.direction, case.dtype, case.layout, copies[0].input.device.type)
-    if able != ("unpool", "forward", "float32", "contiguous", "cpu") or not has("onnxruntime"):
-        return None
     import onnx.parser
     import onnxruntime
 
@@ -169,37 +164,43 @@ def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
     return Prepared(calls, lambda result: (torch.from_numpy(result.numpy()),))
 
 
-def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared | None:
-    """A memset and a scatter in Triton: on CUDA, from flat indices, without a gradient."""
-    flat = case.operation == "unpool" and case.index_dtype != "uint8"
-    on_cuda = copies[0].input.device.type == "cuda"
-    if not flat or case.direction != "forward" or not on_cuda or not has("triton"):
-        return None
-    peer = importlib.import_module(".triton_scatter", __package__)
+def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
+    """A memset and a scatter in Triton."""
+    from .triton_scatter import max_unpool
 
     def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        return (peer.max_unpool(values, indices, case.shape[2:]),)
+        return (max_unpool(values, indices, case.shape[2:], layout_of(case)),)
 
     return Prepared([_directed(case, data, unpool, data.indices) for data in copies])
 
 
-PEERS: dict[str, Contender] = {
+CONTENDERS: dict[str, Contender] = {
+    OURS: ours,
+    CLONE: clone,
     TORCH: torch_nn,
     COMPILED: torch_compile,
     ONNX: onnx_runtime,
     TRITON: triton_scatter,
 }
-CONTENDERS: dict[str, Contender] = {OURS: ours, CLONE: clone, **PEERS}
+PEERS = (TORCH, COMPILED, ONNX, TRITON)
 
 
-def by_default(case: Case, quick: bool) -> list[str]:
-    """The peers timed where none are named.
+def is_able(contender: str, case: Case, device: str) -> bool:
+    """Whether the contender does the case on the device."""
+    forward = (case.operation, case.direction) == ("unpool", "forward")
+    if contender == ONNX:
+        return forward and (device, case.dtype, case.layout) == ("cpu", "float32", "contiguous")
+    if contender == TRITON:
+        return forward and device == "cuda" and case.index_dtype != "uint8"
+    return True
 
-    torch.compile takes seconds for each case. It is left out of the sweep, of pooling alone and of
-    all but float32 with int64 indices, and where it has to be quick, of all but the networks.
+
+def is_quick(contender: str, case: Case, quick: bool) -> bool:
+    """Whether it is timed unless it is asked for: torch.compile takes seconds for each case.
+
+    It is left out of the sweep, of pooling alone and of all but float32 with int64 indices, and
+    where it has to be quick, of all but the networks.
     """
-    compiled = (case.dtype, case.index_dtype) == ("float32", "int64")
-    compiled = compiled and case.operation != "pool" and case.family != "sweep"
-    if quick:
-        compiled = compiled and case.family == "networks"
-    return [peer for peer in PEERS if peer != COMPILED or compiled]
+    plain = (case.dtype, case.index_dtype) == ("float32", "int64") and case.operation != "pool"
+    kept = case.family == "networks" if quick else case.family != "sweep"
+    return contender != COMPILED or (plain and kept)

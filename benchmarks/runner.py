@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import data, memory, model, timing
 from .cases import Case
-from .contenders import CLONE, COMPILED, CONTENDERS, ONNX, OURS, TORCH, Contender, Prepared
+from .contenders import CLONE, COMPILED, CONTENDERS, ONNX, OURS, TORCH, Prepared, is_able
 
 EQUAL, DIFFERS, WRONG = "equal", "differs", "wrong"
 
@@ -39,12 +39,7 @@ def _judge(
 
 
 def run(
-    case: Case,
-    device: str,
-    peers: Sequence[str],
-    seconds: float,
-    rounds: int,
-    contenders: Mapping[str, Contender] = CONTENDERS,
+    case: Case, device: str, peers: Sequence[str], seconds: float, rounds: int = 200
 ) -> dict[str, Any]:
     """Time the case.
 
@@ -68,10 +63,12 @@ def run(
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, Sequence[timing.Call]] = {}
     for name in (OURS, CLONE, *peers):
+        if not is_able(name, case, device):
+            continue
         try:
-            if prepared := contenders[name](case, copies):
-                results[name] = _judge(name, prepared, definition)
-                calls[name] = prepared.calls
+            prepared = CONTENDERS[name](case, copies)
+            results[name] = _judge(name, prepared, definition)
+            calls[name] = prepared.calls
         except Exception as error:
             if name == OURS:
                 raise
@@ -86,5 +83,6 @@ def run(
     right = {name: calls[name] for name in calls if results[name].get("agreement") != WRONG}
     for name, quartiles in timing.interleave(right, clock, seconds, rounds).items():
         peak = None if name == ONNX else memory.peak_bytes(calls[name][0], device)
-        results[name] |= {"quartiles": quartiles, "peak_bytes": peak}
+        rounded = [float(f"{time:.5g}") for time in quartiles]
+        results[name] |= {"quartiles": rounded, "peak_bytes": peak}
     return {"name": case.name, "results": results}

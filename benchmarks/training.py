@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import maxunpool_cuda
 
-from . import report, show
+from . import report
 from .memory import peak_bytes
 from .segnet import SegNet
 
@@ -53,22 +54,8 @@ def measure(device: str, shape: tuple[int, ...] = CAMVID) -> report.Report:
     Raises:
         RuntimeError: two losses of one dtype differ: they pool and unpool the same numbers.
     """
-    work = [(contender, dtype) for dtype in DTYPES for contender in INDEX_DTYPES]
-    names = show.progress([", ".join(one) for one in work])
-    rows = [step(*one, shape, device) for one, _ in zip(work, names, strict=True)]
+    work = product(DTYPES, INDEX_DTYPES)
+    rows = [step(contender, dtype, shape, device) for dtype, contender in work]
     if len({(row["dtype"], row["loss"]) for row in rows}) != len(DTYPES):
         raise RuntimeError(f"expected one loss of each dtype but got {rows}")
     return {"facts": report.facts(device), "training": {"shape": shape}, "rows": rows}
-
-
-def table(results: report.Report) -> None:
-    """Print bytes of all pools' values and indices, and the peak of a step."""
-    whats = ("values", "indices", "peak")
-    rows = [
-        (row["dtype"], row["contender"], *(f"{row[what] / 2**20:.1f} MiB" for what in whats))
-        for row in results["rows"]
-    ]
-    facts = results["facts"]
-    title = f"SegNet's training step on {facts['device']}, PyTorch {facts['torch']}"
-    heads = ("dtype", "indices", "pooled values", "their indices", "peak of the step")
-    show.table(title, heads, rows, texts=2)
