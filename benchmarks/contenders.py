@@ -16,8 +16,6 @@ from . import model
 from .cases import Case
 from .data import Data, indices_of, layout_of
 
-# From what the case differentiates by, and indices, to what it differentiates and other results.
-Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 OURS, CLONE, TORCH, COMPILED = "maxunpool_cuda", "clone", "torch.nn", "torch.compile"
 ONNX, TRITON = "ONNX Runtime", "Triton"
 
@@ -35,12 +33,12 @@ class Prepared:
     tensors: Callable[[Any], tuple[Tensor, ...]] | None = tuple
 
 
+# From what the case differentiates by, and indices, to what it differentiates and other results.
+Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Contender = Callable[[Case, Sequence[Data]], Prepared]
 
 
-def _directed(
-    case: Case, data: Data, call: Call, indices: Tensor
-) -> Callable[[], tuple[Tensor, ...]]:
+def _directed(case: Case, data: Data, call: Call, indices: Tensor) -> Callable[[], Any]:
     """``call``, or its gradient through autograd, as the case asks for.
 
     For the gradient alone the forward has been called here, and its graph is kept.
@@ -65,16 +63,13 @@ def _call_of(module: Any, case: Case, **options: Any) -> Call:
     unpool_nd = getattr(module, f"max_unpool{case.rank}d")
     pool_nd = getattr(module, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding)
-    size, dilation = case.shape[2:], case.dilation
+    options |= {"dilation": case.dilation, "return_indices": True}
 
     def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        return (unpool_nd(values, indices, *window, output_size=size),)
+        return (unpool_nd(values, indices, *window, output_size=case.shape[2:]),)
 
     def pool(values: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-        result: tuple[Tensor, ...] = pool_nd(
-            values, *window, dilation, return_indices=True, **options
-        )
-        return result
+        return tuple(pool_nd(values, *window, **options))
 
     def round_trip(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
         return unpool(*pool(values, indices))
