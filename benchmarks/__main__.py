@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from . import contenders, memory, report, runner, tables, training
-from .cases import CASES, Case
+from .cases import CASES, QUICK, Case
 from .show import has
 
 PEERS = dict(zip(("torch", "compile", "onnx", "triton"), contenders.PEERS, strict=True))
@@ -101,8 +101,8 @@ def timed(chosen: Sequence[Case], asked: argparse.Namespace) -> report.Report:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what was asked for."""
     asked = options(arguments)
-    chosen = [case for case in CASES if case.quick or not asked.quick]
-    chosen = [case for case in chosen if re.search(asked.filter, case.name)]
+    among = QUICK if asked.quick else CASES
+    chosen = [case for case in among if re.search(asked.filter, case.name)]
     if not chosen:
         raise SystemExit(f"benchmarks: no case's name contains {asked.filter!r}; see --model")
     if asked.model:
