@@ -3,8 +3,6 @@
 python -m benchmarks [--device cuda] [--quick] [--filter segnet] [--peers torch onnx]
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

@@ -1,7 +1,5 @@
 """What is timed, as data: no tensors, no PyTorch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Who is timed. Each takes a case and its tensors, and gives the calls."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -100,8 +98,12 @@ def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     return Prepared([functools.partial(copy, source) for source in sources], tensors=None)
 
 
-def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
-    """PyTorch's: it takes and makes flat int64 indices, whatever the case asks for."""
+def torch_nn(case: Case, copies: Sequence[Data], compiled: bool = False) -> Prepared:
+    """torch.nn: it takes and makes flat int64 indices, whatever the case asks for."""
+    call = _call_of(torch.nn.functional, case)
+    if compiled:  # for the shapes of this case alone
+        torch.compiler.reset()
+        call = torch.compile(call, fullgraph=True, dynamic=False)
 
     def narrowed(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         values, indices, *gradient = results
@@ -110,18 +112,6 @@ def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
     with_indices = case.operation == "pool" and case.direction != "backward"
     calls = [_directed(case, data, call, data.flat) for data in copies]
     return Prepared(calls, narrowed if with_indices else tuple)
-
-
-def torch_nn(case: Case, copies: Sequence[Data]) -> Prepared:
-    """torch.nn, eager."""
-    return _int64(case, copies, _call_of(torch.nn.functional, case))
-
-
-def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
-    """torch.compile of torch.nn, for the shapes of this case alone."""
-    torch.compiler.reset()
-    call = torch.compile(_call_of(torch.nn.functional, case), fullgraph=True, dynamic=False)
-    return _int64(case, copies, call)
 
 
 def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
@@ -173,7 +163,7 @@ CONTENDERS: dict[str, Contender] = {
     OURS: ours,
     CLONE: clone,
     TORCH: torch_nn,
-    COMPILED: torch_compile,
+    COMPILED: functools.partial(torch_nn, compiled=True),
     ONNX: onnx_runtime,
     TRITON: triton_scatter,
 }

@@ -12,8 +12,6 @@
   than the issue are not counted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class Cost(NamedTuple):
     slots: float = 0  # of the issue
     bytes: float = 0  # from and to global memory
 
-    def plus(self, other: Cost, times: float = 1) -> Cost:
+    def plus(self, other: "Cost", times: float = 1) -> "Cost":
         return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
@@ -73,11 +71,11 @@ def graph_of(code: str) -> nx.DiGraph:
     start, falls = 0, False
     for address, guarded, opcode, rest in found:
         if not graph or address in leaders:
-            graph.add_node(address, block=Block())
+            block = Block()
+            graph.add_node(address, block=block)
             if falls:
                 graph.add_edge(start, address)
             start = address
-        block = graph.nodes[start].setdefault("block", Block())
         cost = _cost(opcode)
         block.cost = block.cost.plus(cost)
         if opcode.startswith("LDG"):

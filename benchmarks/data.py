@@ -1,7 +1,5 @@
 """The tensors of a case, and the results that a call of it must have."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class Data:
     flat: Tensor
     grad_output: Tensor | None = None
 
-    def clone(self) -> Data:
+    def clone(self) -> "Data":
         """The same values in memory of their own."""
         grad = None if self.grad_output is None else self.grad_output.clone()
         return Data(self.input.clone(), self.indices.clone(), self.flat.clone(), grad)

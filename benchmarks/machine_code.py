@@ -12,8 +12,6 @@ A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path that
 than are useful, or twice as many where windows share none: FAST has its cells or its loops wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re

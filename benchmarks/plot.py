@@ -1,7 +1,5 @@
 """Plots: time against size, and memory. They need matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

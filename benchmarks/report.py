@@ -1,7 +1,5 @@
 """Where it was measured, and the results as JSON."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import json

@@ -1,7 +1,5 @@
 """One case: make its tensors, check everyone's result, time them in turns, weigh a call."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

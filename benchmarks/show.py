@@ -1,7 +1,5 @@
 """What every table of the benchmarks looks like, and which packages there are."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from itertools import zip_longest

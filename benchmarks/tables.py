@@ -1,7 +1,5 @@
 """Tables of results, of what was predicted, and of what has changed."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

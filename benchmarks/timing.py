@@ -6,8 +6,6 @@ one statement to the end before the next, warms each up with what is timed, and 
 alone. Each call's result is fresh and is freed before the next call, outside the time.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time

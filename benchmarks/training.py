@@ -1,7 +1,5 @@
 """What a training step of SegNet holds in memory: with pooling of torch.nn, and of this package."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
