@@ -132,7 +132,7 @@ def _each(
     """Every combination; {operation} and {index_dtype} stand for what they are in the family."""
     names = (*ALL, "operation", "direction")
     for *chosen, call in product(*(ALL | among).values(), calls):
-        options = dict(zip(names, (*chosen, *call), strict=True))
+        options: dict[str, Any] = dict(zip(names, (*chosen, *call), strict=True))
         yield Case(family.format(**options), *layer, **options)
 
 

@@ -13,6 +13,7 @@ from .report import Report, Row, result, times, title
 from .show import show
 
 ALL = "unpooling, all but the sweep"
+Groups = dict[tuple[str, str], list[Row]]
 
 
 def _peers(report: Report) -> list[str]:
@@ -61,9 +62,10 @@ def _mean(values: Iterable[float | None]) -> str:
     return f"{statistics.geometric_mean(known):.2f}" if known else ""
 
 
-def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+def _families(rows: Iterable[Row]) -> Groups:
     """By family and direction, what this package was timed in; last all of unpooling."""
-    groups, last = defaultdict(list), defaultdict(list)
+    groups: Groups = defaultdict(list)
+    last: Groups = defaultdict(list)
     for row in rows:
         case = BY_NAME.get(row["name"])
         if case and result(row, OURS):

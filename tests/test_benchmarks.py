@@ -216,29 +216,25 @@ def test_garbage_of_before_is_no_memory_of_a_call() -> None:
 
 def test_end_to_end(tmp_path: Path) -> None:
     """As ``make bench``."""
-    import maxunpool_cuda
-
-    path = os.pathsep.join((str(Path(maxunpool_cuda.__file__).parent.parent), *sys.path))
     few = ["--quick", "--seconds", "0", "--filter", "^(tiny|sweep-1024|sweep-2048)"]
     arguments = [sys.executable, "-m", "benchmarks", *CPU, *few, "--output", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = report.load(next(tmp_path.glob("*.json")))
     assert results["facts"].keys() >= {"device", "cores", "torch", "python", "date", "build_info"}
     assert (results["settings"]["seconds"], results["left_out"], len(results["rows"])) == (0, 0, 5)
     # 2*8*16*16 float32 outputs, and nothing beside them.
     assert results["rows"][0]["results"][OURS]["peak_bytes"] == 2 * 8 * 16 * 16 * 4
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    out = "\n".join(" ".join(line.split()) for line in done.stdout.splitlines())
     for number, row in enumerate(results["rows"], 1):
         assert {OURS, CLONE, TORCH} <= row["results"].keys()
-        assert f"{number}/5 {row['name']}" in lines
-        assert any(line.startswith(f"| {row['name']} | ") for line in lines)
-    for start_of_line in ("| tiny | forward | 1 |", "| sweep | forward | 2 |"):
-        assert any(line.startswith(start_of_line) for line in lines)
+        assert f"{number}/5 {row['name']}\n" in out
+        assert f"\n| {row['name']} | " in out
+    assert "\n| tiny | forward | 1 |" in out
+    assert "\n| sweep | forward | 2 |" in out
     pictures = [*tmp_path.glob("*-sweep.png")]
     assert len(pictures) == has("matplotlib")
-    assert all(p.stat().st_size > 10_000 and f"Written: {p}" in lines for p in pictures)
+    assert all(p.stat().st_size > 10_000 and f"Written: {p}" in out for p in pictures)
 
 
 def row_of(name: str, **seconds: float) -> report.Row:
@@ -283,17 +279,12 @@ def test_what_was_timed_is_kept(
 
 def test_half_a_report_replaces_none(tmp_path: Path, monkeypatch: Patch) -> None:
     """Killed before the new one takes its place, the old one is there."""
-    path = tmp_path / "folder" / "report.json"
-    old, new = ({"facts": FACTS, "rows": [{"name": name}]} for name in ("old", "new"))
-    report.save(old, path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            report.save(new, path)
-    assert report.load(path) == old
-    report.save(new, path)
-    assert report.load(path) == new
-    assert list(path.parent.iterdir()) == [path]
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        report.save({"facts": FACTS, "rows": []}, path)
+    assert path.read_text() == "old"
 
 
 def test_too_large_is_said(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
