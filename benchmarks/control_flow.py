@@ -25,11 +25,11 @@ WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 class Cost(NamedTuple):
-    """What is executed takes."""
+    """Of the instructions on a path."""
 
     squares: float = 0  # of the widths of global accesses
     accesses: float = 0  # to any memory
-    slots: float = 0  # of the issue
+    slots: float = 0  # of issue
     bytes: float = 0  # from and to global memory
 
     def plus(self, other: "Cost", times: float = 1) -> "Cost":
