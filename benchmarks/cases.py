@@ -1,7 +1,5 @@
 """What is timed, as data: no tensors, no PyTorch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,21 +86,6 @@ class Case:
         """Whether two windows can hold the same index."""
         return self.extent > self.stride
 
-    @property
-    def quick(self) -> bool:
-        """Whether ``--quick`` keeps it: one layer, small sizes, the usual dtypes and layout."""
-        if self.family == "sweep":
-            return self.outputs <= 2**22
-        if self.family == "networks" or self.layer.startswith("segnet"):
-            return self.layer == LAYERS[0][0]
-        if self.layout == "channels_last":
-            return False
-        if self.operation != "unpool":
-            return (self.layer, self.kernel_size) == ("image-112x64-b16", 2)
-        if self.family == "bottom":
-            return self.direction == "forward" and self.index_dtype != "int32"
-        return (self.dtype, self.index_dtype) == ("float32", "int64")
-
 
 # Name, shape, and as far as they are not 2, 2, 0, 1: kernel_size, stride, padding, dilation.
 Layer = tuple[Any, ...]
@@ -147,10 +130,9 @@ def _each(
     family: str, layer: Layer, calls: Sequence[Call], **among: Sequence[str]
 ) -> Iterator[Case]:
     """Every combination; {operation} and {index_dtype} stand for what they are in the family."""
-    among = ALL | among
-    for *chosen, (operation, direction) in product(*among.values(), calls):
-        options = dict(zip(among, chosen, strict=True))
-        options |= {"operation": operation, "direction": direction}
+    names = (*ALL, "operation", "direction")
+    for *chosen, call in product(*(ALL | among).values(), calls):
+        options: dict[str, Any] = dict(zip(names, (*chosen, *call), strict=True))
         yield Case(family.format(**options), *layer, **options)
 
 
@@ -183,3 +165,10 @@ def _all() -> Iterator[Case]:
 
 CASES: tuple[Case, ...] = tuple(dict.fromkeys(_all()))
 BY_NAME = {case.name: case for case in CASES}
+# For a first look: of each family and direction the first case, and the sweep up to 2^22 outputs.
+_FIRST = {(case.family, case.direction): case for case in reversed(CASES)}
+QUICK = [
+    case
+    for case in CASES
+    if case in _FIRST.values() or (case.family == "sweep" and case.outputs <= 2**22)
+]

@@ -1,9 +1,6 @@
-"""Who is timed. Each takes a case and its tensors, and gives the calls, or None: not its case."""
-
-from __future__ import annotations
+"""Who is timed. Each takes a case and its tensors, and gives the calls."""
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +12,8 @@ import maxunpool_cuda.functional
 
 from . import model
 from .cases import Case
-from .data import Data, indices_of
-from .show import has
+from .data import Data, indices_of, layout_of
 
-# From what the case differentiates by, and indices, to what it differentiates and other results.
-Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 OURS, CLONE, TORCH, COMPILED = "maxunpool_cuda", "clone", "torch.nn", "torch.compile"
 ONNX, TRITON = "ONNX Runtime", "Triton"
 
@@ -37,12 +31,12 @@ class Prepared:
     tensors: Callable[[Any], tuple[Tensor, ...]] | None = tuple
 
 
-Contender = Callable[[Case, Sequence[Data]], Prepared | None]
+# From what the case differentiates by, and indices, to what it differentiates and other results.
+Call = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+Contender = Callable[[Case, Sequence[Data]], Prepared]
 
 
-def _directed(
-    case: Case, data: Data, call: Call, indices: Tensor
-) -> Callable[[], tuple[Tensor, ...]]:
+def _directed(case: Case, data: Data, call: Call, indices: Tensor) -> Callable[[], Any]:
     """``call``, or its gradient through autograd, as the case asks for.
 
     For the gradient alone the forward has been called here, and its graph is kept.
@@ -67,16 +61,13 @@ def _call_of(module: Any, case: Case, **options: Any) -> Call:
     unpool_nd = getattr(module, f"max_unpool{case.rank}d")
     pool_nd = getattr(module, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding)
-    size, dilation = case.shape[2:], case.dilation
+    options |= {"dilation": case.dilation, "return_indices": True}
 
     def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        return (unpool_nd(values, indices, *window, output_size=size),)
+        return (unpool_nd(values, indices, *window, output_size=case.shape[2:]),)
 
     def pool(values: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-        result: tuple[Tensor, ...] = pool_nd(
-            values, *window, dilation, return_indices=True, **options
-        )
-        return result
+        return tuple(pool_nd(values, *window, **options))
 
     def round_trip(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
         return unpool(*pool(values, indices))
@@ -107,8 +98,12 @@ def clone(case: Case, copies: Sequence[Data]) -> Prepared:
     return Prepared([functools.partial(copy, source) for source in sources], tensors=None)
 
 
-def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
-    """PyTorch's: it takes and makes flat int64 indices, whatever the case asks for."""
+def torch_nn(case: Case, copies: Sequence[Data], compiled: bool = False) -> Prepared:
+    """torch.nn: it takes and makes flat int64 indices, whatever the case asks for."""
+    call = _call_of(torch.nn.functional, case)
+    if compiled:  # for the shapes of this case alone
+        torch.compiler.reset()
+        call = torch.compile(call, fullgraph=True, dynamic=False)
 
     def narrowed(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         values, indices, *gradient = results
@@ -119,26 +114,11 @@ def _int64(case: Case, copies: Sequence[Data], call: Call) -> Prepared:
     return Prepared(calls, narrowed if with_indices else tuple)
 
 
-def torch_nn(case: Case, copies: Sequence[Data]) -> Prepared:
-    """torch.nn, eager."""
-    return _int64(case, copies, _call_of(torch.nn.functional, case))
-
-
-def torch_compile(case: Case, copies: Sequence[Data]) -> Prepared:
-    """torch.compile of torch.nn, for the shapes of this case alone."""
-    torch.compiler.reset()
-    call = torch.compile(_call_of(torch.nn.functional, case), fullgraph=True, dynamic=False)
-    return _int64(case, copies, call)
-
-
-def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
+def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared:
     """ONNX Runtime's MaxUnpool on the CPU; its indices count over the whole tensor.
 
     Its threads do not spin while they wait, or they would take the cores from who is timed next.
     """
-    able = (case.operation, case.direction, case.dtype, case.layout, copies[0].input.device.type)
-    if able != ("unpool", "forward", "float32", "contiguous", "cpu") or not has("onnxruntime"):
-        return None
     import onnx.parser
     import onnxruntime
 
@@ -169,37 +149,43 @@ def onnx_runtime(case: Case, copies: Sequence[Data]) -> Prepared | None:
     return Prepared(calls, lambda result: (torch.from_numpy(result.numpy()),))
 
 
-def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared | None:
-    """A memset and a scatter in Triton: on CUDA, from flat indices, without a gradient."""
-    flat = case.operation == "unpool" and case.index_dtype != "uint8"
-    on_cuda = copies[0].input.device.type == "cuda"
-    if not flat or case.direction != "forward" or not on_cuda or not has("triton"):
-        return None
-    peer = importlib.import_module(".triton_scatter", __package__)
+def triton_scatter(case: Case, copies: Sequence[Data]) -> Prepared:
+    """A memset and a scatter in Triton."""
+    from .triton_scatter import max_unpool
 
     def unpool(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        return (peer.max_unpool(values, indices, case.shape[2:]),)
+        return (max_unpool(values, indices, case.shape[2:], layout_of(case)),)
 
     return Prepared([_directed(case, data, unpool, data.indices) for data in copies])
 
 
-PEERS: dict[str, Contender] = {
+CONTENDERS: dict[str, Contender] = {
+    OURS: ours,
+    CLONE: clone,
     TORCH: torch_nn,
-    COMPILED: torch_compile,
+    COMPILED: functools.partial(torch_nn, compiled=True),
     ONNX: onnx_runtime,
     TRITON: triton_scatter,
 }
-CONTENDERS: dict[str, Contender] = {OURS: ours, CLONE: clone, **PEERS}
+PEERS = (TORCH, COMPILED, ONNX, TRITON)
 
 
-def by_default(case: Case, quick: bool) -> list[str]:
-    """The peers timed where none are named.
+def is_able(contender: str, case: Case, device: str) -> bool:
+    """Whether the contender does the case on the device."""
+    forward = (case.operation, case.direction) == ("unpool", "forward")
+    if contender == ONNX:
+        return forward and (device, case.dtype, case.layout) == ("cpu", "float32", "contiguous")
+    if contender == TRITON:
+        return forward and device == "cuda" and case.index_dtype != "uint8"
+    return True
 
-    torch.compile takes seconds for each case. It is left out of the sweep, of pooling alone and of
-    all but float32 with int64 indices, and where it has to be quick, of all but the networks.
+
+def is_quick(contender: str, case: Case, quick: bool) -> bool:
+    """Whether it is timed unless it is asked for: torch.compile takes seconds for each case.
+
+    It is left out of the sweep, of pooling alone and of all but float32 with int64 indices, and
+    where it has to be quick, of all but the networks.
     """
-    compiled = (case.dtype, case.index_dtype) == ("float32", "int64")
-    compiled = compiled and case.operation != "pool" and case.family != "sweep"
-    if quick:
-        compiled = compiled and case.family == "networks"
-    return [peer for peer in PEERS if peer != COMPILED or compiled]
+    plain = (case.dtype, case.index_dtype) == ("float32", "int64") and case.operation != "pool"
+    kept = case.family == "networks" if quick else case.family != "sweep"
+    return contender != COMPILED or (plain and kept)

@@ -8,49 +8,43 @@
   they access none. That may be too long where a warp skips what it has no use for, and too short
   where half of a warp goes either way.
 - A loop is gone through once, unless it is told how often.
-- Each instruction is an issue slot, be it predicated off. Those of the busiest pipe among the pipes
-  slower than the issue are a figure of their own. Stalls and misses are not counted.
+- Each instruction is an issue slot, be it predicated off. Stalls, misses and pipes that are slower
+  than the issue are not counted.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import networkx as nx  # PyTorch brings it
 
-# Issue slots that pass while a pipe takes one instruction (CUDA C++ Programming Guide, throughput
-# of arithmetic instructions, compute capability 9.0).
-INTEGER = "ISETP|SEL|P?LOP3|SHF|IADD3|IABS|PRMT|VIADD|LEA|VIMNMX|VIADDMNMX|MOV|F(SETP|SEL|MNMX)"
-MEMORY = "LDG|STG|LDS|STS|ATOMS|LD|ST"
-PIPES = {
-    "integer": (2, INTEGER),
-    "multiply": (2, "IMAD"),
-    "memory": (4, MEMORY),
-    "double": (2, "DADD|DFMA|DMUL|DSETP"),
-    "special": (8, "MUFU|I2F|F2I|F2F|POPC|FLO"),
-}
-# Of what is executed: squares of the widths of global accesses, accesses to any memory, issue
-# slots, bytes from and to global memory, and slots of each pipe.
-Cost = tuple[float, ...]
-NOTHING: Cost = (0.0,) * (4 + len(PIPES))
+MEMORY = ("LDG", "STG", "LDS", "STS", "ATOMS", "LD", "ST")
+WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
-def _add(a: Cost, b: Cost, times: float = 1) -> Cost:
-    return tuple(x + times * y for x, y in zip(a, b, strict=True))
+class Cost(NamedTuple):
+    """Of the instructions on a path."""
+
+    squares: float = 0  # of the widths of global accesses
+    accesses: float = 0  # to any memory
+    slots: float = 0  # of issue
+    bytes: float = 0  # from and to global memory
+
+    def plus(self, other: "Cost", times: float = 1) -> "Cost":
+        return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+NOTHING = Cost()
 
 
 def _cost(opcode: str) -> Cost:
     name, *parts = opcode.split(".")
     width = 0
     if name in ("LDG", "STG"):
-        widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-        width = next((widths[part] for part in parts if part in widths), 4)
-    accesses = bool(re.fullmatch(MEMORY, name))
-    slots = (slots if re.fullmatch(of, name) else 0 for slots, of in PIPES.values())
-    return width**2, accesses, 1, width, *(2 * n if "WIDE" in parts else n for n in slots)
+        width = next((WIDTHS[part] for part in parts if part in WIDTHS), 4)
+    return Cost(width**2, name in MEMORY, 1, width)
 
 
 @dataclass
@@ -77,17 +71,17 @@ def graph_of(code: str) -> nx.DiGraph:
     start, falls = 0, False
     for address, guarded, opcode, rest in found:
         if not graph or address in leaders:
-            graph.add_node(address, block=Block())
+            block = Block()
+            graph.add_node(address, block=block)
             if falls:
                 graph.add_edge(start, address)
             start = address
-        block = graph.nodes[start].setdefault("block", Block())
         cost = _cost(opcode)
-        block.cost = _add(block.cost, cost)
+        block.cost = block.cost.plus(cost)
         if opcode.startswith("LDG"):
-            block.loads = max(block.loads, int(cost[3]))
+            block.loads = max(block.loads, int(cost.bytes))
         else:
-            block.writes |= bool(cost[1])
+            block.writes |= bool(cost.accesses)
         cold = opcode.startswith(("ATOM.", "ATOMG.", "RED", "CALL")) or "STRONG" in opcode
         block.reports |= cold and not guarded
         falls = True
@@ -138,7 +132,7 @@ def _usual(ways: list[Cost], origin: Cost) -> Cost:
     """Of the costs of ways that part at the origin and meet again, that of the usual one."""
     most = max(way[:2] for way in ways)
     same = [way for way in ways if way[:2] == most]
-    return (min if most[1] > origin[1] else max)(same, key=lambda way: way[2])
+    return (min if most[1] > origin.accesses else max)(same, key=lambda way: way.slots)
 
 
 class Paths:
@@ -165,7 +159,7 @@ class Paths:
         for n, header in enumerate(self.trips):
             kept = self.trips[header]
             self.trips[header] = kept if n in given else 0
-            if n not in given and not any(cost[3] >= least for cost in self.ends()):
+            if n not in given and not any(cost.bytes >= least for cost in self.ends()):
                 self.trips[header] = kept
 
     def _costs(self, within: set[int], entry: int) -> dict[int, Cost]:
@@ -188,8 +182,8 @@ class Paths:
                 costs = self._costs(component, header)
                 self.loops[header] = max(c for a, c in costs.items() if inside.has_edge(a, header))
                 trips = self.trips.get(header, 1)
-                before = _add(before, self.loops[header], trips - 1)
+                before = before.plus(self.loops[header], trips - 1)
                 if trips == 0:
                     continue
-            best |= {a: _add(before, cost) for a, cost in costs.items()}
+            best |= {a: before.plus(cost) for a, cost in costs.items()}
         return best

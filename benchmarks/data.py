@@ -1,7 +1,5 @@
 """The tensors of a case, and the results that a call of it must have."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -28,9 +26,9 @@ class Data:
     input: Tensor
     indices: Tensor
     flat: Tensor
-    grad_output: Tensor | None
+    grad_output: Tensor | None = None
 
-    def clone(self) -> Data:
+    def clone(self) -> "Data":
         """The same values in memory of their own."""
         grad = None if self.grad_output is None else self.grad_output.clone()
         return Data(self.input.clone(), self.indices.clone(), self.flat.clone(), grad)
@@ -42,12 +40,11 @@ class Data:
         return min(self.input.nbytes, self.indices.nbytes + read.nbytes)
 
 
-def laid_out(tensor: Tensor, case: Case) -> Tensor:
-    """The same values in the case's layout."""
+def layout_of(case: Case) -> torch.memory_format:
+    """As PyTorch names it."""
     if case.layout == "contiguous":
-        return tensor.contiguous()
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    return tensor.contiguous(memory_format=formats[case.rank])
+        return torch.contiguous_format
+    return {2: torch.channels_last, 3: torch.channels_last_3d}[case.rank]
 
 
 def make(case: Case, device: str) -> Data:
@@ -58,12 +55,12 @@ def make(case: Case, device: str) -> Data:
     pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding, case.dilation)
     values, flat = pool(unpooled, *window, return_indices=True)
-    grad_output = None
+    input = values if case.operation == "unpool" else unpooled
+    tensors = [input, indices_of(case, flat), flat]
     if case.direction != "forward":
         result = values if case.operation == "pool" else unpooled
-        grad_output = laid_out(torch.empty_like(result).random_(-8, 9, generator=generator), case)
-    input = laid_out(values if case.operation == "unpool" else unpooled, case)
-    return Data(input, laid_out(indices_of(case, flat), case), laid_out(flat, case), grad_output)
+        tensors.append(torch.empty_like(result).random_(-8, 9, generator=generator))
+    return Data(*(tensor.contiguous(memory_format=layout_of(case)) for tensor in tensors))
 
 
 def rotation(data: Data, cache_bytes: int) -> list[Data]:

@@ -1,6 +1,6 @@
 """What the machine code of the fast kernels needs of an H200, and what their bytes allow.
 
-    python -m benchmarks.machine_code [--kernel REGEX] [LIBRARY]
+    python -m benchmarks.machine_code [LIBRARY]
 
 reads sm_90 code with cuobjdump, of the toolkit or of Triton; no GPU is needed. A kernel that needs
 more issue slots than its bytes allow is slower than a copy: tests/test_library.py fails above
@@ -11,8 +11,6 @@ beside that for the plane.
 A kernel that neither FAST nor NOT_FAST knows is an error, and so is a path that moves fewer bytes
 than are useful, or twice as many where windows share none: FAST has its cells or its loops wrong.
 """
-
-from __future__ import annotations
 
 import argparse
 import ctypes
@@ -26,8 +24,10 @@ from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 
-from . import show
-from .control_flow import PIPES, Paths, graph_of, hot
+from maxunpool_cuda import _C
+
+from .control_flow import Paths, graph_of, hot
+from .show import table
 
 # While an H200's memory moves a byte for each lane of a warp, these many issue slots pass: 4 a
 # clock and SM, 132 SMs, 1.98 GHz, 4.8 TB/s of which a copy reaches 0.9, 32 lanes.
@@ -44,8 +44,6 @@ ABOVE = {
     ("pool, rows", "3x3/2", "bfloat16"): 130,
     ("pool, rows", "3x3/2", "float16"): 180,
 }
-THREADS, SM_THREADS, SM_REGISTERS, SM_SHARED = 256, 2048, 65536, 228 * 1024
-
 TYPES = {
     "unsigned short": (2, "2 bytes"),
     "unsigned int": (4, "4 bytes"),
@@ -94,7 +92,6 @@ class Family:
     stride: int = 0
     trips: Callable[[Given], Mapping[int, float]] = lambda given: {}
     gathers: bool = False  # only one of the others, though sectors hold them all
-    shared: int = 0  # bytes of a block that only the launch knows
 
     def match(self, kernel: str) -> re.Match[str] | None:
         """Of a name as demangled() gives it."""
@@ -117,10 +114,9 @@ FAST = [
     Family("sum, channels", rf"forward_channels<TakeSum<(T)>, {CHANNELS}"),
     # Slots are cleared, no second group is read, outputs are stored, no sums are looked for.
     Family("forward, bands", r"forward_bands<(T), (I), (true|false)>", _group, 2, 2,
-           lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0},
-           shared=16 << 10),
+           lambda g: {1: _group(g), 2: 0, 3: _group(g) * g["T"] / 4, 4: 0, 5: 0, 6: 0}),
     Family("backward, bands", r"backward_bands<(T), (I)>", _group, 2, 2,
-           lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True, shared=16 << 10),
+           lambda g: {1: _group(g), 2: 0, 3: 0}, gathers=True),
     Family("pool, rows", rf"pool_rows<(T), (I), (?P<k>\d), (?P<s>\d), {V}, (?P<R>\d), true>"),
     Family("pool, channels", rf"pool_channels<(T), (I), (?P<k>\d), {V}>", _own, 0, 2),
     Family("backward", r"backward<(T), (I), false>", lambda g: 4, 2, 2, gathers=True),
@@ -142,24 +138,19 @@ class Demand(NamedTuple):
     window: str
     values: str
     indices: str
-    registers: int
-    blocks: int  # that fit an SM
     useful: float  # bytes a thread
     moved: float  # those, with what others read too
     needed: float  # issue slots a warp
     allowed: float
     percent: float
-    busiest_pipe: str
-    name: str
-    loops: str
 
     @property
     def is_too_much(self) -> bool:
         return self.percent > ABOVE.get((self.kernel, self.window, self.values), 100)
 
 
-def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Demand:
-    """Of a kernel that the family's pattern matches; usage as cuobjdump -res-usage prints it."""
+def demand(family: Family, match: re.Match[str], code: str) -> Demand:
+    """Of a kernel that the family's pattern matches."""
     groups = match.groupdict()
     (value, values), (index, indices) = TYPES[groups["T"]], TYPES[groups["I"]]
     given = {name: int(n) for name, n in groups.items() if name not in "TI"}
@@ -171,40 +162,29 @@ def demand(family: Family, match: re.Match[str], code: str, usage: str) -> Deman
     apart = window <= stride and not family.gathers
     trips = family.trips(given)
     paths = Paths(hot(graph_of(code)), trips)
-    if apart and paths.usual()[3] >= 2 * useful:
+    if apart and paths.usual().bytes >= 2 * useful:
         paths.skip(trips, useful)
-    _, _, needed, moved, *pipes = paths.usual()
-    loops = "; ".join(
-        f"{n:g} x {paths.loops[a][2]:.0f} slots and {paths.loops[a][3]:.0f} bytes at {a:x}"
-        for a, n in paths.trips.items()
-    )
+    needed, moved = paths.usual()[2:]
     if moved < least or (apart and moved >= 2 * useful):
+        loops = "; ".join(
+            f"{trips:g} x {paths.loops[at].slots} slots, {paths.loops[at].bytes} bytes at {at:x}"
+            for at, trips in paths.trips.items()
+        )
         raise LookupError(f"{match[0]}: {moved:g} of {least:g} bytes are moved; loops: {loops}")
-    registers, shared = (int(re.findall(rf"{what}:(\d+)", usage)[0]) for what in ("REG", "SHARED"))
-    allocated = -(-registers * 32 // 256) * 256 * THREADS // 32
-    shared = max(shared, 1024) + family.shared  # 1 KB of a block is not its own
-    blocks = min(SM_THREADS // THREADS, SM_REGISTERS // allocated, SM_SHARED // shared)
+    shape = f"{window}x{window}/{stride}" + (" padded" if given.get("p") else "")
     allowed = useful * SLOTS_PER_BYTE
-    busiest, pipe = max(zip(pipes, PIPES, strict=True))
-    return Demand(
-        family.name,
-        f"{window}x{window}/{stride}" + (" padded" if given.get("p") else ""),
-        *(values, indices, registers, blocks, useful, moved, needed, allowed),
-        percent=100 * needed / allowed,
-        busiest_pipe=f"{pipe}, {100 * busiest / allowed:.0f} %",
-        name=match[0],
-        loops=loops,
-    )
+    sizes = (useful, moved, needed, allowed, 100 * needed / allowed)
+    return Demand(family.name, shape, values, indices, *sizes)
 
 
-def demands(codes: Mapping[str, str], usages: Mapping[str, str]) -> list[Demand]:
-    """Of all fast kernels at all their usual windows. Both are by mangled names."""
+def demands(codes: Mapping[str, str]) -> list[Demand]:
+    """Of all fast kernels, by their mangled names, at all their usual windows."""
     found: list[Demand] = []
     for mangled, name in demangled(codes).items():
         fits = [(family, match) for family in FAST if (match := family.match(name))]
         if not fits and not any(re.search(pattern, name) for pattern in NOT_FAST):
             raise LookupError(f"neither FAST nor NOT_FAST knows {name}")
-        found += [demand(*fit, codes[mangled], usages[mangled]) for fit in fits]
+        found += [demand(*fit, codes[mangled]) for fit in fits]
     return sorted(found)
 
 
@@ -228,58 +208,32 @@ def disassembler() -> str | None:
     return shutil.which("cuobjdump") or (shutil.which("cuobjdump", path=ours) if ours else None)
 
 
-def read_usages(listing: str) -> dict[str, str]:
-    """By mangled names, what cuobjdump -res-usage lists."""
-    return dict(re.findall(r"Function (\S+):\s+(REG.*)", listing))
-
-
-def read(library: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The kernels' machine code, without its encoding, and their usages."""
+def read(library: Path) -> dict[str, str]:
+    """The machine code of the library's kernels, by their mangled names."""
     program = disassembler()
     if program is None:
         sys.exit("neither cuobjdump nor Triton is installed")
-    command = [program, "-arch", f"sm_{ARCHITECTURE}", str(library)]
-    codes: dict[str, list[str]] = {}
-    with subprocess.Popen([*command, "-sass"], stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            if "Function : " in line:
-                lines = codes[line.split()[-1]] = []
-            elif ";" in line:
-                lines.append(line.partition(";")[0] + ";")
-    usage = subprocess.run([*command, "-res-usage"], capture_output=True, text=True, check=True)
-    return {name: "\n".join(lines) for name, lines in codes.items()}, read_usages(usage.stdout)
+    command = [program, "-sass", "-arch", f"sm_{ARCHITECTURE}", str(library)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:  # cuobjdump has said why, such as that there are no CUDA kernels
+        sys.exit(done.returncode)
+    parts = (part.partition("\n") for part in done.stdout.split("Function : ")[1:])
+    return {name.strip(): code for name, _, code in parts}
 
 
-HEADS = [name.replace("_", " ") for name in Demand._fields[:-2]]
-
-
-def _rows(found: Iterable[Demand]) -> list[list[str]]:
-    return [[f"{x:.0f}" if isinstance(x, float) else str(x) for x in d[:-2]] for d in found]
-
-
-def table(found: Iterable[Demand]) -> str:
-    """In Markdown; bytes are those of a thread, slots those of a warp."""
-    return show.markdown(HEADS, _rows(found), texts=4)
+def listed(found: Iterable[Demand]) -> str:
+    """A table in Markdown; bytes are those of a thread, slots those of a warp."""
+    rows = [[*demand[:4], *(f"{size:.0f}" for size in demand[4:])] for demand in found]
+    return table(Demand._fields, rows, texts=4)
 
 
 def main() -> None:
     """Print the table of a library, by default of the one that is installed."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("library", type=Path, nargs="?")
-    parser.add_argument("--kernel", metavar="REGEX", help="only such names, and their loops")
-    asked = parser.parse_args()
-    installed = (so for path in sys.path for so in Path(path).glob("maxunpool_cuda/_C*.so"))
-    library = asked.library or next(installed, None)
-    if library is None:
-        sys.exit("maxunpool_cuda is not installed")
-    codes, usages = read(library)
-    names = demangled(codes)
-    chosen = {name: codes[name] for name in codes if re.search(asked.kernel or "", names[name])}
-    found = demands(chosen, usages)
-    title = f"{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted."
-    show.table(title, HEADS, _rows(found), texts=4)
-    if asked.kernel:
-        print(*(f"{d.name}: {d.loops}" for d in found), sep="\n")
+    parser.add_argument("library", type=Path, nargs="?", default=Path(_C.__file__))
+    codes = read(parser.parse_args().library)
+    print(f"{len(codes)} kernels for sm_{ARCHITECTURE}; at most {MOST_KERNELS} are wanted.\n")
+    print(listed(demands(codes)))
 
 
 if __name__ == "__main__":

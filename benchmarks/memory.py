@@ -1,7 +1,5 @@
 """How much memory a call takes, how much there is, and what becomes of what is freed."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

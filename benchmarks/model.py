@@ -1,7 +1,5 @@
 """What a case should cost, before it is measured. See MODEL.md for why."""
 
-from __future__ import annotations
-
 import math
 
 from .cases import ITEM_SIZE, Case

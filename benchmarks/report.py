@@ -1,7 +1,5 @@
 """Where it was measured, and the results as JSON."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import json
@@ -21,7 +19,6 @@ from .contenders import OURS
 
 Row = dict[str, Any]
 Report = dict[str, Any]
-RESULTS = Path(__file__).with_name("results")
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -34,7 +31,6 @@ def facts(device: str) -> dict[str, Any]:
             versions[package] = importlib.import_module(package).__version__
     threads = torch.get_num_threads()
     return {
-        "kind": device,
         "device": f"{cpu}, {threads} threads" if device == "cpu" else torch.cuda.get_device_name(),
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -42,7 +38,6 @@ def facts(device: str) -> dict[str, Any]:
         "system": platform.platform(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "cuda": torch.version.cuda,
         "build_info": maxunpool_cuda.build_info(),
         **versions,
     }
@@ -53,19 +48,9 @@ def slug(report: Report) -> str:
     return re.sub(r"[^a-z0-9]+", "-", report["facts"]["device"].lower()).strip("-")
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return value
-
-
 def save(report: Report, path: Path) -> None:
     """Write the report as JSON, a row a line: all of it, or what was there stays."""
-    rows = ",\n".join(json.dumps(_rounded(row), separators=(",", ":")) for row in report["rows"])
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in report["rows"])
     rest = {key: value for key, value in report.items() if key != "rows"}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
@@ -77,6 +62,12 @@ def load(path: Path) -> Report:
     """The report as :func:`save` wrote it."""
     report: Report = json.loads(path.read_text())
     return report
+
+
+def title(report: Report) -> str:
+    """Where, with what and when it was measured."""
+    facts = report["facts"]
+    return f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}"
 
 
 def result(row: Row, contender: str) -> dict[str, Any] | None:
@@ -93,5 +84,5 @@ def times(row: Row, contender: str, other: str = OURS) -> float | None:
 
 def wrong(rows: Sequence[Row]) -> list[str]:
     """The names of the cases in which this package's result is not the definition's."""
-    results = ((row["name"], row.get("results", {}).get(OURS, {})) for row in rows)
-    return [name for name, ours in results if ours.get("agreement") == "wrong"]
+    judged = ((row, row.get("results", {}).get(OURS, {})) for row in rows)
+    return [row["name"] for row, ours in judged if ours.get("agreement") == "wrong"]

@@ -1,9 +1,7 @@
 """One case: make its tensors, check everyone's result, time them in turns, weigh a call."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from . import data, memory, model, timing
 from .cases import Case
-from .contenders import CLONE, COMPILED, CONTENDERS, ONNX, OURS, TORCH, Contender, Prepared
+from .contenders import CLONE, COMPILED, CONTENDERS, ONNX, OURS, TORCH, Prepared, is_able
 
 EQUAL, DIFFERS, WRONG = "equal", "differs", "wrong"
 
@@ -38,14 +36,7 @@ def _judge(
     return {"agreement": WRONG, "reason": "its result is not the definition's"}
 
 
-def run(
-    case: Case,
-    device: str,
-    peers: Sequence[str],
-    seconds: float,
-    rounds: int,
-    contenders: Mapping[str, Contender] = CONTENDERS,
-) -> dict[str, Any]:
+def run(case: Case, device: str, peers: Sequence[str], seconds: float) -> dict[str, Any]:
     """Time the case.
 
     Returns:
@@ -67,24 +58,26 @@ def run(
     definition = functools.cache(functools.partial(data.definition, case, copies[0]))
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, Sequence[timing.Call]] = {}
-    for name in (OURS, CLONE, *peers):
+    for name in (OURS, CLONE, *(peer for peer in peers if is_able(peer, case, device))):
         try:
-            if prepared := contenders[name](case, copies):
-                results[name] = _judge(name, prepared, definition)
-                calls[name] = prepared.calls
+            prepared = CONTENDERS[name](case, copies)
+            results[name] = _judge(name, prepared, definition)
         except Exception as error:
             if name == OURS:
                 raise
             # A peer's failure is a fact about it: the others are still compared.
             first_line = str(error).strip().split("\n")[0]
             results[name] = {"reason": f"{type(error).__name__}: {first_line}"}
+            continue
+        if results[name].get("agreement") != WRONG:
+            calls[name] = prepared.calls
 
     clock: timing.Clock = timing.cpu_clock
     if device == "cuda":
         with_host = case.family in ("sweep", "tiny")
         clock = functools.partial(timing.cuda_clock, with_host=with_host)
-    right = {name: calls[name] for name in calls if results[name].get("agreement") != WRONG}
-    for name, quartiles in timing.interleave(right, clock, seconds, rounds).items():
+    for name, quartiles in timing.interleave(calls, clock, seconds).items():
         peak = None if name == ONNX else memory.peak_bytes(calls[name][0], device)
-        results[name] |= {"quartiles": quartiles, "peak_bytes": peak}
+        rounded = [float(f"{time:.5g}") for time in quartiles]
+        results[name] |= {"quartiles": rounded, "peak_bytes": peak}
     return {"name": case.name, "results": results}

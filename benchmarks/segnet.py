@@ -4,8 +4,6 @@ Every pool hands its indices to the unpool across from it. The example has a net
 is to be read from one file, in 2d and 3d, and its windows overlap; this one is the published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

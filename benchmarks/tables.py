@@ -1,6 +1,4 @@
-"""Tables of results: every case, families of cases, what was predicted, and what has changed."""
-
-from __future__ import annotations
+"""Tables of results, of what was predicted, and of what has changed."""
 
 import statistics
 from collections import defaultdict
@@ -8,26 +6,21 @@ from collections.abc import Iterable, Sequence
 
 from torch.utils.benchmark.utils.common import select_unit
 
-from . import model, show
+from . import model
 from .cases import BY_NAME, Case
 from .contenders import CLONE, OURS, PEERS, TORCH
-from .report import Report, Row, result, times
+from .report import Report, Row, result, times, title
+from .show import show
 
 ALL = "unpooling, all but the sweep"
 Groups = dict[tuple[str, str], list[Row]]
-
-
-def _title(report: Report) -> str:
-    facts = report["facts"]
-    return f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}"
 
 
 def _peers(report: Report) -> list[str]:
     return [peer for peer in PEERS if any(result(row, peer) for row in report["rows"])]
 
 
-def _peak(row: Row, contender: str) -> str:
-    size = (result(row, contender) or {}).get("peak_bytes")
+def _size(size: int | None) -> str:
     if size is None:
         return ""
     return f"{size / 2**20:.4g} MiB" if size >= 2**20 else f"{size / 2**10:.4g} KiB"
@@ -50,18 +43,18 @@ def _case(row: Row, peers: Sequence[str]) -> list[str]:
     speed = f"{model.useful_bytes(case) / median / 1e9:.3g}"
     fractions = (f"{of_clone:.2f}", f"{model.cpu_fraction(case):.2f}")
     shown = [f"{median / scale:.3g} {unit}", f"{(third - first) / median:.0%}", speed, *fractions]
-    ratios = (_ratio(row, peer) for peer in peers)
-    return [row["name"], *shown, *ratios, _peak(row, OURS), _peak(row, TORCH)]
+    peaks = (_size((result(row, who) or {}).get("peak_bytes")) for who in (OURS, TORCH))
+    return [row["name"], *shown, *(_ratio(row, peer) for peer in peers), *peaks]
 
 
 def cases(report: Report) -> None:
     """Every case: this package's time, and everyone else's as a multiple of it."""
     peers = _peers(report)
-    title = f"maxunpool_cuda on {_title(report)}; spread: interquartile; peers: their time, as a "
-    title += "multiple of this package's; *: its gradient is not the exact one"
+    what = f"maxunpool_cuda on {title(report)}; spread: interquartile; peers: their time, as a "
+    what += "multiple of this package's; *: its gradient is not the exact one"
     heads = ["case", "time", "spread", "GB/s", "of clone", "predicted"]
     rows = [_case(row, peers) for row in report["rows"]]
-    show.table(title, [*heads, *peers, "peak", "torch.nn's"], rows)
+    show(what, [*heads, *peers, "peak", "torch.nn's"], rows)
 
 
 def _mean(values: Iterable[float | None]) -> str:
@@ -85,14 +78,15 @@ def _families(rows: Iterable[Row]) -> Groups:
 def families(report: Report) -> None:
     """Geometric means over the cases of each family and direction."""
     others = (CLONE, *_peers(report))
-    left_out = report.get("left_out", 0)
-    title = f"Geometric means on {_title(report)}: the fraction of a clone's speed, and how many "
-    title += "times longer the others take." + f" {left_out} cases are left out." * bool(left_out)
+    what = f"Geometric means on {title(report)}: the fraction of a clone's speed, and how many "
+    what += "times longer the others take."
+    if left_out := report["left_out"]:
+        what += f" {left_out} cases are left out."
     rows = [
         (*group, len(members), *(_mean(times(row, other) for row in members) for other in others))
         for group, members in _families(report["rows"]).items()
     ]
-    show.table(title, ("family", "direction", "cases", "of clone", *others[1:]), rows, texts=2)
+    show(what, ("family", "direction", "cases", "of clone", *others[1:]), rows, texts=2)
 
 
 def compare(report: Report, before: Report, tolerance: float) -> list[str]:
@@ -118,9 +112,9 @@ def compare(report: Report, before: Report, tolerance: float) -> list[str]:
             too_slow = min(float(mean) for mean in means if mean) > 1 + tolerance
             slower += [", ".join(group)] * too_slow
             rows.append((*group, len(members), *means, "slower" * too_slow))
-    title = f"Times now, {_title(report)}, over those before, {_title(before)}"
+    what = f"Times now, {title(report)}, over those before, {title(before)}"
     heads = ("family", "direction", "cases", "beside a clone", "beside torch.nn", "")
-    show.table(title, heads, rows, texts=2)
+    show(what, heads, rows, texts=2)
     return slower
 
 
@@ -131,6 +125,16 @@ def predictions(cases: Sequence[Case]) -> None:
         floors = (model.floor_bytes(case, device) for device in ("cuda", "cpu"))
         sizes = (f"{n / case.cells:.3g}" for n in (model.useful_bytes(case), *floors))
         rows.append((case.name, *sizes, f"{model.cpu_fraction(case):.2f}"))
-    title = "Predicted, not measured: bytes for each pooled element, and the fraction of a clone"
-    heads = ("case", "useful bytes", "floor, GPU", "floor, CPU", "fraction, CPU")
-    show.table(title, heads, rows)
+    what = "Predicted, not measured: bytes for each pooled element, and the fraction of a clone"
+    show(what, ("case", "useful bytes", "floor, GPU", "floor, CPU", "fraction, CPU"), rows)
+
+
+def training(report: Report) -> None:
+    """Bytes of all pools' values and indices, and the peak of a step."""
+    whats = ("values", "indices", "peak")
+    rows = [
+        (row["dtype"], row["contender"], *(_size(row[what]) for what in whats))
+        for row in report["rows"]
+    ]
+    heads = ("dtype", "indices", "pooled values", "their indices", "peak of the step")
+    show(f"SegNet's training step on {title(report)}", heads, rows, texts=2)

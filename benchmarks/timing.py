@@ -6,8 +6,6 @@ one statement to the end before the next, warms each up with what is timed, and 
 alone. Each call's result is fresh and is freed before the next call, outside the time.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time
@@ -17,23 +15,22 @@ from typing import Any
 import torch
 
 Call = Callable[[], Any]
-Clock = Callable[[Call], Callable[[], float]]  # makes the call; what is given tells the seconds
-Quartiles = list[float]  # the median is the second
-FEWEST_ROUNDS, WARM_UP = 10, 2
+Clock = Callable[[Call], float]  # the seconds that the call takes
+FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
 # About 0.25 ms at 2 GHz: the host queues a call and its events meanwhile.
 HEAD_START_CYCLES = 500_000
 
 
-def cpu_clock(call: Call) -> Callable[[], float]:
+def cpu_clock(call: Call) -> float:
     """The host's."""
     start = time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
     del result
-    return lambda: seconds
+    return seconds
 
 
-def cuda_clock(call: Call, with_host: bool = False) -> Callable[[], float]:
+def cuda_clock(call: Call, with_host: bool = False) -> float:
     """CUDA events around the call.
 
     Without the host: the device sleeps first, so that the host has queued the call when it begins
@@ -49,38 +46,32 @@ def cuda_clock(call: Call, with_host: bool = False) -> Callable[[], float]:
     result = call()
     end.record()
     del result
-
-    def seconds() -> float:
-        end.synchronize()
-        return start.elapsed_time(end) * 1e-3
-
-    return seconds
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3
 
 
 def interleave(
-    contenders: Mapping[str, Sequence[Call]], clock: Clock, seconds: float, rounds: int
-) -> dict[str, Quartiles]:
-    """Seconds of everyone, in rounds; the nth takes everyone's nth call, from the start again.
+    contenders: Mapping[str, Sequence[Call]], clock: Clock, seconds: float
+) -> dict[str, list[float]]:
+    """The quartiles of everyone's seconds; the nth round takes everyone's nth call, in turns.
 
-    It ends after so many rounds, or when everyone had so many seconds, :data:`FEWEST_ROUNDS` at
-    the least.
+    It ends when everyone had so many seconds, after :data:`FEWEST_ROUNDS` at the least and
+    :data:`MOST_ROUNDS` at the most.
     """
     for calls in contenders.values():
         for turn in range(WARM_UP):
-            clock(calls[turn % len(calls)])()
+            clock(calls[turn % len(calls)])
     names = list(contenders)
     found: dict[str, list[float]] = {name: [] for name in names}
     deadline = time.monotonic() + seconds * len(names)
     gc.disable()  # it may not run inside a timed call
     try:
-        for turn in range(rounds):
+        for turn in range(MOST_ROUNDS):
             if turn >= FEWEST_ROUNDS and time.monotonic() >= deadline:
                 break
             first = turn % len(names)
-            order = names[first:] + names[:first]
-            timed = {name: clock(contenders[name][turn % len(contenders[name])]) for name in order}
-            for name in order:
-                found[name].append(timed[name]())
+            for name in names[first:] + names[:first]:
+                found[name].append(clock(contenders[name][turn % len(contenders[name])]))
     finally:
         gc.enable()
     return {name: statistics.quantiles(s, n=4, method="inclusive") for name, s in found.items()}

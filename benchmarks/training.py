@@ -1,7 +1,6 @@
 """What a training step of SegNet holds in memory: with pooling of torch.nn, and of this package."""
 
-from __future__ import annotations
-
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,24 +8,24 @@ from torch import Tensor, nn
 
 import maxunpool_cuda
 
-from . import report, show
+from . import report
 from .memory import peak_bytes
 from .segnet import SegNet
 
 INDEX_DTYPES = {"torch.nn": None, "int32": torch.int32, "uint8": torch.uint8}
 DTYPES = ("float32", "bfloat16")
-CAMVID = (1, 3, 360, 480)  # its images, as the network's authors cut them
+SHAPE = (1, 3, 360, 480)  # of an image of CamVid, as the network's authors cut them
 
 
-def step(contender: str, dtype: str, shape: tuple[int, ...], device: str) -> dict[str, Any]:
+def step(contender: str, dtype: str, device: str) -> dict[str, Any]:
     """The same network and data for everyone: the loss, bytes of the pools' results, the peak."""
     torch.manual_seed(0)
     model = SegNet().to(device, getattr(torch, dtype))
     index_dtype = INDEX_DTYPES[contender]
     if index_dtype is not None and maxunpool_cuda.replace_max_pooling(model, index_dtype):
         raise RuntimeError("every pool of SegNet can have these indices")
-    input = torch.randn(shape, dtype=getattr(torch, dtype), device=device)
-    labels = torch.randint(12, (shape[0], *shape[2:]), device=device)
+    input = torch.randn(SHAPE, dtype=getattr(torch, dtype), device=device)
+    labels = torch.randint(12, (SHAPE[0], *SHAPE[2:]), device=device)
     row: dict[str, Any] = {"contender": contender, "dtype": dtype}
 
     def note(_: nn.Module, __: Any, results: tuple[Tensor, Tensor]) -> None:
@@ -44,31 +43,17 @@ def step(contender: str, dtype: str, shape: tuple[int, ...], device: str) -> dic
         row["loss"] = loss.item()
 
     train()  # what is allocated once and for all
-    return row | {"peak": peak_bytes(train, device)} | row
+    row["peak"] = peak_bytes(train, device)
+    return row
 
 
-def measure(device: str, shape: tuple[int, ...] = CAMVID) -> report.Report:
+def measure(device: str) -> report.Report:
     """A row for each dtype and contender.
 
     Raises:
         RuntimeError: two losses of one dtype differ: they pool and unpool the same numbers.
     """
-    work = [(contender, dtype) for dtype in DTYPES for contender in INDEX_DTYPES]
-    names = show.progress([", ".join(one) for one in work])
-    rows = [step(*one, shape, device) for one, _ in zip(work, names, strict=True)]
+    rows = [step(contender, dtype, device) for dtype, contender in product(DTYPES, INDEX_DTYPES)]
     if len({(row["dtype"], row["loss"]) for row in rows}) != len(DTYPES):
         raise RuntimeError(f"expected one loss of each dtype but got {rows}")
-    return {"facts": report.facts(device), "training": {"shape": shape}, "rows": rows}
-
-
-def table(results: report.Report) -> None:
-    """Print bytes of all pools' values and indices, and the peak of a step."""
-    whats = ("values", "indices", "peak")
-    rows = [
-        (row["dtype"], row["contender"], *(f"{row[what] / 2**20:.1f} MiB" for what in whats))
-        for row in results["rows"]
-    ]
-    facts = results["facts"]
-    title = f"SegNet's training step on {facts['device']}, PyTorch {facts['torch']}"
-    heads = ("dtype", "indices", "pooled values", "their indices", "peak of the step")
-    show.table(title, heads, rows, texts=2)
+    return {"facts": report.facts(device), "training": {"shape": SHAPE}, "rows": rows}

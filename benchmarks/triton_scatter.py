@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
-
 
 @triton.jit
 def scatter(
@@ -27,30 +25,23 @@ def scatter(
     value = tl.load(input + cell, mask=inside)
     index = tl.load(indices + cell, mask=inside)
     if last:  # channels_last
-        sample = cell // (pooled * channels)
-        target = (sample * plane + index) * channels + cell % channels
+        target = (cell // (pooled * channels) * plane + index) * channels + cell % channels
     else:
         target = cell // pooled * plane + index
     tl.store(output + target, value, mask=inside)
 
 
-def max_unpool(input: Tensor, indices: Tensor, output_size: tuple[int, ...]) -> Tensor:
-    """Unpool ``(N, C, *S)`` values to the spatial ``output_size``, in the layout of ``input``.
+def max_unpool(
+    input: Tensor, indices: Tensor, output_size: tuple[int, ...], layout: torch.memory_format
+) -> Tensor:
+    """Unpool ``(N, C, *S)`` values, all tensors in the layout; at most 2^31 outputs.
 
-    Both tensors have the same layout, contiguous or channels_last, and there are fewer than 2^31
-    outputs. Of two values with one index any may win. Indices are not checked.
+    Of two values with one index any may win. Indices are not checked.
     """
-    channels_last = not input.is_contiguous()
-    memory_format = torch.contiguous_format
-    if channels_last:
-        memory_format = torch.channels_last if input.dim() == 4 else torch.channels_last_3d
     shape = (*input.shape[:2], *output_size)
-    output = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
+    output = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=layout)
     output.zero_()
-    scatter[(triton.cdiv(input.numel(), BLOCK),)](
-        *(output, input, indices, input.numel()),
-        *(math.prod(input.shape[2:]), math.prod(output_size), input.shape[1]),
-        last=channels_last,
-        block=BLOCK,
-    )
+    cells, pooled, plane = input.numel(), math.prod(input.shape[2:]), math.prod(output_size)
+    sizes, last = (cells, pooled, plane, input.shape[1]), layout != torch.contiguous_format
+    scatter[(triton.cdiv(cells, 1024),)](output, input, indices, *sizes, last=last, block=1024)
     return output

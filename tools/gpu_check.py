@@ -53,8 +53,8 @@ PACKAGES = {
     "nibabel": "the test of the demo",
     "nilearn": "the test of the demo",
     "triton": "Triton as a peer",
+    "rich": "the test of the demo",
     "matplotlib": "pictures",
-    "rich": "tables to look at",
 }
 PROGRAMS = {"nvcc": "the CUDA kernels", "compute-sanitizer": "memcheck and racecheck"}
 
@@ -97,7 +97,7 @@ class Asked:
     def benchmarks(self, limit: float, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "benchmarks", "--device", self.device]
         if self.rehearse:  # what is full size on a GPU takes a CPU minutes
-            command += ["--seconds", "0", "--rounds", "2", "--filter", "^tiny"]
+            command += ["--seconds", "0", "--filter", "^tiny"]
         return [*command, "--limit", f"{limit:.0f}", *arguments]
 
 
