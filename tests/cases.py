@@ -104,6 +104,13 @@ class Case:
             return self.indices
         return positions_of(self.indices, self.geometry)
 
+    def laid_out(self, *layouts: str) -> "Case":
+        """With tensors in these layouts, or in this one."""
+        tensors = (self.input, self.indices, self.grad_output)
+        each = zip(tensors, layouts * 3 if len(layouts) == 1 else layouts, strict=True)
+        laid = (laid_out(tensor, layout, self.geometry.dims) for tensor, layout in each)
+        return Case(self.geometry, self.reduce, *laid)
+
 
 def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
     """Any windows: overlapping or apart, padded, of every output size the default allows."""
@@ -166,39 +173,30 @@ def _generator(rng: random.Random) -> torch.Generator:
     return torch.Generator().manual_seed(rng.getrandbits(60))
 
 
-def _draw(
-    rng: random.Random, geometry: Geometry, allowed: Tensor, leading: tuple[int, ...]
-) -> Tensor:
-    """An offset for each cell: one of those that are allowed, of (cells, offsets)."""
-    planes = math.prod(leading)
-    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
-    return drawn.T[:planes].reshape(*leading, *geometry.pooled).contiguous()
-
-
 def random_indices(
     rng: random.Random, geometry: Geometry, leading: tuple[int, ...], kind: str
 ) -> Tensor:
-    """Contiguous int64 indices in the output plane, of one of INDEX_KINDS."""
-    plane = math.prod(geometry.output)
-    if "window" not in kind:
-        few = torch.tensor(rng.choices(range(plane), k=3))
-        choices = few if kind == "few" else torch.arange(plane)
-        shape = (*leading, *geometry.pooled)
-        return choices[torch.randint(len(choices), shape, generator=_generator(rng))]
-    inside = windows_of(geometry)[1]
-    allowed = inside | ~inside.any(1, keepdim=True) if kind == "own window" else inside | True
+    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
+    planes, plane = math.prod(leading), math.prod(geometry.output)
+    shape = (*leading, *geometry.pooled)
+    if kind in ("anywhere", "few"):
+        choices = torch.arange(plane)
+        if kind == "few":
+            choices = torch.tensor(rng.choices(range(plane), k=3))
+        drawn = choices[torch.randint(len(choices), shape, generator=_generator(rng))]
+        return drawn.to(rng.choice((torch.int64, torch.int32)))
+    _, allowed = windows_of(geometry)
+    as_offsets = kind == "offset" and allowed.shape[1] <= 256 and bool(allowed.any(1).all())
+    if kind == "wrapped window":
+        allowed = torch.ones_like(allowed)
+    allowed = allowed | ~allowed.any(1, keepdim=True)
+    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
+    offsets = drawn.T[:planes].reshape(shape).contiguous()
+    if as_offsets:
+        return offsets.byte()
     # What leaves the plane on one side comes in on another.
-    return positions_of(_draw(rng, geometry, allowed, leading), geometry).remainder(plane)
-
-
-def random_offsets(
-    rng: random.Random, geometry: Geometry, leading: tuple[int, ...]
-) -> Tensor | None:
-    """Contiguous uint8 indices, where there are any for all windows."""
-    inside = windows_of(geometry)[1]
-    if inside.shape[1] > 256 or not inside.any(1).all():
-        return None
-    return _draw(rng, geometry, inside, leading).byte()
+    flat = positions_of(offsets, geometry).remainder(plane)
+    return flat.to(rng.choice((torch.int64, torch.int32)))
 
 
 def row_geometry(rng: random.Random, window: str, even: bool) -> Geometry:
@@ -232,16 +230,12 @@ def case_of(
     kind: str,
     reduce: str = "last",
 ) -> Case:
-    """A case of contiguous tensors; of kind "offset", indices are uint8 if all windows have any."""
-    offsets = random_offsets(rng, geometry, leading) if kind == "offset" else None
-    if offsets is None:
-        flat = random_indices(rng, geometry, leading, "own window" if kind == "offset" else kind)
-        offsets = flat.to(rng.choice((torch.int64, torch.int32)))
+    """A case of contiguous tensors, with indices of one of INDEX_KINDS or of kind "offset"."""
     return Case(
         geometry,
         reduce,
         random_values(rng, (*leading, *geometry.pooled), dtype),
-        offsets,
+        random_indices(rng, geometry, leading, kind),
         random_values(rng, (*leading, *geometry.output), dtype),
     )
 
@@ -261,13 +255,11 @@ def aimed_case(
     """
     kind = "offset" if offsets else rng.choice(INDEX_KINDS)
     reduce = reduce or rng.choice(("last", "last", "last", "sum", "mean"))
-    if way != "channels":
-        geometry = row_geometry(rng, window, even=way == "even rows")
-        return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
-    geometry = channels_geometry(rng, window)
-    case = case_of(rng, geometry, (2, 16), dtype, kind, reduce)
-    tensors = (case.input, case.indices, case.grad_output)
-    return Case(geometry, reduce, *(laid_out(t, "channels_last", geometry.dims) for t in tensors))
+    if way == "channels":
+        geometry = channels_geometry(rng, window)
+        return case_of(rng, geometry, (2, 16), dtype, kind, reduce).laid_out("channels_last")
+    geometry = row_geometry(rng, window, even=way == "even rows")
+    return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
 
 
 def random_limits(rng: random.Random) -> dict[str, int]:
@@ -323,22 +315,13 @@ def random_case(
     leading = leading or random_leading(rng)
     if offsets is None:
         offsets = rng.random() < 0.25
-    indices = None
-    while indices is None:
+    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
+    while True:
         geometry = random_geometry(rng, most_cells, longest)
-        if offsets:
-            indices = random_offsets(rng, geometry, leading)
-        else:
-            indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
-            indices = indices.to(rng.choice((torch.int64, torch.int32)))
-    layouts = [rng.choice(LAYOUTS)] * 3 if rng.random() < 0.7 else rng.choices(LAYOUTS, k=3)
-    tensors = (
-        random_values(rng, (*leading, *geometry.pooled), dtype),
-        indices,
-        random_values(rng, (*leading, *geometry.output), dtype),
-    )
-    laid = (laid_out(t, how, geometry.dims) for t, how in zip(tensors, layouts, strict=True))
-    return Case(geometry, reduce, *laid)
+        case = case_of(rng, geometry, leading, dtype, kind, reduce)
+        if not offsets or case.indices.dtype == torch.uint8:
+            one = rng.random() < 0.7
+            return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
 
 
 def same(a: Tensor, b: Tensor) -> bool:
