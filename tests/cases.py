@@ -536,27 +536,26 @@ class Example:
     def __str__(self) -> str:
         return f"{self.operator}-{self.index_dtype}"
 
-    def __call__(self, x: Tensor, *indices: Tensor) -> Any:
+    def __call__(self, x: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
         if self.operator == "unpool":
-            return F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce)
+            return (F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce),)
         if self.operator == "gradient":
             window = ((4, 4), (3, 3), (1, 1), (0, 0))
-            return _ops.max_unpool_backward(x, *indices, *window, self.reduce)
+            return (_ops.max_unpool_backward(x, *indices, *window, self.reduce),)
         return F.max_pool2d(x, 3, 1, return_indices=True, index_dtype=self.index_dtype)
 
     def values(self, x: Tensor, *indices: Tensor) -> Tensor:
         """The result that may have a gradient."""
-        results = self(x, *indices)
-        return results[0] if isinstance(results, tuple) else results
+        return self(x, *indices)[0]
 
     def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
         """What it takes; many indices are the same."""
         return tuple(batch[0] for batch in self.batches(device))
 
     def batches(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Five of each."""
+        """Five of each, of whole numbers: their sums are the same in any order."""
         sizes = (2, 2) if self.operator == "unpool" else (4, 4)
-        x = torch.rand(5, 2, 3, *sizes, dtype=torch.float64, device=device)
+        x = torch.randperm(30 * math.prod(sizes)).reshape(5, 2, 3, *sizes).double().to(device)
         if self.operator == "pool":
             return (x,)
         most = 9 if self.index_dtype == torch.uint8 else 16
