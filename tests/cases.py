@@ -22,30 +22,16 @@ from torch import Tensor
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-ARITHMETIC = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.complex64,
-    torch.complex128,
+POOLED = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
+ARITHMETIC = (*POOLED, torch.complex64, torch.complex128)
 MOVABLE = (
     *ARITHMETIC,
-    torch.bool,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.complex32,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    *(torch.bool, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2),
 )
-POOLED = tuple(dtype for dtype in ARITHMETIC if not dtype.is_complex)
 REDUCES = ("last", "sum", "mean")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
@@ -118,6 +104,13 @@ class Case:
             return self.indices
         return positions_of(self.indices, self.geometry)
 
+    def laid_out(self, *layouts: str) -> "Case":
+        """With tensors in these layouts, or in this one."""
+        tensors = (self.input, self.indices, self.grad_output)
+        each = zip(tensors, layouts * 3 if len(layouts) == 1 else layouts, strict=True)
+        laid = (laid_out(tensor, layout, self.geometry.dims) for tensor, layout in each)
+        return Case(self.geometry, self.reduce, *laid)
+
 
 def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
     """Any windows: overlapping or apart, padded, of every output size the default allows."""
@@ -145,48 +138,70 @@ def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) 
             return Geometry(pooled, kernel, stride, padding, output)
 
 
+@functools.lru_cache(maxsize=16)
+def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """For each cell and each offset in its window: the position it names, and whether it does.
+
+    Both are (cells, offsets); what lies outside the plane has the position it would wrap to.
+    """
+    positions, inside = torch.zeros(1, 1).long(), torch.ones(1, 1).bool()
+    axes = (geometry.pooled, geometry.kernel, geometry.stride, geometry.padding, geometry.output)
+    for cells, kernel, stride, padding, size in zip(*axes, strict=True):
+        at = torch.arange(cells).mul(stride).sub(padding).reshape(-1, 1, 1) + torch.arange(kernel)
+        shape = (len(positions) * cells, -1)
+        positions = (positions[:, None, :, None] * size + at).reshape(shape)
+        inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
+    return positions, inside
+
+
+def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
+    """Where an offset in the window of a cell lies in the output plane, if it does."""
+    positions, inside = windows_of(geometry)
+    if offset >= positions.shape[1] or not inside[cell, offset]:
+        return None
+    return int(positions[cell, offset])
+
+
+def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
+    """Flat int64 indices for offsets that all lead into the plane."""
+    positions = windows_of(geometry)[0].to(offsets.device)
+    each = torch.arange(len(positions), device=offsets.device)
+    return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
+
+
+def _generator(rng: random.Random) -> torch.Generator:
+    return torch.Generator().manual_seed(rng.getrandbits(60))
+
+
 def random_indices(
     rng: random.Random, geometry: Geometry, leading: tuple[int, ...], kind: str
 ) -> Tensor:
-    """Contiguous int64 indices in the output plane."""
-    plane = math.prod(geometry.output)
-    choices = rng.sample(range(plane), k=min(plane, 3))
-
-    def in_window(cell: int, clipped: bool = True) -> int:
-        index = 0
-        for p, k, s, pad, out in zip(
-            _coordinates(cell, geometry.pooled),
-            geometry.kernel,
-            geometry.stride,
-            geometry.padding,
-            geometry.output,
-            strict=True,
-        ):
-            start, end = p * s - pad, p * s - pad + k
-            if clipped:
-                start, end = max(start, 0), min(end, out)
-            index = index * out + (rng.randrange(start, end) if start < end else out - 1)
-        return index
-
-    def wrapped(cell: int) -> int:
-        """What leaves the plane on one side comes in on another, in most places."""
-        index = in_window(cell, clipped=False)
-        return index if 0 <= index < plane else in_window(cell)
-
-    draw = {
-        "own window": in_window,
-        "wrapped window": wrapped,
-        "anywhere": lambda _: rng.randrange(plane),
-        "few": lambda _: rng.choice(choices),
-    }[kind]
-    cells = math.prod(geometry.pooled)
-    flat = [draw(cell) for _ in range(math.prod(leading)) for cell in range(cells)]
-    return torch.tensor(flat, dtype=torch.int64).reshape(*leading, *geometry.pooled)
+    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
+    planes, plane = math.prod(leading), math.prod(geometry.output)
+    shape = (*leading, *geometry.pooled)
+    if kind in ("anywhere", "few"):
+        choices = torch.arange(plane)
+        if kind == "few":
+            choices = torch.tensor(rng.choices(range(plane), k=3))
+        drawn = choices[torch.randint(len(choices), shape, generator=_generator(rng))]
+        return drawn.to(rng.choice((torch.int64, torch.int32)))
+    _, allowed = windows_of(geometry)
+    as_offsets = kind == "offset" and allowed.shape[1] <= 256 and bool(allowed.any(1).all())
+    if kind == "wrapped window":
+        allowed = torch.ones_like(allowed)
+    allowed = allowed | ~allowed.any(1, keepdim=True)
+    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
+    offsets = drawn.T[:planes].reshape(shape).contiguous()
+    if as_offsets:
+        return offsets.byte()
+    # What leaves the plane on one side comes in on another.
+    flat = positions_of(offsets, geometry).remainder(plane)
+    return flat.to(rng.choice((torch.int64, torch.int32)))
 
 
 def row_geometry(rng: random.Random, window: str, even: bool) -> Geometry:
     """Of one of WINDOWS, with rows that divide into vectors of any dtype, or do not."""
-    kernel, stride, padding = WINDOWS[window]
+    stride = WINDOWS[window][1]
     dims = rng.choice((1, 2, 3) if stride == 2 else (1, 2))
     pooled = [*(rng.randint(1, 3) for _ in range(dims - 1)), rng.randint(1, 9)]
     if even:
@@ -194,19 +209,17 @@ def row_geometry(rng: random.Random, window: str, even: bool) -> Geometry:
     output = [stride * n for n in pooled]
     if not even:
         output[-1] = max(1, output[-1] + rng.choice((0, 1, -1, 3)))
-    parts = ((n,) * dims for n in (kernel, stride, padding))
-    return Geometry(tuple(pooled), *parts, tuple(output))
+    return Geometry(tuple(pooled), *((n,) * dims for n in WINDOWS[window]), tuple(output))
 
 
 def channels_geometry(rng: random.Random, window: str) -> Geometry:
     """Of one of WINDOWS, for tensors in channels_last."""
-    kernel, stride, padding = WINDOWS[window]
+    stride = WINDOWS[window][1]
     dims = rng.choice((2, 2, 3))
     pooled = tuple(rng.randint(1, 4) for _ in range(dims))
     more = rng.choice((0, 1, -1, stride - 1))
     output = tuple(max(1, stride * n + more) for n in pooled)
-    parts = ((n,) * dims for n in (kernel, stride, padding))
-    return Geometry(pooled, *parts, output)
+    return Geometry(pooled, *((n,) * dims for n in WINDOWS[window]), output)
 
 
 def case_of(
@@ -217,16 +230,12 @@ def case_of(
     kind: str,
     reduce: str = "last",
 ) -> Case:
-    """A case of contiguous tensors; of kind "offset", indices are uint8 if all windows have any."""
-    offsets = random_offsets(rng, geometry, leading) if kind == "offset" else None
-    if offsets is None:
-        flat = random_indices(rng, geometry, leading, "own window" if kind == "offset" else kind)
-        offsets = flat.to(rng.choice((torch.int64, torch.int32)))
+    """A case of contiguous tensors, with indices of one of INDEX_KINDS or of kind "offset"."""
     return Case(
         geometry,
         reduce,
         random_values(rng, (*leading, *geometry.pooled), dtype),
-        offsets,
+        random_indices(rng, geometry, leading, kind),
         random_values(rng, (*leading, *geometry.output), dtype),
     )
 
@@ -246,13 +255,11 @@ def aimed_case(
     """
     kind = "offset" if offsets else rng.choice(INDEX_KINDS)
     reduce = reduce or rng.choice(("last", "last", "last", "sum", "mean"))
-    if way != "channels":
-        geometry = row_geometry(rng, window, even=way == "even rows")
-        return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
-    geometry = channels_geometry(rng, window)
-    case = case_of(rng, geometry, (2, 16), dtype, kind, reduce)
-    tensors = (case.input, case.indices, case.grad_output)
-    return Case(geometry, reduce, *(laid_out(t, "channels_last", geometry.dims) for t in tensors))
+    if way == "channels":
+        geometry = channels_geometry(rng, window)
+        return case_of(rng, geometry, (2, 16), dtype, kind, reduce).laid_out("channels_last")
+    geometry = row_geometry(rng, window, even=way == "even rows")
+    return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
 
 
 def random_limits(rng: random.Random) -> dict[str, int]:
@@ -260,88 +267,18 @@ def random_limits(rng: random.Random) -> dict[str, int]:
     return {name: rng.choice(choices) for name, choices in LIMITS.items()}
 
 
-def _coordinates(at: int, sizes: tuple[int, ...]) -> list[int]:
-    coordinates = []
-    for size in reversed(sizes):
-        at, last = divmod(at, size)
-        coordinates.insert(0, last)
-    return coordinates
-
-
-def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
-    """Where an offset in the window of a cell lies in the output plane, if it does."""
-    if offset >= math.prod(geometry.kernel):
-        return None
-    position = 0
-    for p, d, s, pad, out in zip(
-        _coordinates(cell, geometry.pooled),
-        _coordinates(offset, geometry.kernel),
-        geometry.stride,
-        geometry.padding,
-        geometry.output,
-        strict=True,
-    ):
-        at = p * s - pad + d
-        if not 0 <= at < out:
-            return None
-        position = position * out + at
-    return position
-
-
-def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
-    """Flat int64 indices for offsets that all lead into the plane."""
-    rest, step = offsets.long().contiguous(), 1
-    positions = torch.zeros_like(rest)
-    axes = zip(
-        geometry.pooled,
-        geometry.kernel,
-        geometry.stride,
-        geometry.padding,
-        geometry.output,
-        strict=True,
-    )
-    for inner, (cells, kernel, stride, padding, size) in enumerate(reversed(list(axes))):
-        begins = torch.arange(cells, device=rest.device) * stride - padding
-        positions += (begins.reshape(-1, *(1,) * inner) + rest % kernel) * step
-        rest, step = rest // kernel, step * size
-    return positions
-
-
-def random_offsets(
-    rng: random.Random, geometry: Geometry, leading: tuple[int, ...]
-) -> Tensor | None:
-    """Contiguous uint8 indices, where there are any for all windows."""
-    volume = math.prod(geometry.kernel)
-    allowed = [
-        [at for at in range(volume) if position_of(geometry, cell, at) is not None]
-        for cell in range(math.prod(geometry.pooled))
-    ]
-    if volume > 256 or not all(allowed):
-        return None
-    flat = [rng.choice(offsets) for _ in range(math.prod(leading)) for offsets in allowed]
-    return torch.tensor(flat, dtype=torch.uint8).reshape(*leading, *geometry.pooled)
-
-
 def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
-    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    generator = _generator(rng)
     if dtype.is_floating_point or dtype.is_complex:
-        real = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
+        parts = (*shape, 2 if dtype.is_complex else 1)
+        real = torch.randn(parts, generator=generator, dtype=torch.float64)
         small = torch.rand(*shape, 1, generator=generator) < 0.3
         real = torch.where(small, real * torch.finfo(dtype).smallest_normal, real)
-        if dtype.is_complex:
-            return torch.view_as_complex(real).to(dtype)
-        return real[..., 0].to(dtype)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    numbers = torch.randint(-(2**62), 2**62, shape, generator=generator) >> 1
-    return (
-        numbers.view(torch.uint8)
-        .reshape(*shape, 8)[..., : dtype.itemsize]
-        .contiguous()
-        .view(dtype)
-        .reshape(shape)
-    )
+        return (torch.view_as_complex(real) if dtype.is_complex else real[..., 0]).to(dtype)
+    numbers = 2 if dtype == torch.bool else 256  # of a byte
+    drawn = torch.randint(numbers, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
+    return drawn.view(dtype)[..., 0]
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
@@ -351,9 +288,8 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
-        return tensor.contiguous(
-            memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d
-        )
+        format = torch.channels_last if dims == 2 else torch.channels_last_3d
+        return tensor.contiguous(memory_format=format)
     return tensor.contiguous()
 
 
@@ -379,22 +315,13 @@ def random_case(
     leading = leading or random_leading(rng)
     if offsets is None:
         offsets = rng.random() < 0.25
-    indices = None
-    while indices is None:
+    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
+    while True:
         geometry = random_geometry(rng, most_cells, longest)
-        if offsets:
-            indices = random_offsets(rng, geometry, leading)
-        else:
-            indices = random_indices(rng, geometry, leading, rng.choice(INDEX_KINDS))
-            indices = indices.to(rng.choice((torch.int64, torch.int32)))
-    layouts = [rng.choice(LAYOUTS)] * 3 if rng.random() < 0.7 else rng.choices(LAYOUTS, k=3)
-    tensors = (
-        random_values(rng, (*leading, *geometry.pooled), dtype),
-        indices,
-        random_values(rng, (*leading, *geometry.output), dtype),
-    )
-    laid = (laid_out(t, how, geometry.dims) for t, how in zip(tensors, layouts, strict=True))
-    return Case(geometry, reduce, *laid)
+        case = case_of(rng, geometry, leading, dtype, kind, reduce)
+        if not offsets or case.indices.dtype == torch.uint8:
+            one = rng.random() < 0.7
+            return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -532,11 +459,10 @@ class Call:
 
 
 def unpool_call(case: Case, forward: bool) -> Call:
-    values = case.input if forward else case.grad_output
-    operator, reference = (
-        (_ops.max_unpool, max_unpool)
+    values, operator, reference = (
+        (case.input, _ops.max_unpool, max_unpool)
         if forward
-        else (_ops.max_unpool_backward, max_unpool_backward)
+        else (case.grad_output, _ops.max_unpool_backward, max_unpool_backward)
     )
     spatial, reduce = case.geometry.output, case.reduce
     return Call(
@@ -610,27 +536,26 @@ class Example:
     def __str__(self) -> str:
         return f"{self.operator}-{self.index_dtype}"
 
-    def __call__(self, x: Tensor, *indices: Tensor) -> Any:
+    def __call__(self, x: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
         if self.operator == "unpool":
-            return F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce)
+            return (F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce),)
         if self.operator == "gradient":
             window = ((4, 4), (3, 3), (1, 1), (0, 0))
-            return _ops.max_unpool_backward(x, *indices, *window, self.reduce)
+            return (_ops.max_unpool_backward(x, *indices, *window, self.reduce),)
         return F.max_pool2d(x, 3, 1, return_indices=True, index_dtype=self.index_dtype)
 
     def values(self, x: Tensor, *indices: Tensor) -> Tensor:
         """The result that may have a gradient."""
-        results = self(x, *indices)
-        return results[0] if isinstance(results, tuple) else results
+        return self(x, *indices)[0]
 
     def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
         """What it takes; many indices are the same."""
         return tuple(batch[0] for batch in self.batches(device))
 
     def batches(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Five of each."""
+        """Five of each, of whole numbers: their sums are the same in any order."""
         sizes = (2, 2) if self.operator == "unpool" else (4, 4)
-        x = torch.rand(5, 2, 3, *sizes, dtype=torch.float64, device=device)
+        x = torch.randperm(30 * math.prod(sizes)).reshape(5, 2, 3, *sizes).double().to(device)
         if self.operator == "pool":
             return (x,)
         most = 9 if self.index_dtype == torch.uint8 else 16

@@ -4,7 +4,6 @@ Everything is done on NumPy scalars and rows of bytes. Sums are taken one after 
 type and the order that the package promises, so that results can be compared bit for bit.
 """
 
-import itertools
 import math
 
 import numpy as np
@@ -22,47 +21,34 @@ def default_output_size(pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Si
 
 def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) -> Tensor:
     """``output_size`` is spatial; ``input`` is (*leading, *spatial)."""
-    plane = math.prod(output_size)
-    shape = (*input.shape[: input.dim() - len(output_size)], *output_size)
-    rows, targets = _planes(input, len(output_size)), _index_planes(indices, len(output_size))
-    if reduce == "last":
-        result = np.zeros((len(rows), plane, rows.shape[-1]), np.uint8)
-        for out, row, target in zip(result, rows, targets, strict=True):
-            for j, at in enumerate(target):
-                out[at] = row[j]
-        return _from_bytes(result, shape, input.dtype)
+    dims = len(output_size)
+    rows, targets = _planes(input, dims), _index_planes(indices, dims)
+    result = np.zeros((len(rows), math.prod(output_size), rows.shape[-1]), np.uint8)
     adder = _Adder(input.dtype)
-    result = np.zeros((len(rows), plane, rows.shape[-1]), np.uint8)
     for out, row, target in zip(result, rows, targets, strict=True):
-        values = adder.read(row)
-        sums: dict[int, list] = {}
-        for j, at in enumerate(target):
-            sums.setdefault(at, []).append(values[j])
-        for at, members in sums.items():
-            total = adder.sum(members)
-            mean = reduce == "mean" and len(members) > 1
-            out[at] = adder.write(adder.divide(total, len(members)) if mean else total)
-    return _from_bytes(result, shape, input.dtype)
+        values = [] if reduce == "last" else adder.read(row)
+        for at, cells in _cells_of(target).items():
+            if reduce == "last":
+                out[at] = row[cells[-1]]
+            else:
+                out[at] = adder.total([values[j] for j in cells], mean=reduce == "mean")
+    return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), input.dtype)
 
 
 def max_unpool_backward(
     grad_output: Tensor, indices: Tensor, output_size: Sizes, reduce: str
 ) -> Tensor:
-    grads, targets = (
-        _planes(grad_output, len(output_size)),
-        _index_planes(indices, len(output_size)),
-    )
-    result = np.zeros((len(targets), targets.shape[1], grads.shape[-1]), np.uint8)
-    adder = _Adder(grad_output.dtype) if reduce == "mean" else None
+    dims = len(output_size)
+    grads, targets = _planes(grad_output, dims), _index_planes(indices, dims)
+    result = np.zeros((*targets.shape[:2], grads.shape[-1]), np.uint8)
+    adder = _Adder(grad_output.dtype)
     for out, grad, target in zip(result, grads, targets, strict=True):
-        positions = target.tolist()
-        last = {at: j for j, at in enumerate(positions)}
-        for j, at in enumerate(positions):
-            if adder is not None:
-                value = adder.read(grad[at : at + 1])[0]
-                out[j] = adder.write(adder.divide(value, positions.count(at)))
-            elif reduce == "sum" or last[at] == j:
-                out[j] = grad[at]
+        for at, cells in _cells_of(target).items():
+            if reduce == "mean":
+                (value,) = adder.read(grad[at : at + 1])
+                out[cells] = adder.write(adder.divide(value, len(cells)))
+            else:
+                out[cells if reduce == "sum" else cells[-1]] = grad[at]
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
 
 
@@ -94,43 +80,37 @@ def max_pool(
 ) -> tuple[Tensor, Tensor]:
     dims = len(kernel)
     sizes = tuple(input.shape[-dims:])
-    windows = tuple(zip(sizes, kernel, stride, padding, dilation, strict=True))
-    pooled = tuple(pooled_size(*window, ceil_mode) for window in windows)
+    axes = tuple(zip(sizes, kernel, stride, padding, dilation, strict=True))
+    pooled = tuple(pooled_size(*axis, ceil_mode) for axis in axes)
     rows = _planes(input, dims)
-    numbers = input.detach().cpu().reshape(len(rows), math.prod(sizes)).tolist()
+    numbers = input.detach().cpu().reshape(rows.shape[:2]).tolist()
     real = input.dtype.is_floating_point
     lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
-    shape = (*input.shape[: input.dim() - dims], *pooled)
     values = np.zeros((len(rows), math.prod(pooled), rows.shape[-1]), np.uint8)
     values[:] = as_bytes(lowest).numpy()
     indices = np.zeros(values.shape[:2], np.int64)
     for j, cell in enumerate(np.ndindex(*pooled)):
-        axes = [
-            [(k, p * s - pad + k * d) for k in range(kernel) if p * s - pad + k * d >= 0]
-            for p, (_, kernel, s, pad, d) in zip(cell, windows, strict=True)
-        ]
-        # (offset in the window, position in the plane), row-major; the first says what an empty
-        # window gets
-        candidates = []
-        for numbers_and_places in itertools.product(*axes):
-            offset = position = 0
-            for (k, at), size, width in zip(numbers_and_places, sizes, kernel, strict=True):
-                offset, position = offset * width + k, position * size + at
-            inside = all(at < n for (_, at), n in zip(numbers_and_places, sizes, strict=True))
-            candidates.append((offset, position, inside))
-        for plane, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            found = [(o, at) for o, at, inside in candidates if inside]
-            nans = [c for c in found if number[c[1]] != number[c[1]]]
-            if nans:
-                best = nans[-1]
-            elif found:
-                largest = max(number[at] for _, at in found)
-                best = next(c for c in found if number[c[1]] == largest)
+        # Offset in the window and position in the plane; an empty window gets the first of those
+        # that lie before no axis.
+        found, empty = [], None
+        for offset, steps in enumerate(np.ndindex(*kernel)):
+            position, inside = 0, True
+            for p, k, (size, _, s, pad, d) in zip(cell, steps, axes, strict=True):
+                at = p * s - pad + k * d
+                if at < 0:
+                    break
+                position, inside = position * size + at, inside and at < size
             else:
-                best = candidates[0][:2]
+                empty = empty or (offset, position)
+                found += [(offset, position)] if inside else []
+        for plane, number in enumerate(numbers):
+            best = empty
             if found:
-                values[plane, j] = row[best[1]]
-            indices[plane, j] = best[0] if index_dtype == torch.uint8 else best[1]
+                nans = [place for place in found if math.isnan(number[place[1]])]
+                best = nans[-1] if nans else max(found, key=lambda place: number[place[1]])
+                values[plane, j] = rows[plane, best[1]]
+            indices[plane, j] = best[index_dtype != torch.uint8]
+    shape = (*input.shape[: input.dim() - dims], *pooled)
     return (
         _from_bytes(values, shape, input.dtype),
         torch.from_numpy(indices).reshape(shape).to(index_dtype),
@@ -139,13 +119,8 @@ def max_pool(
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """All elements in row-major order, as uint8."""
-    return (
-        tensor.detach()
-        .cpu()
-        .clone(memory_format=torch.contiguous_format)
-        .flatten()
-        .view(torch.uint8)
-    )
+    whole = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return whole.flatten().view(torch.uint8)
 
 
 def _planes(tensor: Tensor, dims: int) -> np.ndarray:
@@ -157,6 +132,14 @@ def _planes(tensor: Tensor, dims: int) -> np.ndarray:
 def _index_planes(indices: Tensor, dims: int) -> np.ndarray:
     plane = math.prod(indices.shape[indices.dim() - dims :])
     return indices.detach().cpu().contiguous().numpy().reshape(-1, plane)
+
+
+def _cells_of(target: np.ndarray) -> dict[int, list[int]]:
+    """The cells that name each position, in row-major order."""
+    cells: dict[int, list[int]] = {}
+    for cell, at in enumerate(target.tolist()):
+        cells.setdefault(at, []).append(cell)
+    return cells
 
 
 def _from_bytes(array: np.ndarray, shape: Sizes, dtype: torch.dtype) -> Tensor:
@@ -178,16 +161,17 @@ class _Adder:
         parts = torch.view_as_real(values) if self.dtype.is_complex else values[:, None]
         return [tuple(self.scalar(part) for part in element) for element in parts.tolist()]
 
-    def sum(self, values: list[tuple]) -> tuple:
-        total = tuple(self.scalar(0) for _ in values[0])
+    def total(self, values: list[tuple], mean: bool) -> np.ndarray:
+        """The bytes of a sum, or of a mean."""
+        sums = tuple(self.scalar(0) for _ in values[0])
         for value in values:
-            total = tuple(t + v for t, v in zip(total, value, strict=True))
-        return tuple((t + 2**63) % 2**64 - 2**63 for t in total) if self.integral else total
+            sums = tuple(s + v for s, v in zip(sums, value, strict=True))
+        if self.integral:
+            sums = tuple((s + 2**63) % 2**64 - 2**63 for s in sums)
+        return self.write(self.divide(sums, len(values)) if mean else sums)
 
     def divide(self, value: tuple, count: int) -> tuple:
-        if self.integral:
-            return (value[0] // count,)
-        return tuple(v / self.scalar(count) for v in value)
+        return tuple(v // count if self.integral else v / self.scalar(count) for v in value)
 
     def write(self, value: tuple) -> np.ndarray:
         if self.integral:

@@ -51,26 +51,6 @@ def test_gradients(
         assert gradgradcheck(lambda x: values(x).sin(), x, check_fwd_over_rev=True, **batched)
 
 
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-def test_overlapping_windows_give_the_gradient_to_the_winner(
-    device: str, index_dtype: torch.dtype
-) -> None:
-    """With windows of 3 and a stride of 1, one maximum is in three windows."""
-    x = torch.tensor([[1.0, 2, 9, 3, 1]], device=device)
-    pooled, indices = F.max_pool1d(x, 3, 1, return_indices=True, index_dtype=index_dtype)
-    assert indices.tolist() == [[2, 1, 0] if index_dtype == torch.uint8 else [2, 2, 2]]
-    pooled.requires_grad_()
-    for reduce, value, gradient in (
-        ("last", 9.0, [0, 0, 7]),
-        ("sum", 27.0, [7, 7, 7]),
-        ("mean", 9.0, [7 / 3] * 3),
-    ):
-        output = F.max_unpool1d(pooled, indices, 3, 1, reduce=reduce)
-        assert output.tolist() == [[0, 0, value, 0, 0]]
-        (grad,) = torch.autograd.grad(output[0, 2] * 7, pooled)
-        assert grad.tolist() == [torch.tensor(gradient).tolist()]
-
-
 @pytest.mark.parametrize("window", [(2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 1, 2)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_pooling_are_torchs(
@@ -132,8 +112,7 @@ def test_gradients_of_an_empty_batch(device: str, example: Example) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_saved_indices_must_not_change(example: Example) -> None:
     x, *indices = example.tensors()
-    results = example(x.requires_grad_(), *indices)
-    values, changed = results if isinstance(results, tuple) else (results, *indices)
+    values, changed = (*example(x.requires_grad_(), *indices), *indices)
     changed += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         values.sum().backward()

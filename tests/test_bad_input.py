@@ -3,6 +3,7 @@
 Every call runs in a child process, so that a crash or a hang is a failed test and no more.
 """
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -10,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,74 +20,46 @@ from torch.func import grad, vmap
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _arguments, _ops
 
 PATIENCE = 120  # seconds
 
 # expression, exception, what its text says (in parts, in any order). U is max_unpool2d; x and i, or
-# the offsets o, fit each other and a 4x4 output; of(o, ...) are others; backward(g, i) is the
-# operator for the same geometry. P is max_pool2d, and y is 8x8; byte and int32 ask for such
-# indices. op and pool are the operators alone.
+# the offsets o, fit each other and a 4x4 output; backward(g, i) is the operator for the same
+# geometry. P is max_pool2d, and y is 8x8; byte and int32 ask for such indices. op and pool are the
+# operators alone. What torch.nn refuses alike is in AS_TORCH.
 BAD_CALLS = [
-    # indices outside the plane, also those that a narrower type would wrap into it
-    ("U(x, i + 100, 2)", RuntimeError, "Found an invalid max index: 100 "),
-    ("U(x, i + 16, 2)", RuntimeError, "max index: 16 ... 4x4) at position 0 of plane 0"),
-    ("U(x, i - 1, 2)", RuntimeError, "Found an invalid max index: -1 "),
-    ("U(x, i + 2**31, 2)", RuntimeError, "Found an invalid max index: 2147483648 "),
-    ("U(x, i + 2**32, 2)", RuntimeError, "Found an invalid max index: 4294967296 "),
-    ("U(x, i - 2**63, 2)", RuntimeError, "Found an invalid max index: -9223372036854775808 "),
+    # indices outside the plane
     ("U(x, (i - 1).int(), 2)", RuntimeError, "Found an invalid max index: -1 "),
-    ("U(x, (i + 2**31 - 1 - 10).int(), 2)", RuntimeError, "Found an invalid max index: 2147483637"),
     ("U(x, i + 16, 2, reduce='sum')", RuntimeError, "Found an invalid max index: 16 "),
-    ("U(x, i + 16, 2, reduce='mean')", RuntimeError, "Found an invalid max index: 16 "),
-    ("U(six(x), six(i, -3), 2)", RuntimeError, "max index: -3 ... 4x4) at position 0 of plane 5"),
-    ("U(channels_last(x, 3), channels_last(i - 5, 3), 2)", RuntimeError, "max index: -5 "),
-    ("backward(g, i + 16)", RuntimeError, "Found an invalid max index: 16 "),
-    ("backward(g, i - 1)", RuntimeError, "Found an invalid max index: -1 "),
     ("backward(g, i + 2**32)", RuntimeError, "Found an invalid max index: 4294967296 "),
-    ("backward(g, i + 16, 'sum')", RuntimeError, "Found an invalid max index: 16 "),
-    ("backward(g, i + 16, 'mean')", RuntimeError, "Found an invalid max index: 16 "),
+    ("backward(g, i - 1, 'mean')", RuntimeError, "Found an invalid max index: -1 "),
     ("F.max_unpool1d(x[0], i[0] + 4, 2)", RuntimeError, "max index: 4 ... of size 4)"),
     ("F.max_unpool3d(x[None], i[None] + 99, 2)", RuntimeError, "max index: ... of size 2x4x4)"),
     # dtypes, shapes, devices
-    ("U(x, i.float(), 2)", RuntimeError, "elements in indices should be type int64"),
     ("U(x, i.short(), 2)", RuntimeError, "but got: Short"),
-    ("U(x, i.bool(), 2)", RuntimeError, "but got: Bool"),
-    ("U(x, i[:, :, :1], 2)", RuntimeError, "Expected shape of indices to be same as"),
     ("U(x, i[0], 2)", RuntimeError, "Expected shape of indices to be same as"),
     ("U(x, i.to('meta'), 2)", RuntimeError, "on the same device but got cpu and meta"),
     ("backward(g[..., :3], i)", RuntimeError, "expected grad_output of shape [1, 1, 4, 4]"),
     ("backward(g, i[0])", RuntimeError, "with as many dimensions"),
     ("backward(g.repeat(2, 1, 1, 1), i)", RuntimeError, "expected grad_output of shape"),
-    ("U(x[0, 0], i[0, 0], 2)", RuntimeError, "should be a 3d or 4d Tensor"),
-    ("U(x[None], i[None], 2)", RuntimeError, "expected input of 3 or 4 dimensions but got 5"),
     ("U(x.sum(), i.sum(), 2)", RuntimeError, "but got 0"),
-    ("F.max_unpool3d(x[0], i[0], 2)", RuntimeError, "should be a 4d or 5d Tensor"),
-    ("F.max_unpool1d(x, i, 2)", RuntimeError, "expected input of 2 or 3 dimensions but got 4"),
-    ("U(x[:, :0], i[:, :0], 2)", RuntimeError, "with dimension 1 being empty"),
-    ("U(x[:, :, :0], i[:, :, :0], 2)", RuntimeError, "non-zero size for non-batch dimensions"),
     ("U(x[0, :, :, :0], i[0, :, :, :0], 2)", RuntimeError, "with dimension 2 being empty"),
     ("U(x.bool(), i, 2, reduce='sum')", NotImplementedError, "not implemented for: Bool"),
     ("U(x.to(torch.float8_e5m2), i, 2, reduce='mean')", NotImplementedError, "Float8_e5m2"),
     ("U([1.0], i, 2)", TypeError, "expected input to be a Tensor but got list"),
     ("U(x, None, 2)", TypeError, "expected indices to be a Tensor but got NoneType"),
     # output_size
-    ("U(x, i, 2, output_size=[])", ValueError, "but it has a length of '0'"),
     ("U(x, i, 2, output_size=[4])", ValueError, "containing 2 or 4 elements"),
-    ("U(x, i, 2, output_size=[1, 4, 4])", ValueError, "but it has a length of '3'"),
-    ("U(x, i, 2, output_size=[1, 1, 1, 4, 4])", ValueError, "but it has a length of '5'"),
     ("U(x[0], i[0], 2, output_size=[4])", ValueError, "containing 2, 3 or 4 elements"),
     ("U(x, i, 2, output_size=[9, 9, 4, 9])", ValueError, "(dim 1 must be between 2 and 6)"),
     ("U(x[0], i[0], 2, output_size=[7, 4, 9])", ValueError, "(dim 1 must be between 2 and 6)"),
     ("U(x, i, 2, output_size=[1, 1, None, 4])", TypeError, "but got [None, 4]"),
     ("U(x, i, 2, output_size=[-1, 4])", ValueError, 'invalid output_size "[-1, 4]"'),
-    ("U(x, i, 2, output_size=[4, 9])", ValueError, "(dim 1 must be between 2 and 6)"),
     ("U(x, i, 2, output_size=[2, 4])", ValueError, "(dim 0 must be between 2 and 6)"),
     ("U(x, i, 2, output_size=[2**62, 4])", ValueError, "invalid output_size"),
-    ("U(x, i, 2, output_size=4)", TypeError, "expected output_size to be a sequence of ints"),
     ("U(x, i, 2, output_size=[4.0, 4.0])", TypeError, "[4.0, 4.0]"),
     ("U(x, i, 2, output_size='ab')", TypeError, "'ab'"),
-    ("U(x, i, 2, output_size=[None, 4])", TypeError, "[None, 4]"),
     ("U(x, i, 2, output_size=[2**64, 4])", TypeError, "64-bit ints"),
     # kernel_size, stride, padding
     ("U(x, i, 0)", RuntimeError, "expected kernel_size greater than zero but got"),
@@ -94,8 +68,6 @@ BAD_CALLS = [
     ("U(x, i, 2, (2, -3))", RuntimeError, "stride=[2, -3]"),
     ("U(x, i, 2, 2, -1)", RuntimeError, "non-negative but got padding=[-1, -1]"),
     ("U(x, i, 2, 2, 5)", ValueError, "positive spatial dimensions but got [-6, -6]"),
-    ("U(x, i, 2, 2, 2)", ValueError, "positive spatial dimensions but got [0, 0]"),
-    ("U(x, i, 2, 2, 3)", ValueError, "positive spatial dimensions but got [-2, -2]"),
     ("U(x[:0], i[:0], 2, 2, 2)", ValueError, "positive spatial dimensions but got [0, 0]"),
     ("U(x, i, 2**31)", RuntimeError, "does not overflow"),
     ("U(x, i, 2**62)", RuntimeError, "does not overflow"),
@@ -105,55 +77,22 @@ BAD_CALLS = [
     ("U(x, i, 2**40, 2**40, 2**39)", RuntimeError, "does not overflow"),
     ("U(x, i, 2**22)", RuntimeError, "allocate"),
     ("U(x, i, 2**64)", TypeError, "64-bit ints"),
-    ("U(x, i, 2.0)", TypeError, "expected kernel_size to be 64-bit ints"),
-    ("U(x, i, None)", TypeError, "expected kernel_size"),
     ("U(x, i, 'a')", TypeError, "expected kernel_size"),
     ("U(x, i, (2, 2, 2))", ValueError, "expected kernel_size to be an int or 2 ints"),
     ("U(x, i, 2, (2,))", ValueError, "expected stride to be an int or 2 ints but got (2,)"),
     ("U(x, i, 2, 2, ())", ValueError, "expected padding to be an int or 2 ints but got ()"),
     # offsets in the window
     ("U(x, o + 4, 2)", RuntimeError, "Found an invalid max index: 4 (an offset in its window)"),
-    ("U(x, o + 255, (1, 2))", RuntimeError, "Found an invalid max index: 255 (an offset in"),
-    ("U(x, o, 3, 2, 1)", RuntimeError, "Found an invalid max index: 0 (an offset in"),
-    ("U(x, o + 8, 3, 2, 1, (2, 2))", RuntimeError, "Found an invalid max index: 8 (an offset in"),
+    ("U(x, o + 255, 16, 2, 8, (2, 2))", RuntimeError, "max index: 255 (an offset in its window)"),
+    ("backward(g, o + 255, 'mean')", RuntimeError, "max index: 255 (an offset in its window)"),
+    ("backward(g[..., :2, :2], o, padding=1)", RuntimeError, "max index: 0 (an offset in its"),
     ("U(x, o, 17)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
     ("U(x, o, (1, 257))", ValueError, "(int32 ones are not), but got kernel_size=[1, 257]"),
     ("U(x, o, 2**40)", ValueError, "kernel_size of at most 256 elements for uint8 indices"),
     ("F.max_unpool3d(x[None], o[None], 7)", ValueError, "kernel_size of at most 256 elements"),
-    ("U(x, o + 4, 2, reduce='sum')", RuntimeError, "max index: 4 (an offset in its window)"),
-    ("U(x, o + 9, 3, 1, reduce='mean')", RuntimeError, "max index: 9 (an offset in its window)"),
-    ("U(x, o + 255, 16, 2, 8, (2, 2))", RuntimeError, "max index: 255 (an offset in its window)"),
-    ("backward(g, o + 4)", RuntimeError, "max index: 4 (an offset in its window)"),
-    ("backward(g, o + 4, 'sum')", RuntimeError, "max index: 4 (an offset in its window)"),
-    ("backward(g, o + 255, 'mean')", RuntimeError, "max index: 255 (an offset in its window)"),
-    ("backward(g[..., :2, :2], o, padding=1)", RuntimeError, "max index: 0 (an offset in its"),
-    (
-        "U(channels_last(x, 3), channels_last(o + 4, 3), 2)",
-        RuntimeError,
-        "max index: 4 (an offset in its",
-    ),
-    # where the position that they would stand for is another row's, or another plane's of a volume
-    ("U(x, of(o, 4, 4, 3, 4), 3, 2, 1)", RuntimeError, "max index: 3 ... 3x3) at position 2"),
-    ("U(x, of(o, 4, 4, 1, 0), 3, 2, 1, (2, 2))", RuntimeError, "max index: 4 ... position 1"),
-    (
-        "F.max_unpool3d(cube(x, 9), cube(o, 1), 3, 2, 1)",
-        RuntimeError,
-        "max index: 1 ... position 4",
-    ),
-    ("F.max_unpool1d(x[0], o[0] + 2, 2)", RuntimeError, "max index: ... of size 4)"),
-    ("F.max_unpool1d(x[0], o[0] + 2, 3, 2, 1, (2,))", RuntimeError, "max index: 2 (an offset in"),
-    (
-        "F.max_unpool3d(x[None], o[None] + 8, 2)",
-        RuntimeError,
-        "max index: ... 2x4x4) at position 0",
-    ),
-    ("F.max_unpool3d(x[None], o[None], 3, 2, 1)", RuntimeError, "max index: 0 (an offset in"),
     ("U(x, o[:, :, :1], 2)", RuntimeError, "Expected shape of indices to be same as"),
     ("U(x, o.to('meta'), 2)", RuntimeError, "on the same device but got cpu and meta"),
     ("U(x, o.to(torch.int8), 2)", RuntimeError, "of type int64, int32 or uint8"),
-    # in the window, where that leaves the plane
-    ("backward(g[..., :2, :2], of(i, -1, 1, 2, 3), padding=1)", RuntimeError, "max index: -1"),
-    ("backward(g[..., :2, :2], of(i, 0, 1, 2, 4), padding=1)", RuntimeError, "max index: 4"),
     # reduce
     ("U(x, i, 2, reduce='max')", ValueError, "expected reduce to be 'last', 'sum' or 'mean'"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "but got 'amax'"),
@@ -170,27 +109,14 @@ BAD_CALLS = [
     ("P(y, 2, 2, 0, (1, 2), **byte)", ValueError, "dilation=[1, 2]; use int32"),
     ("P(y[..., :1, :1].expand(1, 1, 2**16, 2**15), 2, **int32)", ValueError, "fewer than 2^31"),
     ("P(y, 2**40, 1, 2**39, **byte)", ValueError, "at most 256 elements and dilation 1"),
-    ("P(y, 2, 1, 0, 2, **byte)", ValueError, "at most 256 elements and dilation 1"),
     ("pool(y, *[[2, 2]] * 2, [0, 0], [1, 1], False, torch.int16)", ValueError, "but got Sho"),
     ("maxunpool_cuda.MaxPool2d(2, index_dtype='int64')", ValueError, "but got 'int64'"),
     ("pool(y, [], [], [], [], False, i.dtype)", ValueError, "kernel_size of 1, 2 or 3 elements"),
     ("pool(y, [2, 2], [2], [0] * 2, [1] * 2, False, i.dtype)", ValueError, "and dilation of 2"),
-    ("F.max_pool1d([1.0], 2)", TypeError, "expected input to be a Tensor but got list"),
-    ("P(y[0, 0], 2)", RuntimeError, "tensor with optional 0 dim batch size for input"),
-    ("P(y[None], 2)", RuntimeError, "expected input of 3 or 4 dimensions"),
-    ("P(y[:0, 0], 2)", RuntimeError, "of which only a batch may be empty"),
-    ("P(y.bool(), 2)", NotImplementedError, "not implemented for 'Bool'"),
-    ("P(y, 2, 0)", RuntimeError, "stride should not be zero"),
     ("F.max_pool1d(y[0], 0)", RuntimeError, "expected kernel_size greater than zero"),
     ("P(y, (2, 0))", RuntimeError, "kernel size should be greater than zero"),
-    ("P(y, (2,) * 4)", RuntimeError, "must either be a single int, or a tuple"),
     ("F.max_pool3d(y[None], -1)", RuntimeError, "expected kernel_size greater than zero"),
     ("P(y, torch.tensor(2.0))", TypeError, "expected kernel_size to be 64-bit ints"),
-    ("P(y, 2, 2, 2)", RuntimeError, "pad should be at most half of effective kernel size"),
-    ("P(y, 2, 2, (0, 2), **byte)", RuntimeError, "pad should be at most half of effective kernel"),
-    ("P(y[:, :, :0], 2, **byte)", RuntimeError, "of which only a batch may be empty"),
-    ("P(y[:, :0], 2)", RuntimeError, "of which only a batch may be empty"),
-    ("P(y, 9, **byte)", RuntimeError, "Output size is too small"),
     ("P(y, 2**62, 1, 2**61)", RuntimeError, "expected sizes that do not overflow"),
     ("P(y, 2, 2**62)", RuntimeError, "expected sizes that do not overflow"),
     ("P(y, 2**31, 1, 2**30, 2**31)", RuntimeError, "expected sizes that do not overflow"),
@@ -201,7 +127,6 @@ BAD_CALLS = [
     ("P(y, 2**63)", TypeError, "expected kernel_size to be 64-bit ints"),
     ("P(y, 2, -2**64)", TypeError, "expected stride to be 64-bit ints"),
     ("P(y, 2, ceil_mode=1)", TypeError, "must be bool, not int"),
-    ("P(y, 2, ceil_mode=None)", TypeError, "must be bool, not NoneType"),
     ("P(y, 2, index_dtype=torch.int16)", ValueError, "but got torch.int16"),
     ("P(y, 2, return_indices=True, index_dtype=None)", ValueError, "but got None"),
     ("maxunpool_cuda.MaxPool2d(2, index_dtype=torch.int8)", ValueError, "but got torch.int8"),
@@ -242,8 +167,23 @@ AS_TORCH = [
     ("U(x, i, None)", ""),
 ]
 
+
+def again(call: Callable[..., Any], *tensors: Tensor) -> Any:
+    """What an error leaves remembered, if anything, must not matter."""
+    with contextlib.suppress(Exception):
+        call(*tensors)
+    return call(*tensors)
+
+
+def unremembered(call: Callable[..., Any], *tensors: Tensor) -> Any:
+    with mock.patch.object(_arguments, "remembered", return_value=None):
+        return call(*tensors)
+
+
 WAYS: dict[str, Callable[..., Any]] = {
     "eager": lambda call, *tensors: call(*tensors),
+    "again": again,
+    "unremembered": unremembered,
     "meta": lambda call, *tensors: call(*(tensor.to("meta") for tensor in tensors)),
     "vmap": lambda call, *tensors: vmap(call)(*(tensor[None] for tensor in tensors)),
     "grad": lambda call, *tensors: grad(lambda *t: first(call(*t)).sum(), (0, 2, 4))(*tensors),
@@ -291,9 +231,6 @@ def outcome(
     """In the child: the names of the exception's classes, and its text."""
     functions = importlib.import_module(of)
 
-    def channels_last(tensor: Tensor, channels: int) -> Tensor:
-        return tensor.repeat(1, channels, 1, 1).movedim(1, -1).contiguous().movedim(-1, 1)
-
     def backward(g: Tensor, i: Tensor, reduce: str = "last", padding: int = 0) -> Tensor:
         size, window = (4 - 2 * padding,) * 2, ((2, 2), (2, 2), (padding,) * 2)
         return _ops.max_unpool_backward(g, i, size, *window, reduce)
@@ -309,10 +246,6 @@ def outcome(
         "byte": {"return_indices": True, "index_dtype": torch.uint8},
         "int32": {"return_indices": True, "index_dtype": torch.int32},
         "backward": backward,
-        "channels_last": channels_last,
-        "of": lambda like, *numbers: like.new_tensor(numbers).reshape(1, -1, 2, 2),
-        "cube": lambda like, n: like.new_tensor([13] * 4 + [n] + [13] * 3).reshape(1, 2, 2, 2),
-        "six": lambda t, more=0: torch.cat([t] * 5 + [t + more]).reshape(2, 3, 2, 2),
     }
     if of != F.__name__:  # without indices, its 1d has other words
         names["P"] = functools.partial(names["P"], return_indices=True)
@@ -366,11 +299,13 @@ def child() -> Iterator[Child]:
     ("expression", "exception", "text"), BAD_CALLS, ids=[call[0] for call in BAD_CALLS]
 )
 def test_bad_call(child: Child, expression: str, exception: type[Exception], text: str) -> None:
+    eager = child.run(expression, "eager")
     for way in ways_of(expression, text):
         names, message = child.run(expression, way)
         assert exception.__name__ in names, (way, message)
         assert says(message, text.split(" but got")[0]), (way, message)
-        if way == "eager":
+        if way in ("eager", "again", "unremembered"):
+            assert (names, message) == eager
             assert names[0] == exception.__name__
             assert says(message, text), message
             if exception is not TypeError and "allocate" not in message:
@@ -382,14 +317,15 @@ def test_bad_call(child: Child, expression: str, exception: type[Exception], tex
 @pytest.mark.parametrize(("expression", "text"), AS_TORCH, ids=[call[0] for call in AS_TORCH])
 def test_errors_are_torchs(child: Child, expression: str, text: str, dims: int) -> None:
     (theirs, *_), said = child.run(expression, "eager", dims, "torch.nn.functional")
-    (ours, *_), message = child.run(expression, "eager", dims)
-    assert ours == theirs, (message, said)
-    begin = (
-        rf"max_pool{dims}d: expected .* but got" if "P(" in expression else f"max_unpool{dims}d: "
-    )
-    assert re.match(begin, message), message
-    assert text in message
     assert text in said
+    begin = f"max_pool{dims}d: expected .* but got" if "P(" in expression else f"max_unpool{dims}d:"
+    for way in ways_of(expression, text) if dims == 2 else ["eager"]:
+        names, message = child.run(expression, way, dims)
+        assert theirs in names, (way, message, said)
+        if way in ("eager", "again", "unremembered"):
+            assert theirs == names[0], (way, message, said)
+            assert re.match(begin, message), message
+            assert text in message
 
 
 def test_a_good_call_is_none_of_these(child: Child) -> None:

@@ -1,5 +1,6 @@
 """What every operator computes: the reference's values, of every dtype, layout, size and window."""
 
+import itertools
 import math
 import random
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,26 +21,22 @@ from cases import (
     REDUCES,
     WAYS,
     WINDOWS,
-    Call,
     Case,
     Geometry,
     Window,
     aimed_case,
-    distinct,
+    case_of,
     laid_out,
     pool_call,
     position_of,
     random_case,
-    random_indices,
-    random_offsets,
     random_pool,
-    random_values,
     same,
     some,
     unpool_call,
     with_whole_numbers,
 )
-from reference import default_output_size
+from reference import default_output_size, pooled_size
 from torch import Tensor
 
 import maxunpool_cuda.functional as F
@@ -64,23 +62,17 @@ def test_agrees_with_the_reference(
         OPERATORS[operator](rng, dtype).check(device)
 
 
-@pytest.mark.parametrize("leading", [(0, 3), (1,), (1, 1)], ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_empty_and_single_batches(
-    device: str, operator: str, leading: tuple[int, ...], rng: random.Random
-) -> None:
-    for _ in range(some(25)):
-        OPERATORS[operator](rng, leading=leading).check(device)
+LARGE = [{"most_cells": 4000, "longest": longest} for longest in (20, 100, 4000)]
 
 
+@pytest.mark.parametrize("chosen", [{"leading": (0, 3)}, *LARGE], ids=str)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_large_planes_agree_with_the_reference(
-    device: str, operator: str, rng: random.Random
+def test_empty_batches_and_large_planes(
+    device: str, operator: str, chosen: dict[str, Any], rng: random.Random
 ) -> None:
-    """Larger than what a kernel takes at once."""
-    for _ in range(some(6)):
-        longest = rng.choice((20, 100, 4000))
-        OPERATORS[operator](rng, most_cells=4000, longest=longest).check(device)
+    """Nothing, or more than a kernel takes at once."""
+    for _ in range(some(4)):
+        OPERATORS[operator](rng, **chosen).check(device)
 
 
 @pytest.mark.sanitized
@@ -116,16 +108,16 @@ def test_windows_shared_by_distant_elements(
         default = default_output_size(pooled, kernel, stride, padding)
         output = tuple(max(size, 1) for size in default)
         geometry = Geometry(pooled, kernel, stride, padding, output)
-        values, grads = (
-            random_values(rng, (*leading, *sizes), torch.float32) for sizes in (pooled, output)
-        )
-        for indices in (
-            random_indices(rng, geometry, leading, "wrapped window"),
-            random_offsets(rng, geometry, leading),
-        ):
+        for kind in ("wrapped window", "offset"):
+            case = case_of(rng, geometry, leading, torch.float32, kind)
             for layout in ("contiguous", "channels_last"):
-                tensors = (laid_out(t, layout, 2) for t in (values, indices, grads))
-                check(Case(geometry, "last", *tensors), device)
+                check(case.laid_out(layout), device)
+
+
+def test_results_of_many_bytes(rng: random.Random) -> None:
+    """They are given huge pages, where there are some."""
+    geometry = Geometry((3000,), (400,), (400,), (0,), (1_200_000,))
+    check(case_of(rng, geometry, (1, 2), torch.float32, "anywhere"))
 
 
 def test_windows_far_larger_than_the_planes() -> None:
@@ -169,33 +161,6 @@ def test_a_nan_is_pooled_as_it_is(
         x = laid_out(x.view(dtype), layout, 2).to(device)
         assert x.isnan().any()
         assert bool((F.max_pool2d(x, 2).view(integer) == nan).all())
-
-
-def test_ties_nan_and_nothing(device: str) -> None:
-    nan, inf = math.nan, math.inf
-    for row, value, index in (
-        ([1.0, 3, 3, 2], 3.0, 1),
-        ([-inf] * 4, -inf, 0),
-        ([nan, 9, nan, inf], nan, 2),
-        ([-0.0, 0.0, 0.0, -1], -0.0, 0),
-    ):
-        x = torch.tensor([row], device=device)
-        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-            values, indices = F.max_pool1d(x.to(dtype), 4, return_indices=True)
-            assert same(values, x.to(dtype)[:, index : index + 1])
-            assert repr(values.item()) == repr(value)
-            assert indices.tolist() == [[index]]
-    # What lies in the padding is not there.
-    x = torch.full((1, 20), -inf, device=device)
-    _, indices = F.max_pool1d(x, 4, 1, 2, return_indices=True)
-    assert indices.tolist() == [[0, 0, 0, *range(1, 19)]]
-    _, offsets = F.max_pool1d(x, 4, 1, 2, return_indices=True, index_dtype=torch.uint8)
-    assert offsets.tolist() == [[2, 1, *[0] * 19]]
-    # Dilation may step over the whole input: there is no maximum, and PyTorch's index.
-    x = torch.ones(1, 1, 4, device=device)
-    values, indices = F.max_pool1d(x, 2, 1, 1, 5, return_indices=True)
-    assert values.tolist() == [[[-inf]]]
-    assert indices.tolist() == [[[4]]]
 
 
 # Layouts
@@ -258,24 +223,25 @@ def test_the_layout_is_the_one_that_strides_suggest(
     assert compiled(x, 2).stride() == values.stride()
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_results_are_fresh_memory(device: str, operator: str) -> None:
+def test_results_are_fresh_memory(device: str) -> None:
     """Also of windows that change nothing."""
-    window = ((1, 1), (1, 1), (0, 0))
     x = torch.rand(1, 1, 2, 2, device=device)
-    if operator == "pool":
-        call = pool_call(x, Window((2, 2), *window, (1, 1), False), torch.int64)
-    else:
-        indices = torch.arange(4, device=device).reshape(1, 1, 2, 2)
-        indices = (indices * 0).byte() if "offsets" in operator else indices
-        geometry = Geometry((2, 2), *window, (2, 2))
-        call = unpool_call(Case(geometry, "last", x, indices, x), operator.startswith("unpool"))
-    (values, *_) = call.on()
-    assert same(values, x)
-    assert values.data_ptr() != x.data_ptr()
+    geometry = Geometry((2, 2), (1, 1), (1, 1), (0, 0), (2, 2))
+    calls = [pool_call(x, Window((2, 2), (1, 1), (1, 1), (0, 0), (1, 1), False), torch.int64)]
+    for indices in (torch.arange(4), torch.zeros(4, dtype=torch.uint8)):
+        case = Case(geometry, "last", x, indices.reshape(1, 1, 2, 2).to(device), x)
+        calls += [unpool_call(case, forward) for forward in (True, False)]
+    for call in calls:
+        values = call.values(x)
+        assert same(values, x)
+        assert values.data_ptr() != x.data_ptr()
 
 
 # Properties
+
+
+def both_ways(case: Case) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    return unpool_call(case, True).values, unpool_call(case, False).values
 
 
 @pytest.mark.parametrize("reduce", ["last", "sum"])
@@ -283,8 +249,8 @@ def test_operators_are_each_others_transpose(reduce: str, rng: random.Random) ->
     """<A x, y> == <x, A^T y>, exactly: integers wrap on both sides."""
     for _ in range(some(100)):
         case = random_case(rng, reduce=reduce, dtypes=(torch.int64,))
+        unpool, gradient = both_ways(case)
         x, y = case.input, case.grad_output
-        unpool, gradient = (unpool_call(case, forward).values for forward in (True, False))
         assert (unpool(x) * y).sum() == (x * gradient(y)).sum(), case
 
 
@@ -292,7 +258,7 @@ def test_a_gather_after_a_scatter_changes_nothing_more(rng: random.Random) -> No
     """Scattered, gathered and scattered again: what was there is there, bit for bit."""
     for _ in range(some(150)):
         case = random_case(rng, reduce="last")
-        unpool, gradient = (unpool_call(case, forward).values for forward in (True, False))
+        unpool, gradient = both_ways(case)
         output = unpool(case.input)
         gathered = gradient(output)
         assert same(unpool(gathered), output), case
@@ -321,71 +287,59 @@ def round_trip(x: Tensor, window: Window, reduce: str, index_dtype: torch.dtype)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16], ids=str
 )
-def test_no_index_dtype_makes_a_difference(
-    device: str, dtype: torch.dtype, rng: random.Random
-) -> None:
+def test_round_trips(device: str, dtype: torch.dtype, rng: random.Random) -> None:
+    """Alike for every dtype of indices; the maxima stay where they were, all else is zero."""
     for _ in range(some(60)):
         x, window = random_pool(rng, dtype, most_cells=64)
         if torch.uint8 not in window.index_dtypes():
             continue
-        reduce = rng.choice(REDUCES)
-        first, *others = (round_trip(x.to(device), window, reduce, t) for t in INDEX_DTYPES)
+        x, reduce, dims = x.to(device), rng.choice(REDUCES), len(window.sizes)
+        first, *others = (round_trip(x, window, reduce, t) for t in INDEX_DTYPES)
         for other in others:
             for a, b in zip(first, other, strict=True):
                 assert same(a, b), (window, reduce)
                 assert a.stride() == b.stride()
-
-
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-def test_unpooling_keeps_the_maxima(index_dtype: torch.dtype, rng: random.Random) -> None:
-    """unpool(pool(x)) is x at the maxima and zero elsewhere."""
-    for _ in range(some(60)):
-        x, window = random_pool(rng, torch.float64)
-        if index_dtype in window.index_dtypes() and max(window.dilation) == 1:
-            x = distinct(x) + 1
+        if reduce == "last":
             _, positions = _ops.max_pool(x, *window.arguments, torch.int64)
-            dims = len(window.sizes)
-            maxima = torch.zeros(x.shape, dtype=torch.bool).flatten(-dims)
+            maxima = torch.zeros(x.shape, dtype=torch.bool, device=device).flatten(-dims)
             maxima = maxima.scatter(-1, positions.flatten(-dims), True).reshape(x.shape)
-            _, output, *_ = round_trip(x, window, "last", index_dtype)
-            assert same(output, torch.where(maxima, x, 0.0)), window
+            assert same(first[1].detach(), x.where(maxima, 0)), window
 
 
 # Threads and memory
 
 
-def large_call(operator: str, leading: tuple[int, int], layout: str, reduce: str) -> Call:
-    """More than one thread is given, of windows that overlap."""
-    window, cells, size = ((3, 3), (2, 2), (0, 0)), 240, 481
-    grad_output = laid_out(torch.rand(*leading, size, size), layout, 2)
-    if operator == "pool":
-        return pool_call(grad_output, Window((size,) * 2, *window, (1, 1), True), torch.int32)
-    x = torch.rand(*leading, cells, cells)
-    indices = torch.randint(0, size * size, x.shape)
-    if "offsets" in operator:
-        indices = indices.remainder(9).byte()
-    x, indices = laid_out(x, layout, 2), laid_out(indices, layout, 2)
-    case = Case(Geometry((cells,) * 2, *window, (size,) * 2), reduce, x, indices, grad_output)
-    return unpool_call(case, operator.startswith("unpool"))
-
-
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_threads_do_not_matter(operator: str) -> None:
+def test_threads_do_not_matter(operator: str, rng: random.Random) -> None:
+    """Of windows that overlap: fewer slabs than threads, and more."""
+    geometry = Geometry((240, 240), (3, 3), (2, 2), (0, 0), (481, 481))
+    window = Window((481, 481), (3, 3), (2, 2), (0, 0), (1, 1), True)
     before = torch.get_num_threads()
     try:
-        # Fewer slabs than threads, and more.
-        for leading in ((1, 1), (3, 10)):
-            for layout in ("contiguous", "channels_last"):
-                for reduce in REDUCES[:1] if operator == "pool" else REDUCES:
-                    call = large_call(operator, leading, layout, reduce)
-                    found = []
-                    for threads in (1, 2, 7):
-                        torch.set_num_threads(threads)
-                        found.append(call.on())
-                    for results in found[1:]:
-                        assert all(map(same, results, found[0])), (leading, layout, reduce)
+        for leading in ((1, 1), (2, 4)):
+            kind = "offset" if "offsets" in operator else "anywhere"
+            drawn = case_of(rng, geometry, leading, torch.float32, kind)
+            for layout, reduce in itertools.product(("contiguous", "channels_last"), REDUCES):
+                case = replace(drawn, reduce=reduce).laid_out(layout)
+                call = unpool_call(case, operator.startswith("unpool"))
+                if operator == "pool":
+                    call = pool_call(case.grad_output, window, rng.choice(INDEX_DTYPES))
+                found = []
+                for threads in (1, 2, 7):
+                    torch.set_num_threads(threads)
+                    found.append(call.on())
+                for results in found[1:]:
+                    assert all(map(same, results, found[0])), (leading, layout, reduce)
     finally:
         torch.set_num_threads(before)
+
+
+def printed(script: str, folder: Path) -> str:
+    """By another process, in a folder where the installed package is the one to import."""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -401,9 +355,7 @@ torch.set_num_threads(3)
 _ops.max_unpool(x, indices, (600, 600), (2, 2), (2, 2), (0, 0), "last")
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.strip() == "2", done.stderr
+    assert printed(script, tmp_path) == "2"
 
 
 @pytest.mark.slow
@@ -413,15 +365,14 @@ def test_few_planes_are_shared_among_threads(
     shape: tuple[int, ...], window: tuple[int, int, int], rng: random.Random
 ) -> None:
     """Each thread reads the indices whose windows reach its part, and all if one lies elsewhere."""
-    kernel, stride, padding = ((n,) * len(shape) for n in window)
-    pool = getattr(torch.nn.functional, f"max_pool{len(shape)}d")
-    pooled, regular = pool(torch.randn(1, 1, *shape), *window, return_indices=True)
-    geometry = Geometry(tuple(pooled.shape[2:]), kernel, stride, padding, shape)
-    astray = regular.clone()
-    astray.view(-1)[rng.randrange(astray.numel())] = rng.randrange(math.prod(shape))
-    grad_output = torch.randn(1, 1, *shape)
-    for indices in (regular, astray, regular.flip(-1).int()):
-        check(Case(geometry, rng.choice(REDUCES), pooled, indices, grad_output))
+    sizes = tuple(pooled_size(n, *window, dilation=1, ceil=False) for n in shape)
+    geometry = Geometry(sizes, *((n,) * len(shape) for n in window), shape)
+    reduce = rng.choice(REDUCES)
+    regular = case_of(rng, geometry, (1, 1), torch.float32, "own window", reduce)
+    stray = regular.indices.clone()
+    stray.view(-1)[rng.randrange(stray.numel())] = rng.randrange(math.prod(shape))
+    for indices in (regular.indices, stray, regular.indices.flip(-1)):
+        check(replace(regular, indices=indices))
 
 
 @pytest.mark.slow
@@ -460,20 +411,7 @@ before = peak()
 assert _ops.max_unpool_backward(grad, indices, *arguments).all()
 print(peak() - before - indices.numel())
 """
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert int(done.stdout) < 8 << 20, done.stdout  # a byte for each output would be 16 MiB
-
-
-def test_large_results_are_right() -> None:
-    """They are given huge pages, where there are some."""
-    values = torch.randn(1, 2, 600, 600)
-    indices = torch.arange(600 * 600).mul(4).flip(0).reshape(1, 1, 600, 600).repeat(1, 2, 1, 1)
-    output = _ops.max_unpool(values, indices, (1200, 1200), (2, 2), (2, 2), (0, 0), "last")
-    assert output.nbytes > 4 << 20
-    expected = torch.zeros(2, 1200 * 1200)
-    expected[:, ::4] = values.flatten(2)[0].flip(-1)
-    assert torch.equal(output.flatten(2)[0], expected)
+    assert int(printed(script, tmp_path)) < 8 << 20  # a byte for each output would be 16 MiB
 
 
 @pytest.mark.slow
@@ -514,21 +452,28 @@ def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
 # Bad indices
 
 
-@pytest.mark.parametrize("forward", [True, False])
-def test_offsets_that_lead_elsewhere_are_bad(forward: bool, rng: random.Random) -> None:
-    """Beyond the window, or in it, but outside the plane; also where they would wrap into it."""
+@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "pool"])
+def test_bad_indices_are_named(operator: str, rng: random.Random) -> None:
+    """Outside the plane, also where a narrower type would wrap them into it.
+
+    Offsets: beyond the window, or in it, but outside the plane.
+    """
     for _ in range(some(60)):
-        case = random_case(rng, dtypes=(torch.float32,), most_cells=24, offsets=True)
-        geometry = case.geometry
-        cell = rng.randrange(math.prod(geometry.pooled))
-        bad = [at for at in range(256) if position_of(geometry, cell, at) is None]
-        in_window = [at for at in bad if at < math.prod(geometry.kernel)]
-        offset = rng.choice(in_window or bad)
-        planes = case.indices.flatten(-geometry.dims).flatten(0, -2).clone()
+        case: Any = OPERATORS[operator](rng, torch.float32, most_cells=24).of
+        g, dtype = case.geometry, case.indices.dtype
+        cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
+        if dtype == torch.uint8:
+            bad = [at for at in range(256) if position_of(g, cell, at) is None]
+            bad = [at for at in bad if at < math.prod(g.kernel)] or bad
+        else:
+            bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
+        if dtype == torch.int64:
+            bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
+        index = rng.choice(bad)
+        planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
         plane = rng.randrange(len(planes))
-        planes[plane, cell] = offset
-        layout = rng.choice(LAYOUTS)
-        indices = laid_out(planes.reshape(case.indices.shape), layout, geometry.dims)
-        words = rf"max index: {offset} \(an offset .* position {cell} of plane {plane}$"
+        planes[plane, cell] = index
+        indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
+        words = rf"an invalid max index: {index} \(.* at position {cell} of plane {plane}$"
         with pytest.raises(RuntimeError, match=words):
-            unpool_call(replace(case, indices=indices), forward).on()
+            unpool_call(replace(case, indices=indices), operator.startswith("unpool")).on()

@@ -22,7 +22,6 @@ from cases import (
 )
 from torch import Tensor
 from torch._dynamo import compiled_autograd
-from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -43,47 +42,96 @@ def no_slow_fallback() -> Iterator[None]:
 
 
 def all_same(results: Any, expected: Any, strides: bool = False) -> bool:
-    """Of a tensor, or of several."""
-    if isinstance(expected, Tensor):
-        results, expected = (results,), (expected,)
     return all(
         same(a, b) and (not strides or a.stride() == b.stride())
         for a, b in zip(results, expected, strict=True)
     )
 
 
-def of_values(example: Example, *indices: Tensor) -> Callable[[Tensor], Tensor]:
-    """The example as a function of its first tensor."""
-    return lambda x: example.values(x, *indices)
+Function = Callable[..., Tensor]  # of a tensor and its indices
 
 
+def squares(f: Function) -> Function:
+    return lambda *tensors: f(*tensors).pow(2).sum()
+
+
+def cubes(f: Function) -> Function:
+    return lambda *tensors: f(*tensors).pow(3).sum()
+
+
+def gradient(f: Function) -> Function:
+    def of(x: Tensor, *indices: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x, *indices), x)[0]
+
+    return of
+
+
+def rows(f: Function) -> Function:
+    return lambda *tensors: torch.stack([f(*row) for row in zip(*tensors, strict=True)])
+
+
+def jacobian(f: Function) -> Function:
+    return lambda x, *i: torch.autograd.functional.jacobian(lambda x: f(x, *i), x)
+
+
+def plain_hessian(f: Function) -> Function:
+    return lambda x, *i: torch.autograd.functional.hessian(lambda x: cubes(f)(x, *i), x)
+
+
+# Each with what does the same without it. All functions are linear, where maxima stay where they
+# are: a function is its own derivative in the direction of its input.
+TRANSFORMS: dict[str, tuple[Callable[[Function], Function], Callable[[Function], Function]]] = {
+    "none": (lambda f: f, lambda f: f),
+    "grad": (lambda f: grad(squares(f)), lambda f: gradient(squares(f))),
+    "vjp": (
+        lambda f: lambda x, *i: vjp(lambda x: f(x, *i), x)[1](f(x, *i) * 2)[0],
+        lambda f: gradient(squares(f)),
+    ),
+    "jvp": (lambda f: lambda x, *i: jvp(lambda x: f(x, *i), (x,), (x,))[1], lambda f: f),
+    "jacrev": (jacrev, jacobian),
+    "jacfwd": (jacfwd, jacobian),
+    "hessian": (lambda f: hessian(cubes(f)), plain_hessian),
+    "vmap": (vmap, rows),
+    "vmap of grad": (lambda f: vmap(grad(squares(f))), lambda f: rows(gradient(squares(f)))),
+    "grad of vmap": (lambda f: grad(squares(vmap(f))), lambda f: gradient(squares(rows(f)))),
+}
+HESSIANS = {
+    f"{outer.__name__} of {inner.__name__}": (
+        lambda f, outer=outer, inner=inner: outer(inner(cubes(f))),
+        plain_hessian,
+    )
+    for outer, inner in itertools.product((jacfwd, jacrev), repeat=2)
+}
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "compiled": lambda f, *t: torch.compile(f, fullgraph=True, backend="aot_eager")(*t),
+    "functionalized": lambda f, *t: functionalize(f)(*t),
+    "traced": lambda f, *t: make_fx(f)(*t)(*t),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS | HESSIANS)
 @every_example
-def test_jacobians(device: str, example: Example) -> None:
+def test_transforms(device: str, example: Example, transform: str) -> None:
+    transformed, plain = (TRANSFORMS | HESSIANS)[transform]
+    tensors = example.batches(device) if "vmap" in transform else example.tensors(device)
     for reduce in REDUCES[:1] if example.operator == "pool" else REDUCES:
-        x, *indices = example.tensors(device)
-        function = of_values(replace(example, reduce=reduce), *indices)
-        expected = torch.autograd.functional.jacobian(function, x)
-        assert same(jacrev(function)(x), expected)
-        assert same(jacfwd(function)(x), expected)
-        # All are linear, where maxima stay where they are.
-        assert same(jvp(function, (x,), (x,))[1], function(x))
-        with forward_ad.dual_level():
-            dual = function(forward_ad.make_dual(x, x))
-            assert same(forward_ad.unpack_dual(dual).tangent, function(x))
+        f = replace(example, reduce=reduce).values
+        expected = plain(f)(*tensors)
+        assert expected.any()
+        assert same(transformed(f)(*tensors), expected), reduce
 
 
-@every_example
-def test_hessian(device: str, example: Example) -> None:
-    x, *indices = example.tensors(device)
-    values = of_values(example, *indices)
-
-    def function(x: Tensor) -> Tensor:
-        return values(x).pow(3).sum()
-
-    expected = torch.autograd.functional.hessian(function, x)
-    assert expected.any()
-    for outer, inner in itertools.product((jacfwd, jacrev), repeat=2):
-        torch.testing.assert_close(outer(inner(function))(x), expected)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("example", FLAT_AND_OFFSETS, ids=str)
+def test_traced_transforms(example: Example, transform: str, way: str) -> None:
+    transformed, plain = TRANSFORMS[transform]
+    tensors = example.batches() if "vmap" in transform else example.tensors()
+    expected = plain(example.values)(*tensors)
+    assert same(WAYS[way](transformed(example.values), *tensors), expected)
+    if way == "functionalized":
+        assert same(transformed(functionalize(example.values))(*tensors), expected)
 
 
 @pytest.mark.parametrize("unbatched", [False, True])
@@ -103,10 +151,7 @@ def test_vmap(device: str, example: Example, out_dim: int, unbatched: bool) -> N
             for k in range(5)
         ]
         result = vmap(example, in_dims, out_dim)(*moved)
-        if isinstance(result, Tensor):
-            expected = torch.stack(rows, out_dim)
-        else:
-            expected = [torch.stack(each, out_dim) for each in zip(*rows, strict=True)]
+        expected = [torch.stack(each, out_dim) for each in zip(*rows, strict=True)]
         assert all_same(result, expected), in_dims
 
 
@@ -121,42 +166,7 @@ def test_nested_vmap(device: str, example: Example) -> None:
     twice = vmap(vmap(example, 1, 1), -1)(*(t.movedim(0, -1).movedim(0, 1) for t in more))
     for k in range(2):
         rows = vmap(example, out_dims=1)(*(t[k] for t in more))
-        got = twice[k] if isinstance(twice, Tensor) else [t[k] for t in twice]
-        assert all_same(got, rows)
-
-
-@every_example
-def test_batches_and_gradients(device: str, example: Example) -> None:
-    """Gradients of batches, and batches of gradients."""
-    batches = example.batches(device)
-
-    def loss(*tensors: Tensor) -> Tensor:
-        return example.values(*tensors).pow(2).sum()
-
-    rows = torch.stack([grad(loss)(*tensors) for tensors in zip(*batches, strict=True)])
-    assert same(vmap(grad(loss))(*batches), rows)
-    x, *indices = batches
-    assert same(grad(lambda x: vmap(loss)(x, *indices).sum())(x), rows)
-
-    x, *indices = example.tensors(device)
-    output = example.values(x.requires_grad_(), *indices)
-    grads = torch.rand(4, *output.shape, dtype=output.dtype, device=device)
-    (batch,) = torch.autograd.grad(output, x, grads, is_grads_batched=True, retain_graph=True)
-    rows = [torch.autograd.grad(output, x, g, retain_graph=True)[0] for g in grads]
-    assert same(batch, torch.stack(rows))
-
-
-@every_index_dtype
-def test_vmap_of_round_trips(device: str, index_dtype: torch.dtype) -> None:
-    """Of values and their indices, and of many values for the same indices."""
-    x = torch.rand(5, 2, 3, 6, 7, device=device)
-    pool = maxunpool_cuda.MaxPool2d(3, 2, 1, return_indices=True, index_dtype=index_dtype)
-    unpool = maxunpool_cuda.MaxUnpool2d(3, 2, 1)
-    rows = torch.stack([unpool(*pool(row), row.shape) for row in x])
-    assert same(vmap(lambda x: unpool(*pool(x), x.shape))(x), rows)
-    _, indices = pool(x[0])
-    rows = torch.stack([unpool(pool(row)[0], indices, row.shape) for row in x])
-    assert same(vmap(lambda x: unpool(pool(x)[0], indices, x.shape))(x), rows)
+        assert all_same([t[k] for t in twice], rows)
 
 
 def test_vmap_refuses_samples_that_are_refused(device: str) -> None:
@@ -186,17 +196,9 @@ def test_compile(example: Example, dynamic: bool, layout: str) -> None:
     for leaf in (x, x.detach().requires_grad_()):
         results = [function(leaf, *indices) for function in (compiled, example)]
         assert all_same(*results, strides=True)
-    values = [first if isinstance(first, Tensor) else first[0] for first in results]
-    weight = torch.rand_like(values[1])
-    assert all_same(*(torch.autograd.grad(v, leaf, weight) for v in values), strides=True)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_of_pooling_without_indices(dynamic: bool) -> None:
-    pool, x = maxunpool_cuda.MaxPool2d(3, 2, 1), torch.rand(2, 3, 8, 10, requires_grad=True)
-    compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    assert same(compiled(x), pool(x))
-    assert same(*(torch.autograd.grad(f(x).sin().sum(), x)[0] for f in (compiled, pool)))
+    weight = torch.rand_like(results[1][0])
+    grads = [torch.autograd.grad(values, leaf, weight) for values, *_ in results]
+    assert all_same(*grads, strides=True)
 
 
 def test_compile_does_not_recompile_for_every_batch() -> None:
@@ -206,40 +208,6 @@ def test_compile_does_not_recompile_for_every_batch() -> None:
         x = torch.rand(batch, 3, 2, 2)
         compiled(x, torch.zeros(x.shape, dtype=torch.int64))
     assert count.frame_count <= 2  # the first size, then any
-
-
-TRANSFORMS: dict[str, Callable] = {
-    "none": lambda f: f,
-    "grad": lambda f: grad(lambda x: f(x).pow(2).sum()),
-    "vjp": lambda f: lambda x: vjp(f, x)[1](f(x))[0],
-    "jvp": lambda f: lambda x: jvp(f, (x,), (x,))[1],
-    "jacrev": jacrev,
-    "jacfwd": jacfwd,
-    "hessian": lambda f: hessian(lambda x: f(x).pow(3).sum()),
-    "vmap": vmap,
-    "vmap of grad": lambda f: vmap(grad(lambda x: f(x).pow(2).sum())),
-}
-
-
-WAYS: dict[str, Callable] = {
-    "compiled": lambda f, x: torch.compile(f, fullgraph=True, backend="aot_eager")(x),
-    "functionalized": lambda f, x: functionalize(f)(x),
-    "traced": lambda f, x: make_fx(f)(x)(x),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("example", FLAT_AND_OFFSETS, ids=str)
-def test_traced_transforms(example: Example, transform: str, way: str) -> None:
-    x, *indices = example.tensors()
-    if "vmap" in transform:  # over the batch
-        indices = [t[0] for t in indices]
-    values = lambda x: example.values(x, *indices)  # noqa: E731
-    function = TRANSFORMS[transform](values)
-    assert same(WAYS[way](function, x), function(x))
-    if way == "functionalized":
-        assert same(TRANSFORMS[transform](functionalize(values))(x), function(x))
 
 
 class Mapped(torch.nn.Module):
@@ -345,11 +313,8 @@ def test_sizes_that_only_data_tell(index_dtype: torch.dtype, dims: int, ceil: bo
             weight = torch.tensor(2.0, requires_grad=True)
             results = [f(weight, torch.tensor(size)) for f in (compiled, function)]
             assert all_same(*results, strides=True)
-            got, expected = (
-                torch.autograd.grad(sum(t.sum() for t in each if t.requires_grad), weight)
-                for each in results
-            )
-            assert same(got[0], expected[0])
+            sums = [sum(t.sum() for t in each if t.requires_grad) for each in results]
+            assert all_same(*(torch.autograd.grad(total, weight) for total in sums))
 
 
 @every_index_dtype
