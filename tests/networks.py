@@ -93,20 +93,54 @@ class QuickNAT(nn.Module):
         return x
 
 
-class PoolAndUnpool(nn.Module):
-    """As little as has both between convolutions, in any number of dimensions."""
+def unchanged(indices: Tensor) -> Tensor:
+    return indices
 
-    def __init__(self, dims: int, *window: int) -> None:
+
+class PoolAndUnpool(nn.Module):
+    """As little as has both, between convolutions, in any number of dimensions.
+
+    middle: what is between the two, a convolution or such a network again. handed_on: what becomes
+    of indices on the way to the unpool.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *window: int,
+        middle: nn.Module | None = None,
+        handed_on: Callable[[Tensor], Tensor] = unchanged,
+    ) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-        self.first, self.middle, self.last = (convolution(3, 3, 3, padding=1) for _ in range(3))
+        self.first, self.last = (convolution(3, 3, 3, padding=1) for _ in range(2))
         self.pool = POOLS[dims - 1](*window, return_indices=True)
+        self.middle = middle or convolution(3, 3, 3, padding=1)
         self.unpool = UNPOOLS[dims - 1](*window)
+        self.handed_on = handed_on
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         pooled, indices = self.pool(x)
+        indices = self.handed_on(indices)
         return self.last(self.unpool(self.middle(pooled), indices, output_size=x.shape))
+
+
+class Shared(nn.Module):
+    """One pool and one unpool, each used twice and known by other names as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = self.again = nn.MaxPool2d(2, return_indices=True)
+        self.deep = nn.ModuleDict({"unpool": nn.MaxUnpool2d(2)})
+        self.listed = [self.pool, self.deep["unpool"]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        once, inner = self.pool(x)
+        twice, outer = self.again(once)
+        unpool = self.listed[1]
+        once = self.deep["unpool"](twice, outer, output_size=once.shape)
+        return unpool(once, inner, output_size=x.shape)
 
 
 # How to make each, and the shape of an input.
@@ -117,6 +151,23 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: PoolAndUnpool(1, 3), (2, 3, 50)),
     "3d": (lambda: PoolAndUnpool(3, 2), (2, 3, 7, 8, 9)),
 }
+
+
+def results(
+    model: nn.Module, x: Tensor, called: Callable[[Tensor], Tensor] | None = None
+) -> list[Tensor]:
+    """The output, and the gradients of the input and of every parameter.
+
+    called: instead of the model, whose parameters it has, unless it is a module itself.
+    """
+    called = model if called is None else called
+    model = called if isinstance(called, nn.Module) else model
+    x = x.detach().requires_grad_()
+    model.zero_grad()
+    out = called(x)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=x.dtype, device=x.device)
+    (out * weight.view_as(out)).sum().backward()
+    return [out.detach(), *(tensor.grad for tensor in (x, *model.parameters()))]
 
 
 def returned_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
