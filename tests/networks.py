@@ -122,8 +122,8 @@ class PoolAndUnpool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         pooled, indices = self.pool(x)
-        indices = self.handed_on(indices)
-        return self.last(self.unpool(self.middle(pooled), indices, output_size=x.shape))
+        out = self.unpool(self.middle(pooled), self.handed_on(indices), output_size=x.shape)
+        return self.last(out)
 
 
 class Shared(nn.Module):
