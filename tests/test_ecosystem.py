@@ -1,7 +1,6 @@
 """What surrounds an operator: copies, tracing, checkpoints, autocast, threads, subclasses."""
 
 import copy
-import io
 import multiprocessing
 import pickle
 import subprocess
@@ -38,13 +37,6 @@ def x() -> Tensor:
     return torch.rand(2, 3, 8, 8, requires_grad=True)
 
 
-def saved(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 def replica(model: nn.Module) -> nn.Module:
     """As DataParallel makes them."""
     other = copy.copy(model)
@@ -76,7 +68,6 @@ def with_tensors_elsewhere(model: nn.Module) -> Callable[[Tensor], Tensor]:
 WAYS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
     "deep copy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "file": saved,
     "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
     "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
     # For any batch, and the spatial sizes it was traced with.
@@ -92,7 +83,7 @@ WAYS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
 def test_ways_to_call_a_model(way: str, model: nn.Module, x: Tensor) -> None:
     called, expected = WAYS[way](model), results(model, x)
     assert all(map(same, results(model, x, called), expected))
-    if way in ("deep copy", "pickle", "file"):
+    if way in ("deep copy", "pickle"):
         assert repr(called) == repr(model)
         assert returned_dtypes(called) == returned_dtypes(model)
 
