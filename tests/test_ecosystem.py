@@ -1,7 +1,6 @@
 """What surrounds an operator: copies, tracing, checkpoints, autocast, threads, subclasses."""
 
 import copy
-import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -207,23 +206,20 @@ def test_daemon_threads_outlive_the_interpreter(work: str) -> None:
     run_alone(DAEMONS, work)
 
 
-class Unpooled(Dataset):
-    """What each index dtype gives, times the number of the sample."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int) -> Tensor:
-        x = torch.arange(16.0).reshape(1, 4, 4)
-        pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
-        return torch.stack([F.max_unpool2d(*each, 2) * i for each in pooled])
+def unpooled(images: list[Tensor]) -> Tensor:
+    """With indices of every dtype."""
+    x = torch.stack(images)
+    pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
+    return torch.cat([F.max_unpool2d(*each, 2) for each in pooled], 1)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
-    expected = torch.stack([Unpooled()[i] for i in range(6)])  # what a fork inherits, too
-    context = multiprocessing.get_context(start)
-    loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
+    images = list(torch.rand(6, 1, 4, 4))
+    expected = unpooled(images)  # what a fork inherits, too
+    loader = DataLoader(
+        images, 2, num_workers=2, collate_fn=unpooled, multiprocessing_context=start
+    )
     assert same(torch.cat(list(loader)), expected)
 
 
