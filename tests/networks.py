@@ -69,30 +69,6 @@ class ENet(nn.Module):
         return self.last(x, output_size=size)
 
 
-class QuickNAT(nn.Module):
-    """As Guha Roy et al., 2019, of sizes that 8 divides: the unpools are not told any."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(nn.Conv2d(n, width, 5, 1, 2) for n in (1, width, width))
-        self.pools = nn.ModuleList(nn.MaxPool2d(2, 2, return_indices=True) for _ in range(3))
-        self.middle = nn.Sequential(nn.Conv2d(width, width, 5, 1, 2), nn.BatchNorm2d(width))
-        self.unpools = nn.ModuleList(nn.MaxUnpool2d(2, 2) for _ in range(3))
-        self.decoder = nn.ModuleList(nn.Conv2d(2 * width, width, 5, 1, 2) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = []
-        for block, pool in zip(self.encoder, self.pools, strict=True):
-            skip = block(x)
-            x, indices = pool(skip)
-            kept.append((skip, indices))
-        x = self.middle(x)
-        for block, unpool in zip(self.decoder, self.unpools, strict=True):
-            skip, indices = kept.pop()
-            x = block(torch.cat((skip, unpool(x, indices)), 1))
-        return x
-
-
 def unchanged(indices: Tensor) -> Tensor:
     return indices
 
@@ -147,7 +123,6 @@ class Shared(nn.Module):
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "SegNet": (lambda: SegNet(widths=(6, 8, 10), depths=(2, 1, 2)), (2, 3, 37, 42)),
     "ENet": (ENet, (2, 3, 45, 38)),
-    "QuickNAT": (QuickNAT, (2, 1, 32, 48)),
     "1d": (lambda: PoolAndUnpool(1, 3), (2, 3, 50)),
     "3d": (lambda: PoolAndUnpool(3, 2), (2, 3, 7, 8, 9)),
 }

@@ -250,7 +250,7 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
         options["index_dtype"] = torch.int32
     else:
         tensors.append(torch.randint(5, shape))
-        options |= {"output_size": [8] * dims, "reduce": "mean"}
+        options |= {"output_size": [6] * dims, "reduce": "mean"}  # as only this padding allows
     function, plain = getattr(F, f"max_{kind}{dims}d"), tensors[which]
     expected = leaves(function(*tensors, 3, **options))
     tensors[which] = plain.as_subclass(Tagged)
