@@ -14,7 +14,7 @@ LEFT_OUT = "no GPU is visible here: make test CUDA=1 builds them"
 
 
 def commands(folder: Path, *given: str, gpu: bool = False) -> str:
-    """What `make test` would do with a new virtual environment; FORCE_... are no arguments of it."""
+    """What `make test` would do with a new virtual environment. FORCE_... are no arguments."""
     if shutil.which("make") is None:
         pytest.skip("no make")
     program = folder / "nvidia-smi"
