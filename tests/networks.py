@@ -69,54 +69,80 @@ class ENet(nn.Module):
         return self.last(x, output_size=size)
 
 
-class QuickNAT(nn.Module):
-    """As Guha Roy et al., 2019, of sizes that 8 divides: the unpools are not told any."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(nn.Conv2d(n, width, 5, 1, 2) for n in (1, width, width))
-        self.pools = nn.ModuleList(nn.MaxPool2d(2, 2, return_indices=True) for _ in range(3))
-        self.middle = nn.Sequential(nn.Conv2d(width, width, 5, 1, 2), nn.BatchNorm2d(width))
-        self.unpools = nn.ModuleList(nn.MaxUnpool2d(2, 2) for _ in range(3))
-        self.decoder = nn.ModuleList(nn.Conv2d(2 * width, width, 5, 1, 2) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = []
-        for block, pool in zip(self.encoder, self.pools, strict=True):
-            skip = block(x)
-            x, indices = pool(skip)
-            kept.append((skip, indices))
-        x = self.middle(x)
-        for block, unpool in zip(self.decoder, self.unpools, strict=True):
-            skip, indices = kept.pop()
-            x = block(torch.cat((skip, unpool(x, indices)), 1))
-        return x
+def unchanged(indices: Tensor) -> Tensor:
+    return indices
 
 
 class PoolAndUnpool(nn.Module):
-    """As little as has both between convolutions, in any number of dimensions."""
+    """As little as has both, between convolutions, in any number of dimensions.
 
-    def __init__(self, dims: int, *window: int) -> None:
+    middle: what is between the two, a convolution or such a network again. handed_on: what becomes
+    of indices on the way to the unpool.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        *window: int,
+        middle: nn.Module | None = None,
+        handed_on: Callable[[Tensor], Tensor] = unchanged,
+    ) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-        self.first, self.middle, self.last = (convolution(3, 3, 3, padding=1) for _ in range(3))
+        self.first, self.last = (convolution(3, 3, 3, padding=1) for _ in range(2))
         self.pool = POOLS[dims - 1](*window, return_indices=True)
+        self.middle = middle or convolution(3, 3, 3, padding=1)
         self.unpool = UNPOOLS[dims - 1](*window)
+        self.handed_on = handed_on
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         pooled, indices = self.pool(x)
-        return self.last(self.unpool(self.middle(pooled), indices, output_size=x.shape))
+        out = self.unpool(self.middle(pooled), self.handed_on(indices), output_size=x.shape)
+        return self.last(out)
+
+
+class Shared(nn.Module):
+    """One pool and one unpool, each used twice and known by other names as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = self.again = nn.MaxPool2d(2, return_indices=True)
+        self.deep = nn.ModuleDict({"unpool": nn.MaxUnpool2d(2)})
+        self.listed = [self.pool, self.deep["unpool"]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        once, inner = self.pool(x)
+        twice, outer = self.again(once)
+        unpool = self.listed[1]
+        once = self.deep["unpool"](twice, outer, output_size=once.shape)
+        return unpool(once, inner, output_size=x.shape)
 
 
 # How to make each, and the shape of an input.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "SegNet": (lambda: SegNet(widths=(6, 8, 10), depths=(2, 1, 2)), (2, 3, 37, 42)),
     "ENet": (ENet, (2, 3, 45, 38)),
-    "QuickNAT": (QuickNAT, (2, 1, 32, 48)),
     "1d": (lambda: PoolAndUnpool(1, 3), (2, 3, 50)),
     "3d": (lambda: PoolAndUnpool(3, 2), (2, 3, 7, 8, 9)),
 }
+
+
+def results(
+    model: nn.Module, x: Tensor, called: Callable[[Tensor], Tensor] | None = None
+) -> list[Tensor]:
+    """The output, and the gradients of the input and of every parameter.
+
+    called: instead of the model, whose parameters it has, unless it is a module itself.
+    """
+    called = model if called is None else called
+    model = called if isinstance(called, nn.Module) else model
+    x = x.detach().requires_grad_()
+    model.zero_grad()
+    out = called(x)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=x.dtype, device=x.device)
+    (out * weight.view_as(out)).sum().backward()
+    return [out.detach(), *(tensor.grad for tensor in (x, *model.parameters()))]
 
 
 def returned_dtypes(model: nn.Module) -> dict[str, torch.dtype]:

@@ -1,7 +1,7 @@
-"""What surrounds an operator: autocast, tracing, checkpoints, threads, tensor subclasses."""
+"""What surrounds an operator: copies, tracing, checkpoints, autocast, threads, subclasses."""
 
 import copy
-import multiprocessing
+import pickle
 import subprocess
 import sys
 import threading
@@ -12,98 +12,87 @@ from typing import Any
 import pytest
 import torch
 from cases import INDEX_DTYPES, same
+from networks import PoolAndUnpool, results, returned_dtypes
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 
-class RoundTrips(nn.Module):
-    """A convolution and two pools, with and without overlapping windows, and their unpooling."""
-
-    def __init__(self, index_dtype: torch.dtype) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(1, 2, 3, padding=1)
-        indices = {"return_indices": True, "index_dtype": index_dtype}
-        self.pools = nn.ModuleList(
-            (maxunpool_cuda.MaxPool2d(3, 2, 1, **indices), maxunpool_cuda.MaxPool2d(2, **indices))
-        )
-        self.unpools = nn.ModuleList(
-            (maxunpool_cuda.MaxUnpool2d(3, 2, 1), maxunpool_cuda.MaxUnpool2d(2))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.convolution(x)
-        x = self.unpools[0](*self.pools[0](x), output_size=x.shape)
-        return self.unpools[1](*self.pools[1](x))
-
-
 @pytest.fixture(params=INDEX_DTYPES, ids=str)
-def model(request: pytest.FixtureRequest) -> RoundTrips:
-    return RoundTrips(request.param)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    """With windows that overlap and windows that do not."""
+    model = PoolAndUnpool(2, 3, 2, 1, middle=PoolAndUnpool(2, 2))
+    assert maxunpool_cuda.replace_max_pooling(model, request.param) == {}
+    return model
 
 
 @pytest.fixture
 def x() -> Tensor:
-    return torch.rand(2, 1, 8, 8, requires_grad=True)
+    return torch.rand(2, 3, 8, 8, requires_grad=True)
 
 
-def results(model: nn.Module, called: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """What is called returns, and the gradients that every parameter of the model gets."""
-    model.zero_grad()
-    output = called(x)
-    output.pow(2).sum().backward()
-    return [output.detach(), *(p.grad.clone() for p in model.parameters())]
-
-
-def with_replicas(model: RoundTrips) -> RoundTrips:
+def replica(model: nn.Module) -> nn.Module:
+    """As DataParallel makes them."""
     other = copy.copy(model)
-    other._modules = dict(model._modules)
-    for name in ("pools", "unpools"):
-        replicas = [each._replicate_for_data_parallel() for each in getattr(model, name)]
-        setattr(other, name, nn.ModuleList(replicas))
+    pools = {
+        name: getattr(model, name)._replicate_for_data_parallel() for name in ("pool", "unpool")
+    }
+    other._modules = {**model._modules, **pools}
     return other
 
 
-WAYS: dict[str, Callable[[RoundTrips], Callable[[Tensor], Tensor]]] = {
-    "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
-    "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
-    # For any batch, and the spatial sizes it was traced with.
-    "traced": lambda model: torch.jit.trace(model, torch.rand(3, 1, 8, 8)),
-    "replicas of DataParallel": with_replicas,
-}
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_ways_to_call_a_model(way: str, model: RoundTrips, x: Tensor) -> None:
-    expected = results(model, model, x)
-    assert all(map(same, results(model, WAYS[way](model), x), expected))
-
-
-def test_saved_tensors_elsewhere(model: RoundTrips, x: Tensor) -> None:
-    expected, kept = results(model, model, x), []
+def with_tensors_elsewhere(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What its backward needs is kept as copies."""
+    kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> int:
         kept.append(tensor.detach().clone())
         return len(kept) - 1
 
-    with saved_tensors_hooks(pack, kept.__getitem__):
-        assert all(map(same, results(model, model, x), expected))
-    # Those of the pools and those of the unpools.
-    assert [t.dtype for t in kept].count(model.pools[0].index_dtype) == 4
+    def call(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(pack, kept.__getitem__):
+            out = model(x)
+        # Those of the pools and those of the unpools.
+        assert [t.dtype for t in kept].count(model.pool.index_dtype) == 4
+        return out
+
+    return call
 
 
-def test_threads_of_the_caller(model: RoundTrips, x: Tensor) -> None:
-    expected, right = results(model, model, x), []
+WAYS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
+    "deep copy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
+    "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
+    # For any batch, and the spatial sizes it was traced with.
+    "traced": lambda model: torch.jit.trace(model, torch.rand(3, 3, 8, 8)),
+    "compiled": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
+    "replica": replica,
+    "tensors elsewhere": with_tensors_elsewhere,
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_call_a_model(way: str, model: nn.Module, x: Tensor) -> None:
+    called, expected = WAYS[way](model), results(model, x)
+    assert all(map(same, results(model, x, called), expected))
+    if way in ("deep copy", "pickle"):
+        assert repr(called) == repr(model)
+        assert returned_dtypes(called) == returned_dtypes(model)
+
+
+def test_threads_of_the_caller(model: nn.Module, x: Tensor) -> None:
+    expected, right = results(model, x), []
 
     def work() -> None:
         own = copy.deepcopy(model)
-        leaf = x.detach().requires_grad_()
-        right.append(all(all(map(same, results(own, own, leaf), expected)) for _ in range(50)))
+        right.append(all(all(map(same, results(own, x), expected)) for _ in range(20)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -113,7 +102,7 @@ def test_threads_of_the_caller(model: RoundTrips, x: Tensor) -> None:
     assert right == [True] * 4
 
 
-def test_inference_mode(model: RoundTrips, x: Tensor) -> None:
+def test_inference_mode(model: nn.Module, x: Tensor) -> None:
     with torch.inference_mode():
         output = model(x)
     assert output.is_inference()
@@ -121,7 +110,7 @@ def test_inference_mode(model: RoundTrips, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype: torch.dtype, model: RoundTrips, x: Tensor) -> None:
+def test_autocast(dtype: torch.dtype, model: nn.Module, x: Tensor) -> None:
     """The operators take what they are given, in its dtype."""
     with torch.autocast("cpu", dtype):
         assert model(x).dtype == dtype  # as the convolution makes it
@@ -217,23 +206,20 @@ def test_daemon_threads_outlive_the_interpreter(work: str) -> None:
     run_alone(DAEMONS, work)
 
 
-class Unpooled(Dataset):
-    """What each index dtype gives, times the number of the sample."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int) -> Tensor:
-        x = torch.arange(16.0).reshape(1, 4, 4)
-        pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
-        return torch.stack([F.max_unpool2d(*each, 2) * i for each in pooled])
+def unpooled(images: list[Tensor]) -> Tensor:
+    """With indices of every dtype."""
+    x = torch.stack(images)
+    pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
+    return torch.cat([F.max_unpool2d(*each, 2) for each in pooled], 1)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
-    expected = torch.stack([Unpooled()[i] for i in range(6)])  # what a fork inherits, too
-    context = multiprocessing.get_context(start)
-    loader = DataLoader(Unpooled(), batch_size=2, num_workers=2, multiprocessing_context=context)
+    images = list(torch.rand(6, 1, 4, 4))
+    expected = unpooled(images)  # what a fork inherits, too
+    loader = DataLoader(
+        images, 2, num_workers=2, collate_fn=unpooled, multiprocessing_context=start
+    )
     assert same(torch.cat(list(loader)), expected)
 
 
@@ -253,24 +239,28 @@ class Logged:
         return function.__name__, function(*bare, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("which", [0, 1])
-def test_tensor_subclasses(which: int, index_dtype: torch.dtype) -> None:
-    """Each of the two tensors may be one, and every argument reaches who is asked."""
-    tensors: list[Any] = [torch.rand(2, 3, 4, 4), torch.randint(9, (2, 3, 4, 4)).to(index_dtype)]
-    plain, options = tensors[which], {"output_size": (10, 9), "reduce": "mean"}
-    expected = F.max_unpool2d(*tensors, 3, 2, **options)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
+def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
+    """Each tensor may be one, and every argument reaches who is asked."""
+    shape, options = (2, 3, *[4] * dims), {"stride": 2, "padding": 1}
+    tensors: list[Any] = [torch.rand(shape)]
+    if kind == "pool":
+        options |= {"dilation": 2, "ceil_mode": True, "return_indices": True}
+        options["index_dtype"] = torch.int32
+    else:
+        tensors.append(torch.randint(5, shape))
+        options |= {"output_size": [6] * dims, "reduce": "mean"}  # as only this padding allows
+    function, plain = getattr(F, f"max_{kind}{dims}d"), tensors[which]
+    expected = leaves(function(*tensors, 3, **options))
     tensors[which] = plain.as_subclass(Tagged)
-    output = F.max_unpool2d(*tensors, 3, 2, **options)
-    assert type(output) is Tagged
-    assert same(output.as_subclass(Tensor), expected)
+    results = leaves(function(*tensors, 3, **options))
+    assert {type(tensor) for tensor in results} == {Tagged}
+    assert all(map(same, (tensor.as_subclass(Tensor) for tensor in results), expected))
     tensors[which] = Logged(plain)
-    for name, output in (
-        F.max_unpool2d(*tensors, 3, 2, **options),
-        maxunpool_cuda.MaxUnpool2d(3, 2, reduce="mean")(*tensors, (10, 9)),
-    ):
-        assert name == "max_unpool2d"
-        assert same(output, expected)
+    name, *results = leaves(function(*tensors, 3, **options))
+    assert name == function.__name__
+    assert all(map(same, results, expected))
 
 
 QUANTIZED = (torch.quint8, torch.qint8)

@@ -10,11 +10,13 @@ import numpy
 import pytest
 import torch
 from cases import same
-from networks import returned_dtypes
+from networks import PoolAndUnpool, returned_dtypes, unchanged
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves as leaves
 
 from maxunpool_cuda import MaxPool2d, MaxUnpool2d, replace_max_pooling
 
+OUTER, INNER = "pool", "middle.pool"
 CHANGES = "uint8 indices change what the model returns"
 
 
@@ -24,35 +26,22 @@ def without_determinism(poisoned_memory: None) -> None:
     torch.use_deterministic_algorithms(False)
 
 
-class Net(nn.Module):
+class Net(PoolAndUnpool):
     """Two stages; ``inner`` and ``outer`` are what happens to indices on the way to the unpools."""
 
     def __init__(
         self,
-        inner: Callable[[Tensor], Any] = lambda indices: indices,
-        outer: Callable[[Tensor], Any] = lambda indices: indices,
+        inner: Callable[[Tensor], Any] = unchanged,
+        outer: Callable[[Tensor], Any] = unchanged,
         returned: Callable[[Any, Tensor], Any] = lambda _, result: result,
     ) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        super().__init__(2, 2, middle=PoolAndUnpool(2, 2, handed_on=inner), handed_on=outer)
         self.norm = nn.BatchNorm2d(3)
-        self.outer = nn.MaxPool2d(2, return_indices=True)
-        self.inner = nn.MaxPool2d(2, return_indices=True)
-        self.unpool = nn.MaxUnpool2d(2)
-        self.on_inner, self.on_outer, self.returned = inner, outer, returned
+        self.returned = returned
         self.register_buffer("result", torch.zeros(2, 3, 12, 12))
 
     def forward(self, x: Tensor) -> Any:
-        x = self.norm(self.first(x))
-        size = x.shape
-        x, outer = self.outer(x)
-        x = self.middle(x)
-        inner_size = x.shape
-        x, inner = self.inner(x)
-        x = self.unpool(x, self.on_inner(inner), output_size=inner_size)
-        return self.returned(
-            self, self.last(self.unpool(x, self.on_outer(outer), output_size=size))
-        )
+        return self.returned(self, super().forward(self.norm(x)))
 
 
 @pytest.fixture
@@ -67,55 +56,56 @@ def refuses(indices: Tensor) -> Tensor:
 
 
 RAISES = "with {} indices the model raises TypeError: int64 wanted"
+RETURNED = {"returned": lambda model, result: (result, model.pool(result)[1])}
 
 
 @pytest.mark.parametrize(
-    ("handed_on", "reasons"),
+    ("dtype", "parts", "reasons"),
     [
-        ({"inner": Tensor.long}, {"inner": CHANGES}),
-        ({"outer": Tensor.long}, {"outer": CHANGES}),
-        ({"inner": Tensor.long, "outer": Tensor.long}, {"outer": CHANGES, "inner": CHANGES}),
+        (torch.uint8, {"inner": Tensor.long}, {INNER: CHANGES}),
+        (torch.uint8, {"outer": Tensor.long}, {OUTER: CHANGES}),
         (
-            {"inner": Tensor.long, "outer": refuses},
-            {"outer": RAISES.format("uint8"), "inner": CHANGES},
+            torch.uint8,
+            {"inner": Tensor.long, "outer": Tensor.long},
+            {OUTER: CHANGES, INNER: CHANGES},
         ),
+        (
+            torch.uint8,
+            {"inner": Tensor.long, "outer": refuses},
+            {OUTER: RAISES.format("uint8"), INNER: CHANGES},
+        ),
+        (torch.int32, {"outer": refuses}, {OUTER: RAISES.format("int32")}),
+        (torch.uint8, RETURNED, {OUTER: CHANGES}),
+        (torch.int32, RETURNED, {OUTER: CHANGES.replace("uint8", "int32")}),
     ],
 )
-def test_only_pools_whose_offsets_change_nothing_get_them(
-    handed_on: dict[str, Callable], reasons: dict[str, str], x: Tensor
+def test_only_pools_whose_indices_change_nothing_return_them(
+    dtype: torch.dtype, parts: dict[str, Callable], reasons: dict[str, str], x: Tensor
 ) -> None:
-    model = Net(**handed_on).eval()
+    model = Net(**parts).eval()
     expected = model(x)
     model.train()
     calls: list[int] = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    assert replace_max_pooling(model, example=(x,)) == reasons
+    assert replace_max_pooling(model, dtype, example=(x,)) == reasons
     assert len(calls) == 3 + 2
-    dtypes = {name: torch.int64 if name in reasons else torch.uint8 for name in ("outer", "inner")}
+    dtypes = {name: torch.int64 if name in reasons else dtype for name in (OUTER, INNER)}
     assert returned_dtypes(model) == dtypes
-    assert type(model.inner) is type(model.outer) is MaxPool2d
-    assert same(model.eval()(x), expected)
+    assert type(model.pool) is type(model.middle.pool) is MaxPool2d
+    assert all(map(same, leaves(model.eval()(x)), leaves(expected)))
 
 
-def test_without_an_example_they_are_wrong(x: Tensor) -> None:
+def test_what_an_earlier_call_did_is_checked(x: Tensor) -> None:
     model = Net(inner=Tensor.long).eval()
     expected = model(x)
     assert replace_max_pooling(model) == {}
     assert not same(model(x), expected)
-    # What an earlier call did is checked as well.
-    assert replace_max_pooling(model, example=x) == {"inner": CHANGES}
+    assert replace_max_pooling(model, example=x) == {INNER: CHANGES}
     assert same(model(x), expected)
-
-
-def test_int32(x: Tensor) -> None:
-    model = Net(outer=refuses)
-    reasons = replace_max_pooling(model, torch.int32, example=x)
-    assert reasons == {"outer": RAISES.format("int32")}
-    assert returned_dtypes(model) == {"outer": torch.int64, "inner": torch.int32}
-    # And those stay where offsets are no good.
-    model.on_inner = Tensor.long
-    assert replace_max_pooling(model, example=x).keys() == {"outer", "inner"}
-    assert returned_dtypes(model) == {"outer": torch.int64, "inner": torch.int32}
+    # int32 indices stay where offsets are no good.
+    assert replace_max_pooling(model, torch.int32, example=x) == {}
+    assert replace_max_pooling(model, example=x) == {INNER: CHANGES}
+    assert returned_dtypes(model) == {OUTER: torch.uint8, INNER: torch.int32}
     assert replace_max_pooling(model, torch.int64, example=x) == {}
     assert set(returned_dtypes(model).values()) == {torch.int64}
 
@@ -140,12 +130,6 @@ def test_offsets_that_right_an_output_size_are_a_change() -> None:
 
 
 @dataclasses.dataclass
-class Output:
-    scores: Tensor
-    extra: Any = None
-
-
-@dataclasses.dataclass
 class Slotted:
     __slots__ = ("scores",)
     scores: Any
@@ -159,8 +143,7 @@ class Holder:
 WRAPPED: dict[str, Callable[[Any, Tensor], Any]] = {
     "tuple": lambda _, t: (None, "name", [t]),
     "dict": lambda _, t: {"out": {"deep": t}},
-    "dataclass": lambda _, t: Output(t * 0, extra=[t]),
-    "slots": lambda _, t: Slotted(t),
+    "dataclass": lambda _, t: Slotted([t * 0, t]),
     "object": lambda _, t: Holder(t),
     "array": lambda _, t: [t.numpy()],
     "number": lambda _, t: t.double().square().sum().item(),
@@ -176,7 +159,7 @@ WRAPPED: dict[str, Callable[[Any, Tensor], Any]] = {
 def test_whatever_the_model_returns(how: str, x: Tensor) -> None:
     assert replace_max_pooling(Net(returned=WRAPPED[how]), example=(x,)) == {}
     model = Net(outer=Tensor.long, returned=WRAPPED[how])
-    assert replace_max_pooling(model, example=(x,)) == {"outer": CHANGES}
+    assert replace_max_pooling(model, example=(x,)) == {OUTER: CHANGES}
     assert not model.result.any()
 
 
@@ -199,7 +182,7 @@ def test_what_is_equal(flat: Any, offsets: Any, equal: bool, x: Tensor) -> None:
         outer=lambda indices: seen.append(indices.dtype) or indices,
         returned=lambda *_: flat if seen[-1] == torch.int64 else offsets,
     )
-    assert replace_max_pooling(model, example=x) == ({} if equal else {"outer": CHANGES})
+    assert replace_max_pooling(model, example=x) == ({} if equal else {OUTER: CHANGES})
 
 
 def test_each_pool_is_checked_with_those_before_it(x: Tensor) -> None:
@@ -208,15 +191,8 @@ def test_each_pool_is_checked_with_those_before_it(x: Tensor) -> None:
         inner=lambda indices: seen.append(indices.dtype) or indices,
         outer=lambda indices: indices.long() if seen[-1] == torch.uint8 else indices,
     )
-    assert replace_max_pooling(model, example=x) == {"inner": CHANGES}
-    assert returned_dtypes(model) == {"outer": torch.uint8, "inner": torch.int64}
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int32"])
-def test_indices_that_leave_the_model_stay_flat(dtype: str, x: Tensor) -> None:
-    model = Net(returned=lambda model, t: (t, model.outer(x)[1]))
-    reasons = replace_max_pooling(model, getattr(torch, dtype), example=(x,))
-    assert reasons == {"outer": f"{dtype} indices change what the model returns"}
+    assert replace_max_pooling(model, example=x) == {INNER: CHANGES}
+    assert returned_dtypes(model) == {OUTER: torch.uint8, INNER: torch.int64}
 
 
 class Restless(Net):
@@ -277,15 +253,11 @@ def test_the_model_is_left_as_it_was(fails: str, device: str, x: Tensor) -> None
         assert isinstance(caught.value.__cause__, KeyError)
     else:
         reasons = replace_max_pooling(model, example=(x,))
-        assert list(reasons) == (["outer"] if fails else [])
-        for module, ours in (
-            (model.inner, MaxPool2d),
-            (model.outer, MaxPool2d),
-            (model.unpool, MaxUnpool2d),
-        ):
-            assert type(module) is ours
-            module.__class__ = getattr(nn, ours.__name__)
-            vars(module).pop("index_dtype", None)
+        assert list(reasons) == ([OUTER] if fails else [])
+        for stage in (model, model.middle):
+            assert (type(stage.pool), type(stage.unpool)) == (MaxPool2d, MaxUnpool2d)
+            stage.pool.__class__, stage.unpool.__class__ = nn.MaxPool2d, nn.MaxUnpool2d
+            vars(stage.pool).pop("index_dtype", None)
     assert state_of(model) == before
     assert same(x, kept)
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -297,8 +269,8 @@ def test_a_model_of_chance(x: Tensor) -> None:
     numbers = iter(range(9))
     model = Net(returned=lambda _, t: t + next(numbers))
     reason = "two runs of the model differ, so uint8 indices cannot be checked"
-    assert replace_max_pooling(model, example=x) == {"outer": reason, "inner": reason}
-    assert type(model.outer) is MaxPool2d
+    assert replace_max_pooling(model, example=x) == {OUTER: reason, INNER: reason}
+    assert type(model.pool) is MaxPool2d
     assert set(returned_dtypes(model).values()) == {torch.int64}
 
 
@@ -314,7 +286,7 @@ def test_a_model_that_does_not_run(x: Tensor) -> None:
     """On the example; or with this package's modules, which take no negative padding, say."""
     runs, torchs = Net(), Net()
     torchs.unpool = nn.MaxUnpool2d(2, 2, -1)
-    torchs.forward = lambda x: torchs.unpool(*torchs.outer(x))
+    torchs.forward = lambda x: torchs.unpool(*torchs.pool(x))
     torchs(x[..., :4, :4] * 0)
     wrong = "expected an example that .* but got {}: "
     for model, example, words in (
@@ -327,11 +299,15 @@ def test_a_model_that_does_not_run(x: Tensor) -> None:
         with pytest.raises(ValueError, match=words):
             replace_max_pooling(model, example=example)
         assert state_of(model) == before
+    lazy = nn.Sequential(runs, nn.LazyConv2d(3, 1))
+    with pytest.raises(ValueError, match="but got one with uninitialized parameters"):
+        replace_max_pooling(lazy, example=x)
+    assert type(runs.pool) is nn.MaxPool2d
 
 
-@pytest.mark.parametrize("how", ["model", "in place", "parallel"])
+@pytest.mark.parametrize("how", ["model", "in place", "its pool", "parallel"])
 def test_wrapped_models(how: str, x: Tensor) -> None:
-    torch._dynamo.reset()
+    """The trial compiles nothing; what was compiled is compiled anew."""
     model = Net(inner=Tensor.long).eval()
     wrapped: nn.Module = model
     compilations: list[int] = []
@@ -342,15 +318,15 @@ def test_wrapped_models(how: str, x: Tensor) -> None:
 
     if how == "model":
         wrapped = torch.compile(model, backend=backend)
-    elif how == "in place":
-        model.compile(backend=backend)
-    else:
+    elif how == "parallel":
         wrapped = nn.DataParallel(model)
+    else:
+        (model if how == "in place" else model.pool).compile(backend=backend)
     expected = wrapped(x)
-    before = len(compilations)
-    assert list(replace_max_pooling(wrapped, example=x).values()) == [CHANGES]
-    assert len(compilations) == before
-    assert returned_dtypes(model) == {"outer": torch.uint8, "inner": torch.int64}
-    assert same(wrapped(x), expected)
-    assert (len(compilations) > before) == (how != "parallel")
-    torch._dynamo.reset()
+    for dtype, reasons in ((torch.uint8, [CHANGES]), (torch.int32, [])):
+        before = len(compilations)
+        assert list(replace_max_pooling(wrapped, dtype, example=x).values()) == reasons
+        assert len(compilations) == before
+        assert same(wrapped(x), expected)
+        assert (len(compilations) > before) == (how != "parallel")
+        assert returned_dtypes(model) == {OUTER: dtype, INNER: torch.int64 if reasons else dtype}

@@ -13,8 +13,8 @@ CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
 LEFT_OUT = "no GPU is visible here: make test CUDA=1 builds them"
 
 
-def commands(folder: Path, *arguments: str, gpu: bool = False, **environment: str) -> str:
-    """What `make test` would do with a new virtual environment."""
+def commands(folder: Path, *given: str, gpu: bool = False) -> str:
+    """What `make test` would do with a new virtual environment. FORCE_... are no arguments."""
     if shutil.which("make") is None:
         pytest.skip("no make")
     program = folder / "nvidia-smi"
@@ -22,40 +22,33 @@ def commands(folder: Path, *arguments: str, gpu: bool = False, **environment: st
     program.chmod(0o755)
     # What the make that runs the tests was given.
     ours = ("CUDA", "FORCE_CPU", "FORCE_CUDA", "SEED", "TORCH", "MAKEFLAGS", "MAKEOVERRIDES")
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    kept["PATH"] = f"{folder}{os.pathsep}{kept['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= dict(each.split("=") for each in given if each.startswith("FORCE"))
+    environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+    arguments = [each for each in given if not each.startswith("FORCE")]
     command = ["make", "--dry-run", "test", f"VENV={folder / 'venv'}", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    return subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "gpu", "kernels"),
+    ("given", "gpu", "kernels"),
     [
-        ((), {}, False, CPU),
-        ((), {}, True, EITHER),
-        (("CUDA=1",), {}, False, CUDA),
-        (("CUDA=0",), {}, True, CPU),
-        ((), {"FORCE_CUDA": "1"}, False, CUDA),
-        ((), {"FORCE_CPU": "1"}, True, CPU),
-        (("CUDA=1",), {"FORCE_CPU": "1"}, False, CUDA),
+        ([], False, CPU),
+        ([], True, EITHER),
+        (["CUDA=1"], False, CUDA),
+        (["CUDA=0"], True, CPU),
+        (["FORCE_CUDA=1"], False, CUDA),
+        (["FORCE_CPU=1"], True, CPU),
+        (["CUDA=1", "FORCE_CPU=1"], False, CUDA),
     ],
     ids=str,
 )
-def test_kernels(
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    gpu: bool,
-    kernels: str,
-    tmp_path: Path,
-) -> None:
-    output = commands(tmp_path, *arguments, gpu=gpu, **environment)
+def test_kernels(given: list[str], gpu: bool, kernels: str, tmp_path: Path) -> None:
+    output = commands(tmp_path, *given, gpu=gpu)
     (build,) = [line for line in output.splitlines() if "--no-build-isolation" in line]
     assert build.startswith(f"{kernels}{tmp_path}")
     # Said where nobody decided.
-    assert (LEFT_OUT in output) == (not arguments and not environment and not gpu)
+    assert (LEFT_OUT in output) == (not given and not gpu)
 
 
 def test_other_kernels_are_built_anew(tmp_path: Path) -> None:

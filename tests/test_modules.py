@@ -5,11 +5,10 @@ import pickle
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, REDUCES, same
-from torch import Tensor, nn
+from cases import same
+from torch import nn
 
 import maxunpool_cuda
-import maxunpool_cuda.functional as F
 
 POOLS = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
 UNPOOLS = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
@@ -44,43 +43,14 @@ def test_modules_are_torch_modules(name: str) -> None:
         torch.jit.script(module)
 
 
-def tensors_for(name: str, index_dtype: torch.dtype = torch.int64) -> tuple[Tensor, ...]:
-    """Of a module, with a kernel_size of 3 and a stride of 2."""
-    dims = int(name[-2])
-    if name in POOLS:
-        return (torch.rand(2, 3, *[10] * dims),)  # where ceil_mode matters
-    x = torch.rand(2, 3, *[4] * dims)
-    return x, torch.randint(3 if index_dtype == torch.uint8 else 9, x.shape, dtype=index_dtype)
-
-
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
-def test_modules_call_the_functions(name: str, index_dtype: torch.dtype) -> None:
-    function = getattr(F, name.replace("MaxUnpool", "max_unpool").replace("MaxPool", "max_pool"))
-    module, tensors = getattr(maxunpool_cuda, name), tensors_for(name, index_dtype)
-    if name in POOLS:
-        options = {"dilation": 1, "return_indices": True, "ceil_mode": True}
-        options["index_dtype"] = index_dtype
-        results = module(3, 2, 1, **options)(*tensors)
-        assert all(map(same, results, function(*tensors, 3, 2, 1, **options)))
-        return
-    for reduce in REDUCES:
-        unpool = module(3, 2, reduce=reduce)
-        assert same(unpool(*tensors), function(*tensors, 3, 2, 0, reduce=reduce))
-        x, indices = tensors
-        size = [10] * (x.dim() - 2)
-        expected = function(*tensors, 3, 2, 0, size, reduce=reduce)
-        assert same(unpool(*tensors, size), expected)
-        assert same(unpool(input=x, indices=indices, output_size=size), expected)
-
-
 @pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
 def test_a_module_made_by_torch_is_still_one_here(name: str) -> None:
     """Pickles of torch.nn's modules have no `reduce` and no `index_dtype`."""
-    ours, theirs = getattr(maxunpool_cuda, name), getattr(nn, name)(3, 2)
+    ours = getattr(maxunpool_cuda, name)
     module = ours.__new__(ours)
-    module.__setstate__(vars(theirs))
-    tensors = tensors_for(name)
+    module.__setstate__(vars(getattr(nn, name)(3, 2)))
+    x = torch.rand(2, 3, *[4] * int(name[-2]))
+    tensors = (x,) if name in POOLS else (x, torch.randint(9, x.shape))
     assert same(module(*tensors), ours(3, 2)(*tensors))
 
 

@@ -1,5 +1,7 @@
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
+import doctest
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +12,9 @@ import torch
 from cases import (
     LAYOUTS,
     POOLED,
+    REDUCES,
     Window,
+    distinct,
     laid_out,
     random_case,
     random_input,
@@ -18,41 +22,46 @@ from cases import (
     same,
     some,
 )
+from reference import max_unpool
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
+MODULES = [f"Max{kind}{dims}d" for kind in ("Pool", "Unpool") for dims in (1, 2, 3)]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def one_thread(poisoned_memory: None) -> Iterator[None]:
     """On several threads torch.nn's result for duplicate indices is anybody's."""
     before = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(False)  # under which torch.nn's unpooling raises
     yield
-    torch.use_deterministic_algorithms(deterministic)
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
 )
 def test_unpooling_is_torchs(dtype: torch.dtype, offsets: bool, rng: random.Random) -> None:
+    """And that of modules the reference's, whatever they are told."""
     for _ in range(some(40)):
         case = random_case(rng, reduce="last", dtypes=(dtype,), offsets=offsets)
-        g, x = case.geometry, case.input
+        g, x, indices = case.geometry, case.input, case.indices
         window = [g.kernel, g.stride, g.padding]
         if g.dims == 1:  # torch.nn's 1d takes only tuples of one int as ints
             window = [v[0] for v in window]
         ours, theirs = (getattr(of, f"max_unpool{g.dims}d") for of in (F, nn.functional))
         expected = theirs(x.contiguous(), case.positions.long().contiguous(), *window, g.output)
-        assert same(ours(x, case.indices, *window, g.output), expected), g
+        assert same(ours(x, indices, *window, g.output), expected), g
+        for reduce in REDUCES:
+            module = getattr(maxunpool_cuda, f"MaxUnpool{g.dims}d")(*window, reduce=reduce)
+            got = module(input=x, indices=indices, output_size=g.output)
+            assert same(got, max_unpool(x, case.positions, g.output, reduce)), (g, reduce)
 
 
 def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
@@ -63,12 +72,15 @@ def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
 
 def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
     """Its kernels' for contiguous tensors on the CPU: some others err at -inf."""
-    ours, theirs = (getattr(of, f"max_pool{len(window.sizes)}d") for of in (F, nn.functional))
+    dims = len(window.sizes)
+    ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
     expected = theirs(x.contiguous(), *window.arguments, return_indices=True)
     (values, positions), x = (t.to(device) for t in expected), x.to(device)
     assert same_but_for_nan(ours(x, *window.arguments), values), window
     for dtype in window.index_dtypes():
-        got, indices = ours(x, *window.arguments, return_indices=True, index_dtype=dtype)
+        *parts, ceil = window.arguments
+        module = getattr(maxunpool_cuda, f"MaxPool{dims}d")
+        got, indices = module(*parts, True, ceil, index_dtype=dtype)(x)
         assert same_but_for_nan(got, values), window
         indices = window.positions(indices) if dtype == torch.uint8 else indices.long()
         assert same(indices, positions), (window, dtype)
@@ -105,45 +117,33 @@ def test_pooling_of_long_rows_many_channels_and_large_windows(
         pooling_is_torchs(x, Window(shape[2:], *parts, rng.random() < 0.5), device)
 
 
-def first(results: object) -> object:
-    return results[0] if isinstance(results, tuple) else results
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
     # Seconds, which runs of other tests should not wait for.
     pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
-    named = [op for op in op_db if op.name == f"nn.functional.{name}"]
-    assert named
-    for op in named:
-        agrees_on_samples(op, getattr(F, name), rng)
-
-
-def agrees_on_samples(op: Any, ours: Callable, rng: random.Random) -> None:
-    count = 0
-    for sample in op.sample_inputs("cpu", torch.float32):
-        theirs = op(sample.input, *sample.args, **sample.kwargs)
-        got = ours(sample.input, *sample.args, **sample.kwargs)
-        assert isinstance(got, tuple) == isinstance(theirs, tuple)
-        pairs = zip(got, theirs, strict=True) if isinstance(got, tuple) else ((got, theirs),)
-        assert all(same(*pair) for pair in pairs)
-        count += 1
-    pooling = "unpool" not in op.name
-    gradients = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
-    for sample in rng.sample(gradients, some(20 if pooling else len(gradients))):
-        if pooling:  # of elements apart, so that maxima stay where they are
-            apart = torch.randperm(sample.input.numel()).double() / 8
-            sample.input = apart.reshape(sample.input.shape).requires_grad_()
-        assert torch.autograd.gradcheck(
-            lambda x, s=sample: first(ours(x, *s.args, **s.kwargs)), (sample.input,), fast_mode=True
-        )
-        count += 1
-    assert count > 0
-    if op.error_inputs_func is not None:
-        for error in op.error_inputs("cpu"):
+    pooling, ours = "unpool" not in name, getattr(F, name)
+    ops = [op for op in op_db if op.name == f"nn.functional.{name}"]
+    assert ops
+    for op in ops:
+        samples = list(op.sample_inputs("cpu", torch.float32))
+        differentiable = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
+        assert samples
+        assert differentiable
+        for sample in samples:
+            theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
+            assert type(got) is type(theirs)
+            assert all(map(same, leaves(got), leaves(theirs)))
+        for sample in rng.sample(differentiable, some(20 if pooling else len(differentiable))):
+            if pooling:
+                sample.input = distinct(sample.input).requires_grad_()
+            assert torch.autograd.gradcheck(
+                lambda x, s=sample: leaves(ours(x, *s.args, **s.kwargs))[0],
+                (sample.input,),
+                fast_mode=True,
+            )
+        for error in op.error_inputs("cpu") if op.error_inputs_func else ():
             sample = error.sample_input
             # For 1d and 3d, PyTorch's pooling has other words, which here are those of 2d.
             words = None if pooling and "2d" not in op.name else error.error_regex
@@ -151,60 +151,28 @@ def agrees_on_samples(op: Any, ours: Callable, rng: random.Random) -> None:
                 ours(sample.input, *sample.args, **sample.kwargs)
 
 
-# What the documentation of torch.nn has for examples, of 1.8 and of 2.1 where these differ: the
-# input, the window of the pool, the output_size, and the output.
-DOCUMENTED = [
-    ([[[1, 2, 3, 4, 5, 6, 7, 8]]], None, [[[0, 2, 0, 4, 0, 6, 0, 8]]]),
-    ([[[1, 2, 3, 4, 5, 6, 7, 8, 9]]], (1, 1, 9), [[[0, 2, 0, 4, 0, 6, 0, 8, 0]]]),
-    ([[[1, 2, 3, 4, 5, 6, 7, 8, 9]]], None, [[[0, 2, 0, 4, 0, 6, 0, 8]]]),
-    (
-        [[[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]]],
-        None,
-        [[[[0, 0, 0, 0], [0, 6, 0, 8], [0, 0, 0, 0], [0, 14, 0, 16]]]],
-    ),
-    (  # to another size, where the indices of a 4x4 plane lie outside their windows
-        [[[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]]],
-        (1, 1, 5, 5),
-        [[[[0] * 5, [6, 0, 8, 0, 0], [0, 0, 0, 14, 0], [16, 0, 0, 0, 0], [0] * 5]]],
-    ),
-    (
-        [[[[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]]],
-        (1, 1, 4, 5),
-        [[[[0] * 5, [0, 7, 0, 9, 0], [0] * 5, [0, 17, 0, 19, 0]]]],
-    ),
-]
+@pytest.mark.parametrize("name", MODULES)
+def test_documentation(name: str) -> None:
+    """The examples in torch.nn's, with modules of ours instead."""
+    examples = doctest.DocTestParser().get_examples(getattr(nn, name).__doc__)
 
+    def values(modules: object) -> list[Tensor]:
+        torch.manual_seed(0)
+        variables: dict[str, Any] = {"torch": torch, "nn": modules}
+        shown = []
+        for example in examples:
+            source = example.source
+            if source.count("(") > source.count(")"):  # whose further lines lack their dots
+                source += example.want
+            try:
+                shown.append(eval(source, variables))
+            except SyntaxError:
+                exec(source, variables)
+        return [value for value in (*shown, *variables.values()) if isinstance(value, Tensor)]
 
-@pytest.mark.parametrize(("image", "size", "output"), DOCUMENTED)
-def test_documentation(
-    device: str, image: list, size: tuple[int, ...] | None, output: list
-) -> None:
-    x = torch.tensor(image, dtype=torch.float32, device=device)
-    pool = getattr(nn, f"MaxPool{x.dim() - 2}d")(2, stride=2, return_indices=True)
-    unpool = getattr(maxunpool_cuda, f"MaxUnpool{x.dim() - 2}d")(2, stride=2)
-    assert unpool(*pool(x), output_size=size and torch.Size(size)).tolist() == output
-
-
-def test_documentation_of_max_unpool3d(device: str) -> None:
-    pool = nn.MaxPool3d(3, stride=2, return_indices=True)
-    unpool = maxunpool_cuda.MaxUnpool3d(3, stride=2)
-    pooled, indices = pool(torch.randn(20, 16, 51, 33, 15, device=device))
-    output = unpool(pooled, indices)
-    assert output.shape == (20, 16, 51, 33, 15)
-    assert same(output.flatten(2).gather(2, indices.flatten(2)), pooled.flatten(2))
-
-
-def test_documentation_of_lucid(device: str) -> None:
-    """int32 indices, all zero: Lucid scatters by adding, so what falls together adds up."""
-    for x, window, size in (
-        (torch.arange(1.0, 5.0).reshape(1, 1, 2, 2), (2, 2), 4),
-        (torch.ones(1, 3, 7, 7), (3, 2, 0), 15),
-    ):
-        unpool = maxunpool_cuda.MaxUnpool2d(*window, reduce="sum")
-        indices = torch.zeros(x.shape, dtype=torch.int32, device=device)
-        expected = torch.zeros(1, x.shape[1], size, size, device=device)
-        expected[..., 0, 0] = x.sum((2, 3))
-        assert same(unpool(x.to(device), indices), expected)
+    ours, theirs = values(maxunpool_cuda), values(nn)
+    assert ours
+    assert all(map(same, ours, theirs))
 
 
 def outcome(function: Callable, *arguments: object, **named: object) -> object:
@@ -239,22 +207,15 @@ def test_forms_of_the_window(argument: str, ceil_mode: object) -> None:
             assert got is expected if isinstance(expected, type) else same(got, expected), call
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_names_of_arguments() -> None:
-    x = torch.rand(2, 3, 9, 9)
-    named = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, "ceil_mode": True}
-    ours, theirs = (
-        of.max_pool2d(input=x, return_indices=True, **named) for of in (F, nn.functional)
-    )
-    assert all(map(same, ours, theirs))
-    named = {"kernel_size": 2, "stride": 2, "padding": 0, "output_size": (8, 8)}
-    x = torch.rand(2, 3, 4, 4)
-    indices = torch.arange(16).reshape(4, 4).expand(x.shape)
-    ours, theirs = (of.max_unpool2d(input=x, indices=indices, **named) for of in (F, nn.functional))
-    assert same(ours, theirs)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_names_of_arguments(name: str) -> None:
+    ours = inspect.signature(getattr(F, name)).parameters.values()
+    dispatched = f"{name}_with_indices" if "unpool" not in name else name
+    theirs = inspect.signature(getattr(nn.functional, dispatched)).parameters.values()
+    positional = [(p.name, p.default) for p in ours if p.kind != p.KEYWORD_ONLY]
+    assert positional == [(p.name, p.default) for p in theirs]
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("unbatched", [False, True])
 @pytest.mark.parametrize(
     "output_size",
@@ -295,40 +256,3 @@ def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
             F.max_unpool2d(x, indices, 2, output_size=output_size)
     else:
         assert same(F.max_unpool2d(x, indices, 2, output_size=output_size), expected)
-
-
-class Tagged(Tensor):
-    @classmethod
-    def __torch_function__(cls, function: Callable, *_: object) -> object:
-        return function
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_tensor_subclasses_are_asked(name: str) -> None:
-    function = getattr(F, name)
-    x, indices = torch.rand(1, 2, 2, 2, 2), torch.zeros(1, 2, 2, 2, 2).long()
-    tensors = (x,) if "unpool" not in name else (x, indices)
-    assert function(*(tensor.as_subclass(Tagged) for tensor in tensors), 2) is function
-
-
-class Widening(nn.Module):
-    """A SegNet that unpools to the sizes from before its channels became more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = nn.MaxPool2d(2, return_indices=True)
-        self.unpool = nn.MaxUnpool2d(2)
-        self.widen = nn.Conv2d(3, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled, indices = self.pool(x)
-        wide = self.widen(pooled)
-        return self.unpool(wide, indices.repeat(1, 3, 1, 1)[:, :8], output_size=x.size())
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_sizes_from_before_the_channels_widen() -> None:
-    model, x = Widening(), torch.rand(2, 3, 7, 9)
-    expected = model(x)
-    maxunpool_cuda.replace_max_pooling(model, torch.int64)
-    assert same(model(x), expected)

@@ -59,6 +59,12 @@ PACKAGES = {
 PROGRAMS = {"nvcc": "the CUDA kernels", "compute-sanitizer": "memcheck and racecheck"}
 
 
+def is_missing(name: str) -> bool:
+    if name in PROGRAMS:
+        return shutil.which(name) is None
+    return importlib.util.find_spec(name) is None
+
+
 @dataclass(frozen=True)
 class Asked:
     """What was asked for."""
@@ -84,7 +90,7 @@ class Asked:
     def in_parallel(self) -> list[str]:
         """On some cores, if that can be; not on all, as each process takes memory of the GPU."""
         processes = min(4, (os.cpu_count() or 1) // 2)
-        if processes < 2 or not importlib.util.find_spec("xdist"):
+        if processes < 2 or is_missing("xdist"):
             return []
         return ["-n", str(processes), "--dist", "loadfile" if self.rehearse else "worksteal"]
 
@@ -94,11 +100,12 @@ class Asked:
             return tests
         return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *tests]
 
-    def benchmarks(self, limit: float, *arguments: str) -> list[str]:
+    def benchmarks(self, name: str, limit: float, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", "benchmarks", "--device", self.device]
         if self.rehearse:  # what is full size on a GPU takes a CPU minutes
             command += ["--seconds", "0", "--filter", "^tiny"]
-        return [*command, "--limit", f"{limit:.0f}", *arguments]
+        output = str(self.out / name)
+        return [*command, "--limit", f"{limit:.0f}", "--output", output, *arguments]
 
 
 @dataclass(frozen=True)
@@ -111,17 +118,13 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+PEERS = ("--peers", "torch", "triton")  # compiling takes others too long
+
+
 def build(asked: Asked, limit: float) -> list[str]:
     objects = ["--build-temp", str(asked.build / "objects")]
-    return [
-        sys.executable,
-        "setup.py",
-        "--quiet",
-        "build",
-        "--build-lib",
-        str(asked.build),
-        *objects,
-    ]
+    command = [sys.executable, "setup.py", "--quiet", "build"]
+    return [*command, "--build-lib", str(asked.build), *objects]
 
 
 def cuda(asked: Asked, limit: float) -> list[str]:
@@ -130,18 +133,15 @@ def cuda(asked: Asked, limit: float) -> list[str]:
 
 
 def speed(asked: Asked, limit: float) -> list[str]:
-    few = ["--quick", "--peers", "torch", "triton"]  # compiling takes others too long
-    return asked.benchmarks(limit, *few, "--output", str(asked.out / "speed"))
+    return asked.benchmarks("speed", limit, "--quick", *PEERS)
 
 
 def benchmarks(asked: Asked, limit: float) -> list[str]:
-    few = ["--quick"] if asked.quick else []
-    output = str(asked.out / "benchmarks")
-    return asked.benchmarks(limit, *few, "--peers", "torch", "triton", "--output", output)
+    return asked.benchmarks("benchmarks", limit, *["--quick"] * asked.quick, *PEERS)
 
 
 def training(asked: Asked, limit: float) -> list[str]:
-    return asked.benchmarks(limit, "--training", "--output", str(asked.out / "training"))
+    return asked.benchmarks("training", limit, "--training")
 
 
 def every_test(asked: Asked, limit: float) -> list[str]:
@@ -150,13 +150,14 @@ def every_test(asked: Asked, limit: float) -> list[str]:
 
 # Every step in less than nine minutes, all in less than 25.
 TO_TIME, TO_TEST = ("torch",), ("torch", "numpy", "pytest")
+TO_SANITIZE = (*TO_TEST, "compute-sanitizer")
 NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 STEPS = {
     "build": Step(480, build, ("torch", "setuptools")),
     "cuda": Step(420, cuda, TO_TEST),
     "speed": Step(240, speed, TO_TIME),
-    "memcheck": Step(240, lambda asked, _: asked.sanitizer("memcheck"), TO_TEST, NO_CACHE),
-    "racecheck": Step(240, lambda asked, _: asked.sanitizer("racecheck"), TO_TEST, NO_CACHE),
+    "memcheck": Step(240, lambda asked, _: asked.sanitizer("memcheck"), TO_SANITIZE, NO_CACHE),
+    "racecheck": Step(240, lambda asked, _: asked.sanitizer("racecheck"), TO_SANITIZE, NO_CACHE),
     "benchmarks": Step(520, benchmarks, TO_TIME),
     "training": Step(120, training, TO_TIME),
     "tests": Step(520, every_test, TO_TEST),
@@ -203,7 +204,7 @@ def run(name: str, command: list[str], limit: float, asked: Asked, environment: 
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
     code = process.returncode
-    verdict = stopped or ("passed" if code == 0 else f"FAILED ({code})")
+    verdict = stopped or (f"FAILED ({code})" if code else "passed")
     tail = [line[:WIDTH] for line in log.read_text(errors="replace").splitlines()[-TAIL:]]
     seconds = time.monotonic() - start
     print(*tail, f"== {name}: {verdict} in {seconds:.0f} s", sep="\n", flush=True)
@@ -212,17 +213,15 @@ def run(name: str, command: list[str], limit: float, asked: Asked, environment: 
 
 def missing() -> list[str]:
     """A line for each package or program that is not there, and what needs it."""
-    packages = [f"{p}: {what}" for p, what in PACKAGES.items() if not importlib.util.find_spec(p)]
-    programs = [f"{p}: {what}" for p, what in PROGRAMS.items() if shutil.which(p) is None]
-    return packages + programs
+    named = {**PACKAGES, **PROGRAMS}
+    return [f"{name}: {what}" for name, what in named.items() if is_missing(name)]
 
 
-def reason_against(name: str, asked: Asked) -> str:
-    """Why a step cannot be run, if so."""
-    absent = [package for package in STEPS[name].needs if not importlib.util.find_spec(package)]
-    if name in ("memcheck", "racecheck") and not asked.rehearse:
-        absent += ["compute-sanitizer"] * (shutil.which("compute-sanitizer") is None)
-    return f"not run: no {', '.join(absent)}" if absent else ""
+def reason_against(step: Step, asked: Asked) -> str:
+    """Why a step cannot be run, if so. A rehearsal does without the programs."""
+    needs = [name for name in step.needs if not (asked.rehearse and name in PROGRAMS)]
+    absent = ", ".join(filter(is_missing, needs))
+    return absent and f"not run: no {absent}"
 
 
 def facts(asked: Asked) -> dict[str, str]:
@@ -254,13 +253,11 @@ def write_report(asked: Asked, outcomes: dict[str, Outcome]) -> None:
 
 
 def options() -> argparse.Namespace:
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(description=lines[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     add = parser.add_argument
     add("--steps", nargs="+", choices=tuple(STEPS), default=tuple(STEPS), help="default: all")
-    add(
-        "--quick", action="store_true", help="fewer benchmarks, and no slow tests but those of cuda"
-    )
+    few = "fewer benchmarks, and no slow tests but those of cuda"
+    add("--quick", action="store_true", help=few)
     add("--out", type=Path, default=ROOT / "out" / "gpu-check", help="default: out/gpu-check")
     add("--minutes", type=float, default=25, help="for everything; default: 25")
     add("--rehearse", action="store_true", help="on the CPU")
@@ -273,10 +270,10 @@ def main() -> None:
     asked = Asked(given.out.resolve(), given.quick, given.rehearse, shlex.split(given.pytest))
     for line in missing():
         print(f"Not installed: {line}", flush=True)
-    if importlib.util.find_spec("torch"):
+    if not asked.rehearse and not is_missing("torch"):
         import torch
 
-        if not (asked.rehearse or torch.cuda.is_available()):
+        if not torch.cuda.is_available():
             raise SystemExit("gpu-check: expected a CUDA device but PyTorch sees none; --rehearse?")
     asked.out.mkdir(parents=True, exist_ok=True)
     kept = asked.out / "steps.json"
@@ -290,7 +287,7 @@ def main() -> None:
     for name in given.steps:
         step = STEPS[name]
         limit = min(step.seconds, deadline - time.monotonic())
-        why = reason_against(name, asked)
+        why = reason_against(step, asked)
         if why or limit < 2 * SPARE:
             outcomes[name] = Outcome(why or "not run: no time left", "", 0, [])
         else:
