@@ -7,7 +7,7 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import functional
+from . import _devices, functional
 from ._ops import build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
