@@ -66,7 +66,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 # For as long as this lives.
-_library = torch.library.Library("maxunpool_cuda", "IMPL")
+_library: Any = torch.library.Library("maxunpool_cuda", "IMPL")  # type: ignore[no-untyped-call]
 for _name, _kernel in KERNELS.items():
     for _key in DEVICES:
         _library.impl(_name, _kernel, _key)

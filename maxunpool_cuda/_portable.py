@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ def max_unpool(
         else:
             result = values.new_zeros(*values.shape[:-1], plane).scatter_add(-1, positions, values)
             result = _divided(result, _counts(positions, plane)) if reduce == "mean" else result
-        result = result.unflatten(-1, tuple(output_size))
+        result = result.reshape(*input.shape[:-dims], *output_size)
     return _of_dtype(result, input.dtype)
 
 
@@ -78,7 +79,7 @@ def max_unpool_backward(
         positions = indices.long()
     flat = positions.flatten(-dims)
     values = _summable(grad_output) if reduce == "mean" else _movable(grad_output)
-    result = values.flatten(-dims).gather(-1, flat).unflatten(-1, pooled)
+    result = values.flatten(-dims).gather(-1, flat).reshape(indices.shape)
     if reduce == "last" and offsets:
         lost = torch.zeros_like(positions, dtype=torch.bool)
         for distance in _neighbors(pooled, kernel_size, stride):
@@ -88,7 +89,7 @@ def max_unpool_backward(
     elif reduce == "last":
         order = torch.arange(1, flat.shape[-1] + 1, device=flat.device)
         kept = _last(flat, plane).gather(-1, flat) == order
-        result = torch.where(kept.unflatten(-1, pooled), result, 0)
+        result = torch.where(kept.reshape(indices.shape), result, 0)
     elif reduce == "mean" and offsets:
         counts = torch.zeros_like(positions, dtype=torch.int32)
         for distance in _neighbors(pooled, kernel_size, stride):
@@ -96,7 +97,7 @@ def max_unpool_backward(
         result = _divided(result, counts)
     elif reduce == "mean":
         counts = _counts(flat, plane).gather(-1, flat)
-        result = _divided(result, counts.unflatten(-1, pooled))
+        result = _divided(result, counts.reshape(indices.shape))
     return _of_dtype(result, grad_output.dtype)
 
 
@@ -128,12 +129,9 @@ def max_pool(
         left = p - _along(axis, dims, pooled[axis], input.device) * s
         offsets = offsets * k + (left + d - 1).clamp(min=0).div(d, rounding_mode="floor")
     for offset, element in enumerate(itertools.product(*map(range, kernel_size))):
-        value = padded
-        for axis, (i, n, s, d) in enumerate(zip(element, pooled, stride, dilation, strict=True)):
-            begin = i * d
-            value = value[
-                (..., slice(begin, begin + (n - 1) * s + 1, s), *[slice(None)] * (dims - axis - 1))
-            ]
+        axes = zip(element, pooled, stride, dilation, strict=True)
+        window: Any = (slice(i * d, i * d + (n - 1) * s + 1, s) for i, n, s, d in axes)
+        value = padded[(..., *window)]
         taken = (value > values) | value.isnan() if real else value > values
         values = torch.where(taken, value, values)
         offsets = torch.where(taken, offset, offsets)
@@ -151,7 +149,7 @@ def positions_of(
     padding: Ints,
     dilation: Ints | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Flat positions, int64, in a plane of ``sizes`` that window offsets name; if they are in it."""
+    """Flat int64 positions that window offsets name in a plane of ``sizes``; if they lie in it."""
     dims = len(kernel_size)
     rest = offsets.long()
     positions, step = torch.zeros_like(rest), 1
