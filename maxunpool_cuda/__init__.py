@@ -31,6 +31,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_devices.register()
+
 # To type checkers, a module with a __getattr__ has whatever name is asked for.
 if not TYPE_CHECKING:
 

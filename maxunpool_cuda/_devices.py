@@ -65,8 +65,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
-# For as long as this lives.
 _library: Any = torch.library.Library("maxunpool_cuda", "IMPL")  # type: ignore[no-untyped-call]
-for _name, _kernel in KERNELS.items():
-    for _key in DEVICES:
-        _library.impl(_name, _kernel, _key)
+
+
+def register() -> None:
+    """Register the kernels, for as long as this module lives."""
+    for name, kernel in KERNELS.items():
+        for key in DEVICES:
+            _library.impl(name, kernel, key)
