@@ -60,12 +60,20 @@ def max_unpool(
             "(uint8 indices, which are window offsets, can be reduced)"
         )
     values = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE")
-    dtype = to.computed(input)
+    dtype, number = to.computed(input), to.types.FLOAT
     if reduce != "last" and dtype == to.types.FLOAT16:
-        dtype = to.types.FLOAT
+        dtype = number
         values = op.Cast(values, to=dtype)
-    name_dtype = to.types.INT64 if flat else to.types.INT32
-    names = op.Cast(to.taken(indices), to=name_dtype)
+    # What an element names is a number of its window: its offset there or, for flat indices, its
+    # distance from where the window begins in the plane.
+    sizes = output_size if flat else kernel_size
+    units: list[Any] = [math.prod(sizes[d + 1 :]) for d in range(to.dims)]
+    names = to.taken(indices)
+    if flat:
+        names = op.Cast(names, to=to.types.INT64)
+        for axis, unit, p, s in zip(axes, units, padding, stride, strict=True):
+            names = op.Sub(names, to.row(values, axis, -p * unit, s * unit))
+    names = op.Cast(names, to=number)  # the type that every runtime pads and compares
     more = [(k - 1) // s for k, s in zip(kernel_size, stride, strict=True)]
     blocks = [to.size(values, axis) + m for axis, m in zip(axes, more, strict=True)]
     zero, one = to.number(0, dtype), to.number(1, dtype)
@@ -73,26 +81,21 @@ def max_unpool(
     # the other axes, `between` is where the outputs of a block go.
     between = [axis + 1 + i for i, axis in enumerate(axes[:-1])]
     nearby = []
-    for tensor, nothing in ((values, zero), (names, to.number(-1, name_dtype))):
-        tensor = op.Pad(tensor, [0, 0, *more] * 2, nothing)
-        repeated = op.Expand(op.Unsqueeze(tensor, [-1]), [1] * (2 + to.dims) + [stride[-1]])
+    for tensor, nothing in ((values, zero), (names, to.number(-1, number))):
+        padded = op.Pad(tensor, [0, 0, *more] * 2, nothing) if any(more) else tensor
+        repeated = op.Expand(op.Unsqueeze(padded, [-1]), [1] * (2 + to.dims) + [stride[-1]])
         nearby.append(op.Reshape(repeated, [0] * (1 + to.dims) + [-1]))
-    here = _positions(to, output_size, blocks, stride, padding) if flat else None
     result, counts = zero, zero
     for begin in itertools.product(*(range(n + 1) for n in more)):
-        begins, ends = (
-            list(begin),
-            [first - m or _END for first, m in zip(begin, more, strict=True)],
-        )
-        begins[-1] *= stride[-1]
+        begins = [*begin[:-1], begin[-1] * stride[-1]]
+        ends = [first - m or _END for first, m in zip(begin, more, strict=True)]
         ends[-1] = (begin[-1] - more[-1]) * stride[-1] or _END
         value, name = (
             op.Unsqueeze(sliced, between) if between else sliced
             for sliced in (op.Slice(tensor, begins, ends, axes) for tensor in nearby)
         )
         back = [m - first for m, first in zip(more, begin, strict=True)]
-        cells = here if flat else _cells(to, back, blocks[-1], kernel_size, stride)
-        named = op.Equal(name, cells)
+        named = op.Equal(name, _cells(to, back, blocks[-1], kernel_size, stride, units))
         if reduce == "last":
             result = op.Where(named, value, result)
         else:
@@ -116,36 +119,28 @@ def max_unpool(
 
 
 def _cells(
-    to: Writer, back: Sequence[int], blocks: Any, kernel_size: Sequence[int], stride: Sequence[int]
-) -> Any:
-    """Cells that outputs are, of a window that began ``back`` blocks before them; -2 for none.
-
-    For one block, but rows of ``blocks``.
-    """
-    cells, inside = np.zeros((), np.int32), np.ones((), bool)
-    for n, k, s in zip(back, kernel_size, stride, strict=True):
-        at = np.arange(n * s, n * s + s, dtype=np.int32)
-        cells = np.expand_dims(cells, (-2, -1)) * k + at
-        inside = np.expand_dims(inside, (-2, -1)) & (at < k)
-    cells = np.where(inside, cells, np.int32(-2)).squeeze(-2)
-    return to.op.Tile(to.op.Constant(value=to.tensor(cells)), [1] * (cells.ndim - 1) + [blocks])
-
-
-def _positions(
     to: Writer,
-    output_size: Sequence[Any],
-    blocks: Sequence[Any],
+    back: Sequence[int],
+    blocks: Any,
+    kernel_size: Sequence[int],
     stride: Sequence[int],
-    padding: Sequence[int],
+    units: Sequence[Any],
 ) -> Any:
-    """Flat positions of the outputs in blocks. Those outside the plane are cut off afterwards."""
-    positions, step = None, 1
-    for d in reversed(range(to.dims)):
-        row = to.op.Range(-padding[d], blocks[d] * stride[d] - padding[d], 1) * step
-        if positions is None:
-            positions = row
-        else:
-            behind = 2 * (to.dims - d) - 3  # axes
-            positions = to.op.Reshape(row, [-1, stride[d]] + [1] * behind) + positions
-        step = step * output_size[d]
-    return positions
+    """The numbers of a block's outputs in a window that began ``back`` blocks before it.
+
+    ``units``: the number's step along each axis. In rows of ``blocks``.
+    """
+    cells = None
+    for d, (n, k, s, unit) in enumerate(zip(back, kernel_size, stride, units, strict=True)):
+        at = np.arange(n * s, n * s + s, dtype=np.float32)
+        at[at >= k] = -(2.0**30)  # in no window, and nothing's number
+        if isinstance(unit, int):
+            at, unit = at * np.float32(unit), None
+        behind = max(0, 2 * (to.dims - d) - 3)  # axes
+        row = to.op.Constant(value=to.tensor(at.reshape([-1] + [1] * behind)))
+        if unit is not None:
+            row = row * to.op.Cast(unit, to=to.types.FLOAT)
+        if d == to.dims - 1:
+            row = to.op.Tile(row, [blocks])
+        cells = row if cells is None else cells + row
+    return cells

@@ -90,8 +90,7 @@ def _max_pool(
     )
     sizes = [to.size(taken, 2 + d) for d in range(to.dims)]
     if where:
-        window = (kernel_size, stride, padding, dilation)
-        indices = _onnx_where.window_offsets(to, input, values, *window)
+        indices = _onnx_where.window_offsets(to, input, values, *window[:4])
         if index_dtype != to.types.UINT8:
             begins = [to.row(values, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
             indices = to.moved(indices, kernel_size, sizes, begins, dilation)
