@@ -1,7 +1,8 @@
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
 Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
-``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
+``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA; in PyTorch's own operators
+on other devices.
 """
 
 import importlib
