@@ -35,15 +35,26 @@ def _unpool_kernel(
             good = (indices >= 0) & (indices < math.prod(output_size))
         if not good.all():  # the CPU's kernels say which is bad
             operator(torch.zeros_like(values, device="cpu"), indices.cpu(), *arguments)
-        return _laid_out_as(like, portable(values, indices, *arguments))
+        name = f"max_unpool{len(kernel_size)}d"
+        return _laid_out_as(like, _run(name, portable, values, indices, *arguments))
 
     return kernel
 
 
 def _pool_kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     like, like_indices = _ops.max_pool(_described(input), *arguments)
-    values, indices = _portable.max_pool(input, *arguments)
+    name = f"max_pool{len(arguments[0])}d"
+    values, indices = _run(name, _portable.max_pool, input, *arguments)
     return _laid_out_as(like, values), _laid_out_as(like_indices, indices)
+
+
+def _run(name: str, portable: Callable[..., Any], tensor: Tensor, *others: Any) -> Any:
+    try:
+        return portable(tensor, *others)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{name}: expected a device with the operators that it is made of there but got: {error}"
+        ) from error
 
 
 def _described(tensor: Tensor) -> Tensor:

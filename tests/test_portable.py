@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -142,3 +143,17 @@ def test_a_round_trip() -> None:
         assert torch.equal(back, torch.where(back != 0, x, 0))
         (grad,) = torch.autograd.grad(back.sum(), x)
         assert grad.sum() == back.count_nonzero()
+
+
+def test_operators_that_a_device_lacks_are_said_to_be_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "where", Mock(side_effect=NotImplementedError("no aten::where")))
+    x = torch.rand(1, 1, 4, 4)
+    window = ((2, 2), (2, 2), (0, 0))
+    with pytest.raises(
+        NotImplementedError, match="max_pool2d: expected a device .* no aten::where"
+    ):
+        elsewhere(_ops.max_pool)(x, *window, (1, 1), False, torch.uint8)
+    with pytest.raises(NotImplementedError, match="max_unpool2d: expected .* no aten::where"):
+        elsewhere(_ops.max_unpool)(x, x.byte(), (8, 8), *window, "last")
