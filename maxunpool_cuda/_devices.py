@@ -53,7 +53,7 @@ def _run(name: str, portable: Callable[..., Any], tensor: Tensor, *others: Any) 
         return portable(tensor, *others)
     except NotImplementedError as error:
         raise NotImplementedError(
-            f"{name}: expected a device with the operators that it is made of there but got: {error}"
+            f"{name}: expected a device with the operators that it is made of but got: {error}"
         ) from error
 
 

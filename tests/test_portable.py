@@ -152,8 +152,8 @@ def test_operators_that_a_device_lacks_are_said_to_be_ours(
     x = torch.rand(1, 1, 4, 4)
     window = ((2, 2), (2, 2), (0, 0))
     with pytest.raises(
-        NotImplementedError, match="max_pool2d: expected a device .* no aten::where"
+        NotImplementedError, match=r"max_pool2d: expected a device .* no aten::where"
     ):
         elsewhere(_ops.max_pool)(x, *window, (1, 1), False, torch.uint8)
-    with pytest.raises(NotImplementedError, match="max_unpool2d: expected .* no aten::where"):
+    with pytest.raises(NotImplementedError, match=r"max_unpool2d: expected .* no aten::where"):
         elsewhere(_ops.max_unpool)(x, x.byte(), (8, 8), *window, "last")
