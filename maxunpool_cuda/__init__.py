@@ -1,13 +1,14 @@
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
 Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
-``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
+``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA; in PyTorch's own operators
+on other devices.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import functional
+from . import _devices, functional
 from ._ops import build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_devices.register()
 
 # To type checkers, a module with a __getattr__ has whatever name is asked for.
 if not TYPE_CHECKING:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from . import _ops
+from . import _onnx_where, _ops
+from ._onnx_writer import Writer
 
 
-def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+def translation_table(
+    max_unpool: Literal["MaxUnpool", "where"] = "MaxUnpool",
+) -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` of :func:`torch.onnx.export`.
 
-    ``max_pool`` becomes ONNX's MaxPool, and ``max_unpool`` with ``reduce="last"`` its MaxUnpool.
-    ONNX's indices are flat over the whole tensor: integer arithmetic makes those of this package,
-    of each dtype, from them, and them from those. bfloat16 is cast to float32 and back, exactly.
-
+    With ``max_unpool="MaxUnpool"``, ``max_pool`` becomes ONNX's MaxPool, and ``max_unpool`` with
+    ``reduce="last"`` its MaxUnpool. ONNX's indices are flat over the whole tensor: integer
+    arithmetic makes those of this package, of each dtype, from them, and them from those.
     ONNX Runtime and ONNX's own evaluator give the same, whatever the output size. Where neither the
     sizes nor a stride of one give it away, as with dynamic ones, MaxUnpool fills a little more and
     Slice takes what was asked for. Of pools with strides of one the evaluator gets indices wrong.
 
-    A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"``, dtypes
-    that its operators do not take, and some windows: those that hold no element of the input (only
-    dilated ones do, and dynamic sizes hide them) and, in ceil mode with dilation or dynamic sizes,
-    those shorter than their stride.
+    With ``"where"``, they become operators that every runtime has: MaxPool without indices, ArgMax,
+    Pad, Slice, Equal, Where and integer arithmetic. All three reductions of window offsets, and
+    ``"last"`` of flat indices that lie in their own windows, as those of pooling do. An index that
+    does not lie in its window is lost.
+
+    bfloat16 is cast to float32 and back, exactly.
+
+    A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"`` (of flat
+    indices, under ``"where"``), dtypes that its operators do not take, and some windows: those that
+    hold no element of the input (only dilated ones do, and dynamic sizes hide them) and, in ceil
+    mode with dilation or dynamic sizes, those shorter than their stride.
 
     ONNX does not say which of equal elements MaxPool takes, nor what it makes of NaN and of windows
     that hold minus infinity alone. ONNX Runtime takes the first of equal ones, as this package
@@ -34,6 +42,9 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     Needs the package onnxscript.
 
+    Args:
+        max_unpool: the form: ``"MaxUnpool"`` or ``"where"``.
+
     Example:
         >>> import torch, maxunpool_cuda
         >>> table = maxunpool_cuda.onnx.translation_table()
@@ -41,6 +52,16 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
+    if max_unpool == "where":
+        return {
+            _ops.max_pool: _max_pool_where,
+            _ops.max_unpool: _onnx_where.max_unpool,
+        }
+    if max_unpool != "MaxUnpool":
+        raise ValueError(
+            f"translation_table: expected max_unpool to be 'MaxUnpool' or 'where' "
+            f"but got {max_unpool!r}"
+        )
     return {_ops.max_pool: _max_pool, _ops.max_unpool: _max_unpool}
 
 
@@ -52,8 +73,10 @@ def _max_pool(
     dilation: Sequence[int],
     ceil_mode: bool,
     index_dtype: int,
+    *,
+    where: bool = False,
 ) -> Any:
-    to = _Writer("max_pool", input, len(kernel_size))
+    to = Writer("max_pool", input, len(kernel_size))
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     after, ceil = _padding_after(to.name, input.shape[-to.dims :], *window)
     taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8")
@@ -66,12 +89,30 @@ def _max_pool(
         strides=list(stride),
     )
     sizes = [to.size(taken, 2 + d) for d in range(to.dims)]
-    if index_dtype == to.types.UINT8:
+    if where:
+        indices = _onnx_where.window_offsets(to, input, values, *window[:4])
+        if index_dtype != to.types.UINT8:
+            begins = [to.row(values, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
+            indices = to.moved(indices, kernel_size, sizes, begins, dilation)
+    elif index_dtype == to.types.UINT8:
         less = [to.row(values, 2 + d, padding[d], -stride[d]) for d in range(to.dims)]
         indices = to.moved(positions, sizes, kernel_size, less)
     else:
         indices = positions % math.prod(sizes)
     return to.given(values, input.dtype), to.given(indices, index_dtype)
+
+
+def _max_pool_where(
+    input: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    index_dtype: int,
+) -> Any:
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool(input, *window, index_dtype, where=True)
 
 
 def _padding_after(
@@ -125,7 +166,7 @@ def _max_unpool(
     padding: Sequence[int],
     reduce: str,
 ) -> Any:
-    to = _Writer("max_unpool", input, len(kernel_size))
+    to = Writer("max_unpool", input, len(kernel_size))
     if reduce != "last":
         raise ValueError(f"{to.name}: expected reduce='last' for ONNX but got {reduce!r}")
     taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE")
@@ -168,51 +209,3 @@ def _max_unpool(
         spatial = list(range(2, 2 + to.dims))
         output = to.op.Slice(output, [0] * to.dims, list(output_size), spatial)
     return to.given(output, input.dtype)
-
-
-class _Writer:
-    """Writes what both translations are made of, for tensors with a batch; sizes are scalars."""
-
-    def __init__(self, operator: str, input: Any, dims: int) -> None:
-        onnxscript: Any = importlib.import_module("onnxscript")
-        self.op, self.types = onnxscript.opset18, onnxscript.ir.DataType
-        self.name, self.dims = f"{operator}{dims}d", dims
-        self.batched = len(input.shape) == dims + 2
-
-    def taken(self, tensor: Any, *dtypes: str) -> Any:
-        """As ONNX's operators take it, those of ``dtypes`` if there are any."""
-        if dtypes and tensor.dtype == self.types.BFLOAT16:
-            tensor = self.op.Cast(tensor, to=self.types.FLOAT)
-        elif dtypes and tensor.dtype.name not in dtypes:
-            raise ValueError(
-                f"{self.name}: expected input of type {', '.join(dtypes)} or BFLOAT16 for ONNX "
-                f"but got {tensor.dtype.name}"
-            )
-        return tensor if self.batched else self.op.Unsqueeze(tensor, [0])
-
-    def given(self, tensor: Any, dtype: int) -> Any:
-        """As this package's operators return it."""
-        tensor = self.op.Cast(tensor, to=dtype)
-        return tensor if self.batched else self.op.Squeeze(tensor, [0])
-
-    def size(self, tensor: Any, axis: int) -> Any:
-        return self.op.Squeeze(self.op.Shape(tensor, start=axis, end=axis + 1))
-
-    def row(self, tensor: Any, axis: int, first: int, step: Any) -> Any:
-        """``first``, ``first + step`` and so on along an axis of a tensor, to be added to it."""
-        row = self.op.Range(first, self.size(tensor, axis) * step + first, step)
-        return self.op.Reshape(row, [-1] + [1] * (self.dims + 1 - axis))
-
-    def moved(
-        self, positions: Any, sizes: Sequence[Any], into: Sequence[Any], by: Sequence[Any]
-    ) -> Any:
-        """Row-major positions in a box of ``sizes``, moved by a distance an axis: those in another.
-
-        What lies before the first axis is dropped.
-        """
-        moved, unit = 0, 1
-        for size, other, distance in reversed(list(zip(sizes, into, by, strict=True))):
-            moved = (positions % size + distance) * unit + moved
-            positions = self.op.Div(positions, size)
-            unit = unit * other
-        return moved

@@ -24,6 +24,16 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the exports are run by 
 pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
 
 Axes = tuple[int, ...]
+FORMS = ("MaxUnpool", "where")
+
+# What TensorRT's parser (docs/operators.md of onnx-tensorrt, 2024-06-17), OpenVINO's frontend
+# (docs/supported_ops.md, 2025) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md,
+# 2025) list, of what the form "where" is made of. Identity and constants are everyone's.
+LISTED = {
+    *("Add", "ArgMax", "Cast", "Concat", "Constant", "Div", "Equal", "Expand", "Identity", "Max"),
+    *("MaxPool", "Mod", "Mul", "Pad", "Range", "Reshape", "Shape", "Slice", "Squeeze", "Sub"),
+    *("Tile", "Unsqueeze", "Where"),
+}
 
 
 class Function(nn.Module):
@@ -42,35 +52,44 @@ def pool_and_back(window: Window, index_dtype: torch.dtype) -> nn.Module:
 
     def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, indices = _ops.max_pool(x, *window.arguments, index_dtype)
-        geometry = (x.shape[-len(window.sizes) :], window.kernel, window.stride, window.padding)
+        axes = zip(window.kernel, window.dilation, strict=True)
+        extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
+        geometry = (x.shape[-len(window.sizes) :], extent, window.stride, window.padding)
         return values, indices, _ops.max_unpool(values, indices, *geometry, "last")
 
     return Function(function)
 
 
-def unpool_to(geometry: Geometry) -> nn.Module:
+def unpool_to(geometry: Geometry, reduce: str = "last") -> nn.Module:
     """To the sizes of a tensor, from any indices."""
 
     def function(x: Tensor, indices: Tensor, like: Tensor) -> Tensor:
         sizes = like.shape[-geometry.dims :]
-        return _ops.max_unpool(x, indices, sizes, *geometry.arguments("last")[1:])
+        return _ops.max_unpool(x, indices, sizes, *geometry.arguments(reduce)[1:])
 
     return Function(function)
 
 
-def export(model: nn.Module, *inputs: Tensor, dynamic: Axes = ()) -> torch.onnx.ONNXProgram:
+def export(
+    model: nn.Module, *inputs: Tensor, dynamic: Axes = (), form: Any = "MaxUnpool"
+) -> torch.onnx.ONNXProgram:
     """With the sizes of some dimensions left open, of every input the same."""
     shapes: Any = [dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC)] * len(inputs)
     if isinstance(model, Function):  # whose inputs are one argument
         shapes = (tuple(shapes),)
-    return torch.onnx.export(
+    program = torch.onnx.export(
         model,
         inputs,
         dynamo=True,
         verbose=False,
-        custom_translation_table=maxunpool_cuda.onnx.translation_table(),
+        custom_translation_table=maxunpool_cuda.onnx.translation_table(form),
         dynamic_shapes=shapes if dynamic else None,
     )
+    if form == "where":
+        assert {*operators(program)} <= LISTED | {"Conv", "ConvTranspose", "Relu"}
+        pools = [node for node in program.model.graph if node.op_type == "MaxPool"]
+        assert all(len(pool.outputs) == 1 for pool in pools)
+    return program
 
 
 def operators(program: torch.onnx.ONNXProgram) -> list[str]:
@@ -107,10 +126,14 @@ def run(program: torch.onnx.ONNXProgram, *inputs: Tensor) -> list[Tensor]:
 
 
 def check(
-    model: nn.Module, *inputs: Tensor, dynamic: Axes = (), others: tuple[Tensor, ...] = ()
+    model: nn.Module,
+    *inputs: Tensor,
+    dynamic: Axes = (),
+    others: tuple[Tensor, ...] = (),
+    form: str = "MaxUnpool",
 ) -> torch.onnx.ONNXProgram:
     """Export ``model``, and run it on its inputs, and on others, for what it returns in eager."""
-    program = export(model, *inputs, dynamic=dynamic)
+    program = export(model, *inputs, dynamic=dynamic, form=form)
     for given in (inputs, *((other,) for other in others)):
         expected = model(*given)
         expected = expected if isinstance(expected, tuple) else (expected,)
@@ -161,12 +184,13 @@ def test_modules_become_standard_operators(dims: int, pool: str) -> None:
         assert operators(program).count("MaxPool") == 1
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dynamic", [(), (0,)])
-def test_segnet(dynamic: Axes) -> None:
+def test_segnet(dynamic: Axes, form: str) -> None:
     make, (_, *shape) = NETWORKS["SegNet"]
     model = make().eval()
     maxunpool_cuda.replace_max_pooling(model, torch.uint8 if dynamic else torch.int32)
-    program = export(model, torch.rand(2, *shape), dynamic=dynamic)
+    program = export(model, torch.rand(2, *shape), dynamic=dynamic, form=form)
     x = torch.rand(3 if dynamic else 2, *shape)
     torch.testing.assert_close(run(program, x), [model(x)], rtol=1e-4, atol=1e-5)
 
@@ -182,18 +206,22 @@ def exportable_window(rng: random.Random) -> Window:
             return window
 
 
-def test_pooling_and_back(rng: random.Random) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_pooling_and_back(form: str, rng: random.Random) -> None:
     for _ in range(some(14)):
         window = exportable_window(rng)
         x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)
-        check(pool_and_back(window, rng.choice(window.index_dtypes())), x)
+        check(pool_and_back(window, rng.choice(window.index_dtypes())), x, form=form)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_dynamic_sizes(dims: int, index_dtype: torch.dtype, rng: random.Random) -> None:
+def test_dynamic_sizes(dims: int, index_dtype: torch.dtype, form: str, rng: random.Random) -> None:
     ceil, leading = rng.random() < 0.5, rng.choice(((2, 3), (3,)))
-    kernel, stride, padding = rng.choice(((2, 2, 1), (3, 2, 1), (3, 2, 0), (4, 1, 2)))
+    windows = [(2, 2, 1), (3, 2, 1), (3, 2, 0), (4, 1, 2)]
+    # Of 64 cells, each in another block: a graph of 700 nodes.
+    kernel, stride, padding = rng.choice(windows[: 3 if dims == 3 and form == "where" else 4])
     window = Window((8,) * dims, *[(n,) * dims for n in (kernel, stride, padding, 1)], ceil)
     first = len(leading)
     others = tuple(
@@ -207,7 +235,28 @@ def test_dynamic_sizes(dims: int, index_dtype: torch.dtype, rng: random.Random) 
         with_ties(*leading, *window.sizes),
         dynamic=(*range(first - 1), *range(first, first + dims)),
         others=others,
+        form=form,
     )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reduce", ["last", "sum", "mean"])
+def test_unpooling_without_maxunpool(reduce: str, dynamic: bool, rng: random.Random) -> None:
+    """From offsets in every way, and from flat indices of their own windows."""
+    for _ in range(some(6)):
+        while True:
+            case = random_case(rng, reduce=reduce, dtypes=(torch.float32,), longest=6, offsets=True)
+            geometry = case.geometry
+            # torch.export takes a size of one for a constant.
+            if not dynamic or min(*geometry.pooled, *geometry.output) > 1:
+                break
+        indices = case.indices
+        if reduce == "last" and rng.random() < 0.5:
+            indices = case.positions.to(rng.choice((torch.int64, torch.int32)))
+        tensors = [t.contiguous() for t in (case.input, indices, case.grad_output)]
+        spatial = tuple(range(-geometry.dims % tensors[0].dim(), tensors[0].dim()))
+        dims = spatial if dynamic else ()
+        check(unpool_to(geometry, reduce), *tensors, dynamic=dims, form="where")
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -247,26 +296,29 @@ def test_unpooling_with_more_padding_than_window(dynamic: Axes) -> None:
     ],
     ids=repr,
 )
-def test_ceil_mode_counts_the_same_windows(window: Window, dynamic: Axes) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_ceil_mode_counts_the_same_windows(window: Window, dynamic: Axes, form: str) -> None:
     model, x = pool_and_back(window, window.index_dtypes()[-1]), with_ties(2, 3, *window.sizes)
-    check(model, x, dynamic=dynamic)
+    check(model, x, dynamic=dynamic, form=form)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dynamic", [(), (0, 2, 3)])
-def test_pooling_alone_has_no_indices(dynamic: Axes) -> None:
+def test_pooling_alone_has_no_indices(dynamic: Axes, form: str) -> None:
     model = Function(lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
     others = (torch.randn(3, 3, 11, 6),) if dynamic else ()
-    program = check(model, torch.randn(2, 3, 8, 9), dynamic=dynamic, others=others)
+    program = check(model, torch.randn(2, 3, 8, 9), dynamic=dynamic, others=others, form=form)
     assert operators(program) == ["MaxPool"]
     assert len(program.model.graph[0].outputs) == 1
 
 
-def test_bfloat16() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16(form: str) -> None:
     def function(x: Tensor) -> Tensor:
         pooled, indices = F.max_pool2d(x.bfloat16(), 3, 2, 1, return_indices=True)
         return F.max_unpool2d(pooled, indices, 3, 2, 1, x.shape).float()
 
-    check(Function(function), torch.randn(2, 3, 8, 8))
+    check(Function(function), torch.randn(2, 3, 8, 8), form=form)
 
 
 # What is said, and of what. The height of its input is left open.
@@ -296,3 +348,16 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 def test_what_onnx_cannot_say_is_refused(said: str) -> None:
     with pytest.raises(Exception, match=said):
         export(Function(REFUSED[said]), torch.ones(1, 1, 8, 8), dynamic=(2,))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_what_cannot_be_said_without_scatters_is_refused(reduce: str) -> None:
+    said = f"max_unpool2d: expected reduce='last' of flat indices for ONNX but got '{reduce}'"
+    unpool = Function(lambda x: F.max_unpool2d(x, x.long(), 2, reduce=reduce))
+    with pytest.raises(Exception, match=said):
+        export(unpool, torch.ones(1, 1, 8, 8), form="where")
+
+
+def test_forms_have_names() -> None:
+    with pytest.raises(ValueError, match="to be 'MaxUnpool' or 'where' but got 'scatter'"):
+        maxunpool_cuda.onnx.translation_table("scatter")
