@@ -34,10 +34,11 @@ namespace maxunpool_cuda {
 template <class Element, class Index>
 __device__ inline Element sum_of(
     const Bands& all, uint32_t output, const Element* input, const Index* indices) {
-  const uint32_t plane = output / all.windows.out_plane, target = output % all.windows.out_plane;
+  const uint32_t plane = output / all.decoder.out_plane, target = output % all.decoder.out_plane;
   const auto sum = [&]<class T>(T) {
     Sum<Accumulator<T>> sum{};
-    for (uint32_t cell = plane * all.in_plane; cell < (plane + 1) * all.in_plane; ++cell) {
+    for (uint32_t cell = plane * all.decoder.in_plane; cell < (plane + 1) * all.decoder.in_plane;
+         ++cell) {
       if (target_of<uint32_t>(indices[cell]) == target) {
         sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
       }
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     const int any_again = __syncthreads_or(again);
     if (!kIsWindowOffset<Index> && threadIdx.x == 0 && all.planes == 0) {
-      report.stray[number] = static_cast<uint32_t>(any_again);
+      report.notes[number] = static_cast<uint32_t>(any_again);
     }
     if constexpr (kSums) {
       if (any_again && all.planes != 0 && all.reduce != Reduce::last) {

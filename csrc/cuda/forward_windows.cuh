@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
   for_each_chunk<int64_t>(tiling.items, report, [&](Offset i) {
     const auto item = tiling.item(i);
     const Position<Offset>& p = item.tile;
-    const Offset outer = item.outer, channel = item.channels;
+    const Offset outer = item.outer, channel = item.group;
     if (tiling.is_cell(p) &&
         is_stray(tiling, report.error, indices, tiling.pooled(outer, p, channel), p)) {
       return true;

@@ -58,7 +58,7 @@ class PoolDispatch {
     constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
     // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
-    // share those of a row. (Half, whose Cell has two numbers, would not fit the registers.)
+    // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
     const bool contiguous = geometry_.inner == 1;
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -96,17 +96,16 @@ class PoolDispatch {
     using Limits = std::numeric_limits<T>;
     const T lowest = static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
     const auto& [depth, height, width] = arguments_.dilation;
-    const PoolCells<Offset> cells{
+    const Dilation<Offset> dilation{
         {divider<Offset>(depth), divider<Offset>(height), divider<Offset>(width)}};
-    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, cells, lowest);
+    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
   }
 
   // Launches a thread for so many windows in height and width, and so many channels.
   template <class Offset, class T, class Index, class Kernel, class... Parameters>
   void launch(
       Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {
-    const auto tiling =
-        make_tiling_of_cells<Offset>(geometry_, geometry_.inner / channels, 1, rows, columns);
+    const auto tiling = tile_cells<Offset>(geometry_, geometry_.inner / channels, 1, rows, columns);
     launch_(
         kernel, tiling.items, tiling, parameters..., static_cast<const T*>(arguments_.input),
         static_cast<T*>(arguments_.values),

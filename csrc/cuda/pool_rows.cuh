@@ -11,7 +11,7 @@
 //   other.
 #pragma once
 
-#include "pool_cell.cuh"
+#include "pool_tap.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -51,29 +51,29 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     Best<T, uint32_t> best[R][V]{};
     const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
       const T* from = slab + row;
-      Cell<T> cells[kColumns];
+      Tap<T> taps[kColumns];
       if constexpr (kEven) {
-        unpack(load<V * S>(from), cells + (K - S));
+        unpack(load<V * S>(from), taps + (K - S));
         if constexpr (K != S) {
-          cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
+          taps[0] = Tap<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
         }
       } else {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          cells[c] = Cell<T>::of(from[columns[c]]);
+          taps[c] = Tap<T>::of(from[columns[c]]);
         }
       }
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
+        Best<T, uint32_t> of_row{taps[v * S], columns[v * S]};
 #pragma unroll
         for (int c = v * S + 1; c < v * S + K; ++c) {
-          of_row.look_at(cells[c], columns[c]);
+          of_row.look_at(taps[c], columns[c]);
         }
 #pragma unroll
         for (int w = 0; w < R; ++w) {
           if (r >= w * S && r < w * S + K) {
-            best[w][v].look_at(of_row.cell, name + of_row.name, is_first && r == w * S);
+            best[w][v].look_at(of_row.tap, name + of_row.name, is_first && r == w * S);
           }
         }
       }

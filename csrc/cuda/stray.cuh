@@ -26,14 +26,15 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kBlockTeam = 512; // threads of a block, at most
+constexpr int kStrayThreads = 512; // threads of a block, at most
 
 // Slot: {} while empty, then add(position, value) for each pooled element that names its output,
 // with value() to read the element; or add_in_order(element), by one thread alone. The owner of the
 // output reads output(); the owner of a pooled element, in the backward, reads grad_input().
-template <class T, class Offset>
+template <class T, class OffsetType>
 struct LastSlot {
   using Element = T;
+  using Offset = OffsetType;
 
   Offset end; // 1 + the position, in the plane, of the last pooled element
 
@@ -52,9 +53,10 @@ struct LastSlot {
 };
 
 // Slot of sums. Integers and complex numbers, which are rarely summed, are added in order alone.
-template <class T, class Offset>
+template <class T>
 struct SumSlot {
   using Element = T;
+  using Offset = uint64_t;
 
   Sum<T> sum;
 
@@ -73,9 +75,10 @@ struct SumSlot {
 };
 
 // Slot of counts, for elements of any type, which only the owner of a pooled element reads.
-template <class T, class Offset>
+template <class T>
 struct CountSlot {
   using Element = T;
+  using Offset = uint64_t;
 
   uint64_t count;
 
@@ -139,13 +142,18 @@ struct Piece {
   }
 };
 
+// Whether slots are in shared memory. Those that are have 32-bit offsets, and "last" alone has
+// them.
+template <class Slot>
+constexpr bool kIsShared = sizeof(typename Slot::Offset) == sizeof(uint32_t);
+
 // Slots of this block.
-template <class Slot, bool kShared, class Offset>
-__device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
-  if constexpr (!kShared) {
-    return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
-  } else {
+template <class Slot>
+__device__ inline Slot* slots_of_block(const Pieces<typename Slot::Offset>& pieces) {
+  if constexpr (kIsShared<Slot>) {
     return shared_memory<Slot>();
+  } else {
+    return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
   }
 }
 
@@ -185,7 +193,7 @@ __device__ inline void for_each_of_plane(
 }
 
 // Clears the slots, and adds the pooled elements of a piece.
-template <class Slot, bool kVectors, class Indices, class Offset>
+template <class Slot, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece, Slot* slots, const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
@@ -209,7 +217,7 @@ __device__ inline void fill(
     }
   };
   bool is_done = false;
-  if constexpr (kVectors) {
+  if constexpr (kIsShared<Slot>) {
     if (all.inner == 1) {
       is_done = true;
       for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
@@ -265,14 +273,16 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
   }
 }
 
-// Indices are a pointer, or AnyIndices.
-template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
-    Pieces<Offset> pieces, Reduce reduce, const typename Slot::Element* __restrict__ input,
-    Indices indices, typename Slot::Element* __restrict__ output) {
-  Slot* const slots = slots_of_block<Slot, kShared>(pieces);
+// Indices are a pointer if slots are in shared memory, else AnyIndices.
+template <class Slot, class Indices>
+__global__ void __launch_bounds__(kStrayThreads, kIsShared<Slot> ? 2 : 1) forward_stray(
+    Pieces<typename Slot::Offset> pieces, Reduce reduce,
+    const typename Slot::Element* __restrict__ input, Indices indices,
+    typename Slot::Element* __restrict__ output) {
+  using Offset = typename Slot::Offset;
+  Slot* const slots = slots_of_block<Slot>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, input);
+    fill(piece, slots, indices, input);
     using Element = typename Slot::Element;
     const auto output_of = [&](Offset i, const auto& to) {
       return slots[i].output(
@@ -281,7 +291,7 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     constexpr int V = kVectorBytes / sizeof(Element);
     Element* const part = output + piece.outer * pieces.out_plane + piece.first;
     Offset done = 0;
-    if (kShared && V > 1 && pieces.inner == 1 &&
+    if (kIsShared<Slot> && V > 1 && pieces.inner == 1 &&
         reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
       for_each_in_block(piece.count / V, [&](Offset i) {
         Vector<Element, V> stored;
@@ -302,14 +312,15 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
   });
 }
 
-template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
-    Pieces<Offset> pieces, const typename Slot::Element* __restrict__ grad_output, Indices indices,
-    typename Slot::Element* __restrict__ grad_input) {
-  Slot* const slots = slots_of_block<Slot, kShared>(pieces);
+template <class Slot, class Indices>
+__global__ void __launch_bounds__(kStrayThreads, kIsShared<Slot> ? 2 : 1) backward_stray(
+    Pieces<typename Slot::Offset> pieces, const typename Slot::Element* __restrict__ grad_output,
+    Indices indices, typename Slot::Element* __restrict__ grad_input) {
+  using Offset = typename Slot::Offset;
+  Slot* const slots = slots_of_block<Slot>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, grad_output);
-    if constexpr (kShared) {
+    fill(piece, slots, indices, grad_output);
+    if constexpr (kIsShared<Slot>) {
       if (pieces.inner == 1) {
         const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
         for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
