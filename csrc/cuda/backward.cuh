@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     const Position<uint32_t> start = window_start(tiling, cell);
     const auto fits = [&](int a) { // false where the window begins left of the output
       const uint32_t out = g.axis[a].out, kernel = g.axis[a].kernel;
-      return start.at[a] < out && kernel <= out - start.at[a];
+      return start[a] < out && kernel <= out - start[a];
     };
     const bool whole = !deep && fits(1) && fits(2);
     const uint32_t output = outer * tiling.out_plane * g.inner + channel;
@@ -106,15 +106,15 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
       // one is used. For cells beyond the row, the cell right below stands in.
       const auto look =
           [&]<int kCells>(std::integral_constant<int, kCells>, uint32_t d, uint32_t h, uint32_t w) {
-            if ((d != 0 && cell.at[0] + d >= depth.in) || (h != 0 && cell.at[1] + h >= height.in) ||
-                (kCells == 1 && cell.at[2] + w >= width.in)) {
+            if ((d != 0 && cell[0] + d >= depth.in) || (h != 0 && cell[1] + h >= height.in) ||
+                (kCells == 1 && cell[2] + w >= width.in)) {
               return;
             }
             uint32_t right[kCells]; // in cells
             Index held[kCells][kPlanes];
 #pragma unroll
             for (uint32_t c = 0; c < kCells; ++c) {
-              right[c] = kCells == 1 || cell.at[2] + w + c < width.in ? w + c : 0;
+              right[c] = kCells == 1 || cell[2] + w + c < width.in ? w + c : 0;
               const auto later = static_cast<int32_t>(tiling.cell({{d, h, right[c]}}) * g.inner);
 #pragma unroll
               for (int u = 0; u < kPlanes; ++u) {
@@ -144,16 +144,16 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
           };
       const std::integral_constant<int, 1> one;
       const Position<uint32_t> overlap = plan.overlap;
-      if (overlap.at[0] == 0 && overlap.at[1] <= 1 && overlap.at[2] <= 1) {
+      if (overlap[0] == 0 && overlap[1] <= 1 && overlap[2] <= 1) {
         look(one, 0, 0, 1);
         look(std::integral_constant<int, 3>{}, 0, 1, ~0u);
       } else {
 #pragma unroll 1
-        for (uint32_t d = 0; d != overlap.at[0] + 1; ++d) {
+        for (uint32_t d = 0; d != overlap[0] + 1; ++d) {
 #pragma unroll 1
-          for (uint32_t h = d == 0 ? 0 : -overlap.at[1]; h != overlap.at[1] + 1; ++h) {
+          for (uint32_t h = d == 0 ? 0 : -overlap[1]; h != overlap[1] + 1; ++h) {
 #pragma unroll 1
-            for (uint32_t w = (d | h) == 0 ? 1 : -overlap.at[2]; w != overlap.at[2] + 1; ++w) {
+            for (uint32_t w = (d | h) == 0 ? 1 : -overlap[2]; w != overlap[2] + 1; ++w) {
               look(one, d, h, w);
             }
           }
@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
       // Cells before this one are looked at for means alone.
       const Position<uint64_t> before = kMean ? overlap : Position<uint64_t>{};
       int64_t count = 0;
-      for (uint64_t d = -before.at[0]; d != overlap.at[0] + 1; ++d) {
-        for (uint64_t h = -overlap.at[1]; h != overlap.at[1] + 1; ++h) {
-          for (uint64_t w = -overlap.at[2]; w != overlap.at[2] + 1; ++w) {
-            const Position<uint64_t> q{{p.at[0] + d, p.at[1] + h, p.at[2] + w}};
+      for (uint64_t d = -before[0]; d != overlap[0] + 1; ++d) {
+        for (uint64_t h = -overlap[1]; h != overlap[1] + 1; ++h) {
+          for (uint64_t w = -overlap[2]; w != overlap[2] + 1; ++w) {
+            const Position<uint64_t> q{{p[0] + d, p[1] + h, p[2] + w}};
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
             if ((kMean || later) && tiling.is_cell(q)) {

@@ -162,7 +162,7 @@ struct alignas(kVectorBytes) Band {
     band.outputs = VectorRange<N>(first, first + band.size, all.aligned);
     band.cell = {
         {cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}};
-    const auto& at = band.cell.at;
+    const auto& at = band.cell;
     band.first_slot = band.outputs.begin - band.outputs.base;
     band.start_slot = band.first_slot - band.low +
                       (at[0] * depths.stride * heights.out + at[1] * heights.stride) * widths.out +
@@ -201,7 +201,7 @@ __device__ inline Found find_slot(
     const bool exists = offset < all.kernel_volume;
     return {slot, exists && (kInside || band.holds_slot(slot)), exists};
   }
-  const auto& at = band.cell.at;
+  const auto& at = band.cell;
   const uint32_t x =
       (at[2] + cell - rows * width.in) * width.stride - width.padding + (offset - y * width.kernel);
   uint32_t depths = planes, z = 0;
@@ -238,7 +238,7 @@ struct Neighbours {
 #pragma unroll
     for (int v = 0; v < N; ++v) {
       if (range.holds(i + v)) {
-        words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
+        words[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
       }
     }
   }
@@ -248,12 +248,12 @@ struct Neighbours {
 #pragma unroll
       for (int v = 0; v < N; ++v) {
         const auto ones = static_cast<Word>(static_cast<std::make_unsigned_t<T>>(-1));
-        words.at[v / kPerWord] |= range.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
+        words[v / kPerWord] |= range.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
       }
     }
   }
   __device__ T operator[](int v) const {
-    return static_cast<T>(words.at[v / kPerWord] >> v % kPerWord * 8);
+    return static_cast<T>(words[v / kPerWord] >> v % kPerWord * 8);
   }
 };
 
@@ -270,7 +270,7 @@ __device__ inline bool any_stray(
     const uint32_t rows = all.cells_of_row.divide(cell);
     const uint32_t heights = all.cells_of_height.divide(cell);
     const uint32_t planes = all.cells_of_plane.divide(cell);
-    const auto& at = band.cell.at;
+    const auto& at = band.cell;
     const Position<uint32_t> p{
         {at[0] + heights - planes * depth.in, at[1] + rows - heights * height.in,
          at[2] + cell - rows * width.in}};
@@ -304,6 +304,18 @@ __device__ inline bool for_each_of_group(
     visit(std::false_type{});
   }
   return sure < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
+}
+
+// Calls visit(i, group) for this thread's groups of a band. The first one has been read before.
+template <class Group, class Read, class Visit>
+__device__ inline void for_each_group(
+    uint32_t groups, const Group& first, const Read& read, const Visit& visit) {
+  if (threadIdx.x < groups) {
+    visit(threadIdx.x, first);
+  }
+  for (uint32_t i = threadIdx.x + blockDim.x; i < groups; i += blockDim.x) {
+    visit(i, read(i));
+  }
 }
 
 // Clears a block's slots, in vectors.

@@ -12,6 +12,9 @@ namespace maxunpool_cuda {
 template <class Offset>
 struct Position {
   Offset at[3];
+
+  MAXUNPOOL_HOST_DEVICE Offset& operator[](int a) { return at[a]; }
+  MAXUNPOOL_HOST_DEVICE const Offset& operator[](int a) const { return at[a]; }
 };
 
 // Decoder of indices: a geometry, and dividers by its sizes. Offset is uint32_t where every
@@ -90,7 +93,7 @@ __device__ inline Position<Offset> window_start(
 #pragma unroll
   for (int a = 0; a < 3; ++a) {
     const Axis<Offset>& axis = decoder.geometry.axis[a];
-    start.at[a] = cell.at[a] * axis.stride - axis.padding;
+    start[a] = cell[a] * axis.stride - axis.padding;
   }
   return start;
 }
@@ -114,18 +117,18 @@ __device__ inline Named<Offset> named(
     bool inside = true;
     if (whole) {
       inside = index < height.kernel * width.kernel;
-      target = start.at[1] * width.out + start.at[2] + index + y * (width.out - width.kernel);
+      target = start[1] * width.out + start[2] + index + y * (width.out - width.kernel);
     } else {
       Offset z = 0;
       if (deep) {
         z = split(y, decoder.kernel_height);
         inside = z < depth.kernel;
-        z += start.at[0];
+        z += start[0];
         inside &= z < depth.out;
       }
       inside &= y < height.kernel;
-      y += start.at[1];
-      x += start.at[2];
+      y += start[1];
+      x += start[2];
       inside &= (y < height.out) & (x < width.out);
       target = (z * height.out + y) * width.out + x;
     }
@@ -137,9 +140,9 @@ __device__ inline Named<Offset> named(
     Offset x = target, y = split(x, decoder.out_width);
     if (deep) {
       const Offset z = split(y, decoder.out_height);
-      inside &= z - start.at[0] < depth.kernel;
+      inside &= z - start[0] < depth.kernel;
     }
-    inside &= (y - start.at[1] < height.kernel) & (x - start.at[2] < width.kernel);
+    inside &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
     return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
   }
 }

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
   for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
     const auto item = tiling.item(i, true, false);
     const uint32_t outer = item.outer, channel = item.group * V;
-    const uint32_t height = item.tile.at[1], column = item.tile.at[2];
+    const uint32_t height = item.tile[1], column = item.tile[2];
     const uint32_t top = height * kStride, left = column * kStride; // of the outputs
     const uint32_t corner = top * widths.out + left, inner = tiling.geometry.inner;
     const uint32_t cell = height * widths.in + column;

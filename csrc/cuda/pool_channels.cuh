@@ -3,8 +3,6 @@
 //      x x x          x: a vector of V channels. Of each of the K rows of K vectors, the best is
 //      x x x          found first, and then compared with the best of the rows before.
 //      x x x
-//
-// A contiguous tensor has one channel here.
 #pragma once
 
 #include "pool_tap.cuh"
@@ -30,9 +28,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     uint32_t columns[K], names[K];
 #pragma unroll
     for (int c = 0; c < K; ++c) {
-      const uint32_t x = brought_inside(start.at[2] + c, g.axis[2].out);
+      const uint32_t x = brought_inside(start[2] + c, g.axis[2].out);
       columns[c] = x * g.inner;
-      names[c] = indices.takes_numbers() ? x - start.at[2] : x;
+      names[c] = indices.takes_numbers() ? x - start[2] : x;
     }
     Best<T, uint32_t> best[V]{};
     const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
@@ -51,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
         best[v].look_at(of_row.tap, name + of_row.name, is_first && r == 0);
       }
     };
-    for_each_row<K, K>(g, start.at[0], start.at[1], indices.takes_numbers(), look);
+    for_each_row<K, K>(g, start[0], start[1], indices.takes_numbers(), look);
     const uint32_t to = tiling.pooled(item.outer, p, channel);
     store_values(values + to, best);
     indices.store_names(to, best);

@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     const bool deep = g.rank == 3;
     const auto item = tiling.item(i, false, deep);
     const Position<uint32_t>& p = item.tile;
-    const uint32_t own = p.at[2] * (V * S);
+    const uint32_t own = p[2] * (V * S);
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
-    const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
-    const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
+    const uint32_t top = p[1] * (R * S) - g.axis[1].padding;
+    const uint32_t front = p[0] * g.axis[0].stride - g.axis[0].padding;
     const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
     uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
 #pragma unroll
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     };
     const bool numbers = indices.takes_numbers();
     for_each_row<K, kRows>(g, front, top, numbers, look);
-    const uint32_t to = tiling.pooled(item.outer, {{p.at[0], p.at[1] * R, p.at[2] * V}}, 0);
+    const uint32_t to = tiling.pooled(item.outer, {{p[0], p[1] * R, p[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
-      if (w == 0 || p.at[1] * R + w < g.axis[1].in) {
+      if (w == 0 || p[1] * R + w < g.axis[1].in) {
 #pragma unroll
         for (int v = 0; v < V; ++v) { // columns were counted from `left` on, or from 0
           best[w][v].name += numbers ? (kEven ? 0 : -left) - (w * S * K + v * S) : kEven ? left : 0;

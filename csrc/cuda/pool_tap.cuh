@@ -66,13 +66,13 @@ __device__ inline void unpack(const Vector<T, N>& from, Tap<T>* to) {
     const auto words = __builtin_bit_cast(Vector<uint32_t, N / 2>, from);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
-      to[i] = Tap<T>::of_upper(words.at[i / 2] << 16);
-      to[i + 1] = Tap<T>::of_upper(words.at[i / 2] & 0xffff0000u);
+      to[i] = Tap<T>::of_upper(words[i / 2] << 16);
+      to[i + 1] = Tap<T>::of_upper(words[i / 2] & 0xffff0000u);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      to[i] = Tap<T>::of(from.at[i]);
+      to[i] = Tap<T>::of(from[i]);
     }
   }
 }
@@ -83,14 +83,14 @@ __device__ inline void store_values(T* to, const Best<T, Offset> (&best)[V]) {
     Vector<uint32_t, V / 2> words;
 #pragma unroll
     for (int v = 0; v < V; v += 2) {
-      words.at[v / 2] = best[v].tap.bits() >> 16 | best[v + 1].tap.bits();
+      words[v / 2] = best[v].tap.bits() >> 16 | best[v + 1].tap.bits();
     }
     store(reinterpret_cast<uint32_t*>(to), words);
   } else {
     Vector<T, V> values;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      values.at[v] = best[v].tap.value();
+      values[v] = best[v].tap.value();
     }
     store(to, values);
   }
@@ -112,7 +112,7 @@ struct IndexArray {
       Vector<As, V> names;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        names.at[v] = static_cast<As>(best[v].name);
+        names[v] = static_cast<As>(best[v].name);
       }
       store(static_cast<As*>(data) + to, names);
     };

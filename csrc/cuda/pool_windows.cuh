@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const auto& p = item.tile;
     const auto [front, top, left] = window_start(tiling, p).at;
     const Offset first = (front * g.axis[1].out + top) * g.axis[2].out + left;
-    const auto zs = dilation.taps_inside(g, 0, p.at[0]), ys = dilation.taps_inside(g, 1, p.at[1]),
-               xs = dilation.taps_inside(g, 2, p.at[2]);
+    const auto zs = dilation.taps_inside(g, 0, p[0]), ys = dilation.taps_inside(g, 1, p[1]),
+               xs = dilation.taps_inside(g, 2, p[2]);
     const T* plane = input + (item.outer * tiling.out_plane * g.inner + item.group);
     const bool numbers = indices.takes_numbers();
     const Offset step = dilation.step(2), name_step = numbers ? 1 : step;

@@ -49,26 +49,26 @@ struct Tiling : Decoder<Offset> {
     if (has_groups) {
       item.group = split_off(groups);
     }
-    item.tile.at[2] = split_off(tiles[2]);
-    item.tile.at[1] = split_off(tiles[1]);
+    item.tile[2] = split_off(tiles[2]);
+    item.tile[1] = split_off(tiles[1]);
     if (deep) {
-      item.tile.at[0] = split_off(tiles[0]);
+      item.tile[0] = split_off(tiles[0]);
     }
     return item;
   }
 
   __device__ bool is_cell(const Position<Offset>& p) const {
     const auto& [depth, height, width] = geometry.axis;
-    return p.at[0] < depth.in && p.at[1] < height.in && p.at[2] < width.in;
+    return p[0] < depth.in && p[1] < height.in && p[2] < width.in;
   }
   // Number of a cell in its plane, and of its element, of a channel, in the pooled tensor.
   __device__ Offset cell(const Position<Offset>& p) const {
-    return (p.at[0] * geometry.axis[1].in + p.at[1]) * geometry.axis[2].in + p.at[2];
+    return (p[0] * geometry.axis[1].in + p[1]) * geometry.axis[2].in + p[2];
   }
   __device__ Offset pooled(Offset outer, const Position<Offset>& p, Offset channel) const {
     const auto& [depth, height, width] = geometry.axis;
-    const Offset row = (outer * depth.in + p.at[0]) * height.in + p.at[1];
-    return (row * width.in + p.at[2]) * geometry.inner + channel;
+    const Offset row = (outer * depth.in + p[0]) * height.in + p[1];
+    return (row * width.in + p[2]) * geometry.inner + channel;
   }
 
   // Outputs of a tile in dimension a.

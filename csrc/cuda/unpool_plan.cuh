@@ -48,7 +48,7 @@ Position<Offset> overlap_of(const Geometry<int64_t>& geometry, Reduce reduce) {
   Position<Offset> away{};
   for (int a = 0; a < 3 && reduce != Reduce::sum; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
-    away.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
+    away[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
   }
   return away;
 }
