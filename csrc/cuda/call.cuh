@@ -9,7 +9,6 @@
 #include "vector.cuh"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 

@@ -12,7 +12,6 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "cells.cuh"
-#include "divider.cuh"
 #include "report.cuh"
 #include "take.cuh"
 #include "tiling.cuh"

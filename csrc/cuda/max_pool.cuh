@@ -14,7 +14,6 @@
 #include "vector.cuh"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -34,7 +33,7 @@ class PoolDispatch {
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
-      if constexpr (std::is_integral_v<T>) { // rarely pooled: one kernel will do
+      if constexpr (std::is_integral_v<T> || sizeof(T) == 8) { // rarely pooled: one kernel will do
         run_windows<T, uint64_t>();
       } else if (!fits_32bit(geometry_, geometry_.inner, narrow_, call_.dilation, kMostRows)) {
         run_windows<T, uint64_t>();
@@ -51,7 +50,6 @@ class PoolDispatch {
  private:
   template <class T, int K>
   void run_window_of() const {
-    constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
     // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
     // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
@@ -61,22 +59,18 @@ class PoolDispatch {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
       constexpr int kInRow = std::min(kVector / 2, kIndices);
       constexpr int V = std::min({kVector, kIndices, std::is_same_v<T, c10::Half> ? 4 : 8});
-      if constexpr (!kRare || K == 2) {
-        if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
-            divides_into_rows(geometry_, K, kInRow)) {
-          return run_rows<T, Index, K, 2, kInRow, kRows, true>();
-        }
+      if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
+          divides_into_rows(geometry_, K, kInRow)) {
+        return run_rows<T, Index, K, 2, kInRow, kRows, true>();
       }
-      if constexpr (!kRare) {
-        if (contiguous && has_pool_stride(geometry_, 2, false)) {
-          return run_rows<T, void, K, 2, 1, kMostRows, false>();
-        }
-        if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
-          return run_rows<T, void, 3, 1, 1, kMostRows, false>();
-        }
-        if (aligned_ && geometry_.inner % V == 0) {
-          return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
-        }
+      if (contiguous && has_pool_stride(geometry_, 2, false)) {
+        return run_rows<T, void, K, 2, 1, kMostRows, false>();
+      }
+      if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
+        return run_rows<T, void, 3, 1, 1, kMostRows, false>();
+      }
+      if (aligned_ && geometry_.inner % V == 0) {
+        return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
       }
       run_windows<T, uint32_t>();
     });

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
     for (int c = 0; c < K; ++c) {
       const uint32_t x = brought_inside(start[2] + c, g.axis[2].out);
       columns[c] = x * g.inner;
-      names[c] = indices.takes_numbers() ? x - start[2] : x;
+      names[c] = indices.takes_offsets() ? x - start[2] : x;
     }
     Best<T, uint32_t> best[V]{};
     const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_channels(
         best[v].look_at(of_row.tap, name + of_row.name, is_first && r == 0);
       }
     };
-    for_each_row<K, K>(g, start[0], start[1], indices.takes_numbers(), look);
+    for_each_row<K, K>(g, start[0], start[1], indices.takes_offsets(), look);
     const uint32_t to = tiling.pooled(item.outer, p, channel);
     store_values(values + to, best);
     indices.store_names(to, best);

@@ -78,15 +78,17 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
         }
       }
     };
-    const bool numbers = indices.takes_numbers();
-    for_each_row<K, kRows>(g, front, top, numbers, look);
+    const bool as_offsets = indices.takes_offsets();
+    for_each_row<K, kRows>(g, front, top, as_offsets, look);
     const uint32_t to = tiling.pooled(item.outer, {{p[0], p[1] * R, p[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
       if (w == 0 || p[1] * R + w < g.axis[1].in) {
 #pragma unroll
         for (int v = 0; v < V; ++v) { // columns were counted from `left` on, or from 0
-          best[w][v].name += numbers ? (kEven ? 0 : -left) - (w * S * K + v * S) : kEven ? left : 0;
+          best[w][v].name += as_offsets ? (kEven ? 0 : -left) - (w * S * K + v * S)
+                             : kEven    ? left
+                                        : 0;
         }
         store_values(values + to + w * g.axis[2].in, best[w]);
         indices.store_names(to + w * g.axis[2].in, best[w]);

@@ -97,13 +97,13 @@ __device__ inline void store_values(T* to, const Best<T, Offset> (&best)[V]) {
 }
 
 // Array that indices are written to. Void: their type is known only when the kernel runs. A name is
-// the element's number in the window for uint8, else its position in the plane.
+// the tap's window offset for uint8, else its position in the plane.
 template <class Index>
 struct IndexArray {
   void* data;
   size_t size; // of an index
 
-  __device__ bool takes_numbers() const {
+  __device__ bool takes_offsets() const {
     return std::is_void_v<Index> ? size == sizeof(uint8_t) : kIsWindowOffset<Index>;
   }
   template <class T, class Offset, int V>
@@ -142,14 +142,14 @@ __device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
 // `row` is a row's position in the plane, `name` its first name; is_first: in the first slice.
 template <int K, int kRows, class Look>
 __device__ inline void for_each_row(
-    const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool numbers, const Look& look) {
+    const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool as_offsets, const Look& look) {
   const auto look_at_depth = [&](uint32_t k, bool is_first) {
     const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t y = brought_inside(top + r, g.axis[1].out);
       const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-      look(r, row, numbers ? ((z - front) * K + y - top) * K : row, is_first);
+      look(r, row, as_offsets ? ((z - front) * K + y - top) * K : row, is_first);
     }
   };
   look_at_depth(0, true);

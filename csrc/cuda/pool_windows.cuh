@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
     const auto zs = dilation.taps_inside(g, 0, p[0]), ys = dilation.taps_inside(g, 1, p[1]),
                xs = dilation.taps_inside(g, 2, p[2]);
     const T* plane = input + (item.outer * tiling.out_plane * g.inner + item.group);
-    const bool numbers = indices.takes_numbers();
-    const Offset step = dilation.step(2), name_step = numbers ? 1 : step;
+    const bool as_offsets = indices.takes_offsets();
+    const Offset step = dilation.step(2), name_step = as_offsets ? 1 : step;
     const auto row_of = [&](Offset z, Offset y) { // where it begins; may wrap around
       return first + (z * dilation.step(0) * g.axis[1].out + y * dilation.step(1)) * g.axis[2].out;
     };
     const auto name_of = [&](Offset z, Offset y) { // of a row's first element, inside or not
-      return numbers ? (z * g.axis[1].kernel + y) * g.axis[2].kernel : row_of(z, y);
+      return as_offsets ? (z * g.axis[1].kernel + y) * g.axis[2].kernel : row_of(z, y);
     };
     // A window without taps in the input names the first after the padding before it.
     Best<T, Offset> best[1] = {

@@ -18,7 +18,6 @@
 #include "divider.cuh"
 #include "report.cuh"
 #include "shared.cuh"
-#include "tiling.cuh"
 #include "vector.cuh"
 
 #include <cstdint>

@@ -7,9 +7,6 @@
 #include "backward.cuh"
 #include "band_plan.cuh"
 #include "call.cuh"
-#include "divider.cuh"
-#include "forward_channels.cuh"
-#include "forward_rows.cuh"
 #include "stray_plan.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
@@ -18,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace maxunpool_cuda {

@@ -1,7 +1,7 @@
 // Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each).
 #pragma once
 
-#include "divider.cuh"
+#include "../geometry.h"
 
 #include <algorithm>
 #include <cstddef>
