@@ -147,7 +147,7 @@ class Dispatch {
         kernel, *tiling, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
   }
 
-  // Launches a kernel of items, each of which spans so many slabs.
+  // Launches a kernel of items, each of which is of so many slabs.
   template <class Kernel, class Offset, class... Rest>
   Noted launch_items(
       Kernel* kernel, const Tiling<Offset>& tiling, int64_t slabs, const Rest&... rest) const {

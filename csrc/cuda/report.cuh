@@ -88,7 +88,7 @@ __device__ inline void for_each_chunk(
   }
 }
 
-// What a first kernel has noted: the items of a chunk, and the slabs that an item spans, which
+// How a first kernel notes: the items of a chunk, and the slabs that an item is of, which
 // slab_items items share.
 struct Noted {
   int64_t items, slab_items, slabs;
@@ -104,11 +104,11 @@ struct StrayNotes {
   Offset slab_items;
 
   // Whether slabs [first, end) are noted as stray, as far as this thread looks.
-  __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
+  __device__ bool any(Offset first, Offset end) const {
     const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
-    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + thread;
-         chunk <= last; chunk += threads) {
+    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + threadIdx.x;
+         chunk <= last; chunk += blockDim.x) {
       found |= notes[chunk] != 0;
     }
     return found;

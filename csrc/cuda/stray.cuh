@@ -252,8 +252,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
     return pieces.groups.divide(pieces.parts.divide(number));
   };
   const auto stray = [&](Offset from, Offset to) {
-    return __syncthreads_or(
-        pieces.notes.any(slab(from), slab(to - 1) + 1, threadIdx.x, blockDim.x));
+    return __syncthreads_or(pieces.notes.any(slab(from), slab(to - 1) + 1));
   };
   if (!stray(begin, end)) {
     return;
