@@ -11,6 +11,7 @@
 //   item    a tile in one plane or several: the work of one CUDA thread at a time
 //   group   consecutive cells or channels that are read together
 //   band    consecutive outputs that one CUDA block owns (cuda/bands.cuh)
+//   tap     an element of a window that pooling compares (cuda/pool_tap.cuh)
 //   piece   a part, for one group of channels (cuda/stray.cuh)
 //   slot    what a kernel remembers of one output while it runs
 //   stray   an index in its plane, but outside its own window

@@ -31,12 +31,12 @@ template <bool kLooks>
 constexpr int kPlanesOfThread = kLooks ? 2 : 4;
 
 // Arguments of backward() beside its tiling.
-struct Gather {
+struct GatherPlan {
   uint32_t slabs;                    // slabs of a thread's planes: as many, or one
   uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
-  bool any_position;                 // stray indices are valid: "sum"
+  bool takes_stray;                  // stray indices are valid: "sum"
   bool deep;                         // depth is not one everywhere
-  Position<uint32_t> reach;          // windows overlap those of cells up to so far away
+  Position<uint32_t> overlap;        // windows overlap those of cells up to so far away
 };
 
 // Gradient of "last" and "sum", for 32-bit offsets and elements of up to eight bytes.
@@ -45,19 +45,19 @@ struct Gather {
 // gets its gradient, so a thread looks at the indices of later cells.
 template <class T, class Index, bool kLooks>
 __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) backward(
-    Tiling<uint32_t> tiling, Report report, Gather shared, const T* __restrict__ grad_output,
+    Tiling<uint32_t> tiling, Report report, GatherPlan plan, const T* __restrict__ grad_output,
     const Index* __restrict__ indices, T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kLooks>;
-  const bool any_position = !kLooks && shared.any_position;
+  const bool takes_stray = !kLooks && plan.takes_stray;
   const auto gather = [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const auto& [depth, height, width] = g.axis;
-    const bool deep = shared.deep;
+    const bool deep = plan.deep;
     const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
-    const uint32_t outer = slabs * shared.slabs;
+    const uint32_t outer = slabs * plan.slabs;
     // Where fewer planes are left than a thread has room for, the first one is done again, and
     // written once.
-    const uint32_t planes = shared.slabs == 1 ? kPlanes : g.outer - outer;
+    const uint32_t planes = plan.slabs == 1 ? kPlanes : g.outer - outer;
     const auto plane = [&](uint32_t u) { return u < planes ? u : 0; };
     const uint32_t first = tiling.pooled(outer, cell, channel);
     uint32_t own[kPlanes];
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     Index index[kPlanes];
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
-      own[u] = first + plane(u) * shared.next_pooled;
+      own[u] = first + plane(u) * plan.next_pooled;
       source[u] = indices + own[u];
       index[u] = *source[u];
     }
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     const Position<uint32_t> start = window_start(tiling, cell);
     const auto fits = [&](int a) { // false where the window begins left of the output
       const uint32_t out = g.axis[a].out, kernel = g.axis[a].kernel;
-      return start.at[a] < out && kernel <= out - start.at[a];
+      return start[a] < out && kernel <= out - start[a];
     };
     const bool whole = !deep && fits(1) && fits(2);
     const uint32_t output = outer * tiling.out_plane * g.inner + channel;
@@ -82,10 +82,10 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
       const auto found = named(tiling, index[u], start, deep, whole);
-      inside[u] = any_position ? found.in_plane : found.in_window;
+      inside[u] = takes_stray ? found.in_plane : found.in_window;
       all_inside &= inside[u];
       const uint32_t target = inside[u] ? found.target : 0;
-      grad[u] = grad_output[target * g.inner + (output + plane(u) * shared.next_output)];
+      grad[u] = grad_output[target * g.inner + (output + plane(u) * plan.next_output)];
     }
     if (!all_inside) {
 #pragma unroll
@@ -106,15 +106,15 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
       // one is used. For cells beyond the row, the cell right below stands in.
       const auto look =
           [&]<int kCells>(std::integral_constant<int, kCells>, uint32_t d, uint32_t h, uint32_t w) {
-            if ((d != 0 && cell.at[0] + d >= depth.in) || (h != 0 && cell.at[1] + h >= height.in) ||
-                (kCells == 1 && cell.at[2] + w >= width.in)) {
+            if ((d != 0 && cell[0] + d >= depth.in) || (h != 0 && cell[1] + h >= height.in) ||
+                (kCells == 1 && cell[2] + w >= width.in)) {
               return;
             }
             uint32_t right[kCells]; // in cells
             Index held[kCells][kPlanes];
 #pragma unroll
             for (uint32_t c = 0; c < kCells; ++c) {
-              right[c] = kCells == 1 || cell.at[2] + w + c < width.in ? w + c : 0;
+              right[c] = kCells == 1 || cell[2] + w + c < width.in ? w + c : 0;
               const auto later = static_cast<int32_t>(tiling.cell({{d, h, right[c]}}) * g.inner);
 #pragma unroll
               for (int u = 0; u < kPlanes; ++u) {
@@ -143,17 +143,17 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
             }
           };
       const std::integral_constant<int, 1> one;
-      const Position<uint32_t> reach = shared.reach;
-      if (reach.at[0] == 0 && reach.at[1] <= 1 && reach.at[2] <= 1) {
+      const Position<uint32_t> overlap = plan.overlap;
+      if (overlap[0] == 0 && overlap[1] <= 1 && overlap[2] <= 1) {
         look(one, 0, 0, 1);
         look(std::integral_constant<int, 3>{}, 0, 1, ~0u);
       } else {
 #pragma unroll 1
-        for (uint32_t d = 0; d != reach.at[0] + 1; ++d) {
+        for (uint32_t d = 0; d != overlap[0] + 1; ++d) {
 #pragma unroll 1
-          for (uint32_t h = d == 0 ? 0 : -reach.at[1]; h != reach.at[1] + 1; ++h) {
+          for (uint32_t h = d == 0 ? 0 : -overlap[1]; h != overlap[1] + 1; ++h) {
 #pragma unroll 1
-            for (uint32_t w = (d | h) == 0 ? 1 : -reach.at[2]; w != reach.at[2] + 1; ++w) {
+            for (uint32_t w = (d | h) == 0 ? 1 : -overlap[2]; w != overlap[2] + 1; ++w) {
               look(one, d, h, w);
             }
           }
@@ -168,14 +168,14 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     }
     return stray;
   };
-  for_each_chunk<Index>(tiling.items, report, gather, !any_position);
+  for_each_chunk<Index>(tiling.items, report, gather, !takes_stray);
 }
 
 // Gradient for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
 // divided among the elements whose indices name the same output.
 template <class T, bool kMean>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
-    Tiling<uint64_t> tiling, Report report, bool checks, Position<uint64_t> reach,
+    Tiling<uint64_t> tiling, Report report, bool checks, Position<uint64_t> overlap,
     const T* __restrict__ grad_output, AnyIndices indices, T* __restrict__ grad_input) {
   const Geometry<uint64_t>& g = tiling.geometry;
   const auto gather = [&](uint64_t i) {
@@ -189,12 +189,12 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     } else {
       grad = grad_output[(outer * tiling.out_plane + own.target) * g.inner + channel];
       // Cells before this one are looked at for means alone.
-      const Position<uint64_t> before = kMean ? reach : Position<uint64_t>{};
+      const Position<uint64_t> before = kMean ? overlap : Position<uint64_t>{};
       int64_t count = 0;
-      for (uint64_t d = -before.at[0]; d != reach.at[0] + 1; ++d) {
-        for (uint64_t h = -reach.at[1]; h != reach.at[1] + 1; ++h) {
-          for (uint64_t w = -reach.at[2]; w != reach.at[2] + 1; ++w) {
-            const Position<uint64_t> q{{p.at[0] + d, p.at[1] + h, p.at[2] + w}};
+      for (uint64_t d = -before[0]; d != overlap[0] + 1; ++d) {
+        for (uint64_t h = -overlap[1]; h != overlap[1] + 1; ++h) {
+          for (uint64_t w = -overlap[2]; w != overlap[2] + 1; ++w) {
+            const Position<uint64_t> q{{p[0] + d, p[1] + h, p[2] + w}};
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
             if ((kMean || later) && tiling.is_cell(q)) {

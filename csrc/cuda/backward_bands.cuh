@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
       for_each_of_group<false>(
           all, band, report.error, indices, at, index, [&](int v, uint32_t slot) {
             group.slot[v] = slot;
-            group.grad.at[v] = grad_output[band.outputs.begin + slot];
+            group.grad[v] = grad_output[band.outputs.begin + slot];
           });
       return group;
     };
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         if (group.slot[v] != kNone && slots[group.slot[v]] != i * V + v + 1) {
-          group.grad.at[v] = Element{};
+          group.grad[v] = Element{};
         }
       }
       Element* const to = grad_input + cells.base + i * V;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         if (cells.holds(cells.base + i * V + v)) {
-          to[v] = group.grad.at[v];
+          to[v] = group.grad[v];
         }
       }
     };
@@ -78,19 +78,9 @@ __global__ void __launch_bounds__(kBandThreads, 4) backward_bands(
     }
     clear(slots, band.outputs.vectors);
     __syncthreads();
-    if (threadIdx.x < cells.vectors) {
-      claim(threadIdx.x, first);
-    }
-    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
-      claim(i, read(i));
-    }
+    for_each_group(cells.vectors, first, read, claim);
     __syncthreads();
-    if (threadIdx.x < cells.vectors) {
-      give(threadIdx.x, first);
-    }
-    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
-      give(i, read(i));
-    }
+    for_each_group(cells.vectors, first, read, give);
     __syncthreads();
   }
 }

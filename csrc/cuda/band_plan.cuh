@@ -6,10 +6,10 @@
 #include "../reduction.h"
 #include "bands.cuh"
 #include "call.cuh"
+#include "decoder.cuh"
 #include "divider.cuh"
 #include "limits.h"
 #include "vector.cuh"
-#include "windows.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -18,10 +18,9 @@
 
 namespace maxunpool_cuda {
 
-// Bands, with threads and shared memory of a block.
 struct BandPlan {
   Bands bands;
-  int64_t threads, bytes;
+  BlockShape shape;
 };
 
 // Shared memory of a block: staged elements, a Band, and slots.
@@ -111,20 +110,20 @@ inline std::optional<BandSize> cut_into_parts(
   if (!memory.fits(size.cells, size.outputs, kMostBytes)) {
     return {};
   }
-  const int64_t volumes = cut == 1 ? depth.out : 1;
-  all.count = static_cast<uint32_t>(g.outer * volumes * parts);
+  const int64_t slices = cut == 1 ? depth.out : 1;
+  all.count = static_cast<uint32_t>(g.outer * slices * parts);
   all.cut = cut;
-  all.axis = all.windows.geometry.axis[cut];
+  all.axis = all.decoder.geometry.axis[cut];
   all.strips = static_cast<uint32_t>(strips);
   all.above = static_cast<uint32_t>(above);
   all.row_cells = static_cast<uint32_t>(row_cells);
   all.row_outputs = static_cast<uint32_t>(row_outputs);
-  all.volume_cells = static_cast<uint32_t>(in_slice(g));
-  all.volume_outputs = static_cast<uint32_t>(cut == 1 ? out_slice(g) : g.out_plane());
+  all.slice_cells = static_cast<uint32_t>(in_slice(g));
+  all.slice_outputs = static_cast<uint32_t>(cut == 1 ? out_slice(g) : g.out_plane());
   all.parts = divider(parts);
-  all.depths = divider(volumes);
-  all.depth_stride = divider(depth.stride);
-  all.depth_padding = static_cast<uint32_t>(cut == 1 ? depth.padding : 0);
+  all.slices = divider(slices);
+  all.slice_stride = divider(depth.stride);
+  all.slice_padding = static_cast<uint32_t>(cut == 1 ? depth.padding : 0);
   return size;
 }
 
@@ -148,7 +147,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
       size, claims ? int64_t{sizeof(uint32_t)} : size, forward && claims && is_staged(size)};
   const int64_t group = cells_of_group(size, index_size);
   Bands all{};
-  all.windows = windows_of<uint32_t>(g);
+  all.decoder = decoder_of<uint32_t>(g);
   std::optional<BandSize> band;
   if (last || c10::isFloatingType(arguments.type)) {
     band = cut_into_planes(arguments, memory, group, all);
@@ -162,7 +161,6 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const auto clips = [](const Axis<int64_t>& axis) {
     return axis.padding != 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
   };
-  all.in_plane = static_cast<uint32_t>(g.in_plane());
   all.aligned = has_vectors(arguments);
   all.readable = all.aligned ? static_cast<uint32_t>(g.outer * g.in_plane()) : 0;
   all.staged = static_cast<uint32_t>(memory.staged_bytes(band->cells));
@@ -183,7 +181,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   const int64_t vectors = forward ? band->outputs * size / static_cast<int64_t>(kVectorBytes) : 0;
   const int64_t threads =
       std::min<int64_t>(std::max(band->cells / group, vectors / 4) / per_thread + 1, kBandThreads);
-  return BandPlan{all, threads, memory.bytes(band->cells, band->outputs)};
+  return BandPlan{all, {all.count, threads, memory.bytes(band->cells, band->outputs), true}};
 }
 
 } // namespace maxunpool_cuda

@@ -16,11 +16,11 @@
 #pragma once
 
 #include "../reduction.h"
+#include "decoder.cuh"
 #include "divider.cuh"
 #include "report.cuh"
 #include "shared.cuh"
 #include "vector.cuh"
-#include "windows.cuh"
 
 #include <algorithm>
 #include <cstddef>
@@ -45,10 +45,9 @@ constexpr bool is_staged(size_t element_size) {
 }
 
 struct Bands {
-  Windows<uint32_t> windows;
+  Decoder<uint32_t> decoder;
   uint32_t count;    // of bands
   uint32_t planes;   // of a band; the last one may have fewer. 0: a band is a part of a plane
-  uint32_t in_plane; // cells of a plane
   uint32_t readable; // cells that may be read in vectors: all, if arrays are aligned, or none
   uint32_t staged;   // bytes of staged elements, at the front of a block's memory
   bool aligned;      // all arrays begin where vectors do
@@ -59,11 +58,12 @@ struct Bands {
   Axis<uint32_t> axis;
   uint32_t strips, above;          // of a part
   uint32_t row_cells, row_outputs; // of one coordinate of the axis
-  // Volumes have parts: a volume is a plane, or a slice of one that is cut along its second axis.
-  uint32_t volume_cells, volume_outputs;
-  Divider<uint32_t> parts;                // of a volume
-  Divider<uint32_t> depths, depth_stride; // slices of a plane cut along its second axis; else one
-  uint32_t depth_padding;                 // the same; else none
+  // A plane that is cut along its second axis is cut slice by slice; any other counts as one slice.
+  uint32_t slice_cells, slice_outputs;
+  Divider<uint32_t> parts;  // of a slice
+  Divider<uint32_t> slices; // of a plane
+  Divider<uint32_t> slice_stride;
+  uint32_t slice_padding;
   // Divider of cells, counted in the band:
   ShortDivider cells_of_plane;
   // Members for window offsets alone:
@@ -79,18 +79,18 @@ struct Bands {
 // Elements [begin, end) of the tensor. They lie in `vectors` vectors of N from `base` on, of which
 // `wholes` hold no others; none, unless `aligned`.
 template <int N>
-struct Span {
+struct VectorRange {
   uint32_t begin, end, base, vectors, first_whole, wholes;
 
-  Span() = default;
-  __device__ Span(uint32_t from, uint32_t to, bool aligned)
+  VectorRange() = default;
+  __device__ VectorRange(uint32_t from, uint32_t to, bool aligned)
       : begin(from), end(to), base(from / N * N), vectors((to - base + N - 1) / N) {
     first_whole = (from - base + N - 1) / N;
     const uint32_t end_whole = (to - base) / N; // may be less, if one vector has both ends
     wholes = aligned && end_whole > first_whole ? end_whole - first_whole : 0;
   }
   __device__ bool holds(uint32_t i) const { return i - begin < end - begin; }
-  // Number of elements of [i, i + N) that the span holds.
+  // Number of elements of [i, i + N) that the range holds.
   __device__ uint32_t count_of(uint32_t i) const {
     return (end < i + N ? end : i + N) - (begin > i ? begin : i);
   }
@@ -108,8 +108,8 @@ struct Span {
 // vectors of N.
 template <int V, int N>
 struct alignas(kVectorBytes) Band {
-  Span<V> cells;
-  Span<N> outputs;
+  VectorRange<V> cells;
+  VectorRange<N> outputs;
   uint32_t own_cell;       // first own cell; those before it are another band's too
   uint32_t low, size;      // first position, and number, of its outputs in each plane
   uint32_t first_slot;     // slot of the first output; a vector may begin before it
@@ -119,25 +119,25 @@ struct alignas(kVectorBytes) Band {
   Band() = default;
   // of_planes() is quick enough for every thread. of_part() is called by one, for all.
   __device__ static Band of_planes(const Bands& all, uint32_t number) {
-    const uint32_t outer = all.windows.geometry.outer, out_plane = all.windows.out_plane;
+    const uint32_t outer = all.decoder.geometry.outer, out_plane = all.decoder.out_plane;
     const uint32_t plane = number * all.planes;
     const uint32_t end = plane + all.planes < outer ? plane + all.planes : outer;
     Band band{};
-    band.own_cell = plane * all.in_plane;
-    band.cells = Span<V>(band.own_cell, end * all.in_plane, all.aligned);
-    band.outputs = Span<N>(plane * out_plane, end * out_plane, all.aligned);
+    band.own_cell = plane * all.decoder.in_plane;
+    band.cells = VectorRange<V>(band.own_cell, end * all.decoder.in_plane, all.aligned);
+    band.outputs = VectorRange<N>(plane * out_plane, end * out_plane, all.aligned);
     band.size = out_plane;
     band.first_slot = band.start_slot = band.outputs.begin - band.outputs.base;
     return band;
   }
   __device__ static Band of_part(const Bands& all, uint32_t number) {
-    const auto& [depths, heights, widths] = all.windows.geometry.axis;
-    const uint32_t volume = all.parts.divide(number);
-    const uint32_t strip = (number - volume * all.parts.divisor()) * all.strips;
-    const uint32_t plane = all.depths.divide(volume);
-    const uint32_t depth = volume - plane * all.depths.divisor();
-    const uint32_t padded = depth + all.depth_padding;
-    const uint32_t cell_depth = all.depth_stride.divide(padded);
+    const auto& [depths, heights, widths] = all.decoder.geometry.axis;
+    const uint32_t slice = all.parts.divide(number); // of all planes
+    const uint32_t strip = (number - slice * all.parts.divisor()) * all.strips;
+    const uint32_t plane = all.slices.divide(slice);
+    const uint32_t depth = slice - plane * all.slices.divisor();
+    const uint32_t padded = depth + all.slice_padding;
+    const uint32_t cell_depth = all.slice_stride.divide(padded);
     const auto row_of = [&](uint32_t n) {
       const uint32_t end = n * all.axis.stride;
       const uint32_t row = end < all.axis.padding ? 0 : end - all.axis.padding;
@@ -150,18 +150,19 @@ struct alignas(kVectorBytes) Band {
       end = from;
     }
     // Where bands of several slices read the same cells, those of the first slice own them.
-    const bool owns = depth == 0 || all.depth_stride.divide(padded - 1) != cell_depth;
-    const uint32_t base = plane * all.in_plane + cell_depth * all.volume_cells;
-    const uint32_t first = volume * all.volume_outputs + row * all.row_outputs;
+    const bool owns = depth == 0 || all.slice_stride.divide(padded - 1) != cell_depth;
+    const uint32_t base = plane * all.decoder.in_plane + cell_depth * all.slice_cells;
+    const uint32_t first = slice * all.slice_outputs + row * all.row_outputs;
     Band band;
     band.own_cell = base + (owns && strip < end ? strip : end) * all.row_cells;
-    band.cells = Span<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
+    band.cells =
+        VectorRange<V>(base + from * all.row_cells, base + end * all.row_cells, all.aligned);
     band.size = rows * all.row_outputs;
-    band.low = depth * all.volume_outputs + row * all.row_outputs;
-    band.outputs = Span<N>(first, first + band.size, all.aligned);
+    band.low = depth * all.slice_outputs + row * all.row_outputs;
+    band.outputs = VectorRange<N>(first, first + band.size, all.aligned);
     band.cell = {
         {cell_depth + (all.cut == 0 ? from : 0), all.cut == 1 ? from : 0, all.cut == 2 ? from : 0}};
-    const auto& at = band.cell.at;
+    const auto& at = band.cell;
     band.first_slot = band.outputs.begin - band.outputs.base;
     band.start_slot = band.first_slot - band.low +
                       (at[0] * depths.stride * heights.out + at[1] * heights.stride) * widths.out +
@@ -191,7 +192,7 @@ __device__ inline Found find_slot(
     const bool here = at < band.size;
     return {planes * band.size + (band.first_slot + at), here, here};
   }
-  const auto& [depth, height, width] = all.windows.geometry.axis;
+  const auto& [depth, height, width] = all.decoder.geometry.axis;
   const uint32_t offset = static_cast<uint32_t>(index), rows = all.cells_of_row.divide(cell);
   uint32_t y = all.kernel_width.divide(offset);
   if constexpr (kPlain) {
@@ -200,7 +201,7 @@ __device__ inline Found find_slot(
     const bool exists = offset < all.kernel_volume;
     return {slot, exists && (kInside || band.holds_slot(slot)), exists};
   }
-  const auto& at = band.cell.at;
+  const auto& at = band.cell;
   const uint32_t x =
       (at[2] + cell - rows * width.in) * width.stride - width.padding + (offset - y * width.kernel);
   uint32_t depths = planes, z = 0;
@@ -211,15 +212,15 @@ __device__ inline Found find_slot(
     z += (at[0] + depths - planes * depth.in) * depth.stride - depth.padding;
   }
   y += (at[1] + rows - depths * height.in) * height.stride - height.padding;
-  const uint32_t slot = planes * all.windows.out_plane + (z * height.out + y) * width.out + x +
+  const uint32_t slot = planes * all.decoder.out_plane + (z * height.out + y) * width.out + x +
                         (band.first_slot - band.low);
   const bool exists =
       (offset < all.kernel_volume) & (x < width.out) & (y < height.out) & (z < depth.out);
   return {slot, exists && band.holds_slot(slot), exists};
 }
 
-// Elements [i, i + N) of an array, as a vector if that is `readable`, else those of the span alone.
-// Bytes are kept in words, for fewer instructions than the compiler finds.
+// Elements [i, i + N) of an array, as a vector if that is `readable`, else those of the range
+// alone. Bytes are kept in words, for fewer instructions than the compiler finds.
 template <class T, int N>
 struct Neighbours {
   using Word = std::conditional_t<sizeof(T) == 1, uint32_t, T>;
@@ -228,7 +229,7 @@ struct Neighbours {
   Vector<Word, N / kPerWord> words;
 
   Neighbours() = default;
-  __device__ Neighbours(const T* array, const Span<N>& span, uint32_t i, bool readable) {
+  __device__ Neighbours(const T* array, const VectorRange<N>& range, uint32_t i, bool readable) {
     if (readable) {
       words = load<N / kPerWord>(reinterpret_cast<const Word*>(array + i));
       return;
@@ -236,23 +237,23 @@ struct Neighbours {
     words = {};
 #pragma unroll
     for (int v = 0; v < N; ++v) {
-      if (span.holds(i + v)) {
-        words.at[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
+      if (range.holds(i + v)) {
+        words[v / kPerWord] |= static_cast<Word>(array[i + v]) << v % kPerWord * 8;
       }
     }
   }
-  // Sets elements outside of the span to -1, or 255, which name no output.
-  __device__ void drop_others(const Span<N>& span, uint32_t i) {
-    if (span.count_of(i) < N) {
+  // Sets elements outside of the range to -1, or 255, which name no output.
+  __device__ void drop_others(const VectorRange<N>& range, uint32_t i) {
+    if (range.count_of(i) < N) {
 #pragma unroll
       for (int v = 0; v < N; ++v) {
         const auto ones = static_cast<Word>(static_cast<std::make_unsigned_t<T>>(-1));
-        words.at[v / kPerWord] |= span.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
+        words[v / kPerWord] |= range.holds(i + v) ? Word{} : ones << v % kPerWord * 8;
       }
     }
   }
   __device__ T operator[](int v) const {
-    return static_cast<T>(words.at[v / kPerWord] >> v % kPerWord * 8);
+    return static_cast<T>(words[v / kPerWord] >> v % kPerWord * 8);
   }
 };
 
@@ -261,7 +262,7 @@ template <class Index, int V, int N>
 __device__ inline bool any_stray(
     const Bands& all, const Band<V, N>& band, ErrorRecord* error, uint32_t i, uint32_t end,
     const Index* indices) {
-  const auto& [depth, height, width] = all.windows.geometry.axis;
+  const auto& [depth, height, width] = all.decoder.geometry.axis;
   bool stray = false;
 #pragma unroll 1
   for (i = i < band.own_cell ? band.own_cell : i; i < end && i < band.cells.end; ++i) {
@@ -269,11 +270,11 @@ __device__ inline bool any_stray(
     const uint32_t rows = all.cells_of_row.divide(cell);
     const uint32_t heights = all.cells_of_height.divide(cell);
     const uint32_t planes = all.cells_of_plane.divide(cell);
-    const auto& at = band.cell.at;
+    const auto& at = band.cell;
     const Position<uint32_t> p{
         {at[0] + heights - planes * depth.in, at[1] + rows - heights * height.in,
          at[2] + cell - rows * width.in}};
-    stray |= is_stray(all.windows, error, indices, i, p);
+    stray |= is_stray(all.decoder, error, indices, i, p);
   }
   return stray;
 }
@@ -303,6 +304,18 @@ __device__ inline bool for_each_of_group(
     visit(std::false_type{});
   }
   return sure < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
+}
+
+// Calls visit(i, group) for this thread's groups of a band. The first one has been read before.
+template <class Group, class Read, class Visit>
+__device__ inline void for_each_group(
+    uint32_t groups, const Group& first, const Read& read, const Visit& visit) {
+  if (threadIdx.x < groups) {
+    visit(threadIdx.x, first);
+  }
+  for (uint32_t i = threadIdx.x + blockDim.x; i < groups; i += blockDim.x) {
+    visit(i, read(i));
+  }
 }
 
 // Clears a block's slots, in vectors.

@@ -9,7 +9,6 @@
 #include "vector.cuh"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 
@@ -28,14 +27,12 @@ inline bool has_vectors(const Arguments& arguments) {
   return are_aligned({arguments.values, arguments.indices, arguments.result});
 }
 
-// Work of a kernel whose blocks have slots.
-struct SharedShape {
-  static constexpr int64_t kSlotsPerThread = 4; // by which a launch chooses the size of blocks
-
-  int64_t pieces; // blocks that have work, at most
-  int64_t slots;  // of a block
-  int64_t bytes;  // of shared memory, for each block
-  bool likely;    // most blocks have work
+// Shape of a launch whose blocks have slots.
+struct BlockShape {
+  int64_t blocks;       // that have work, at most
+  int64_t threads;      // of a block, as many as its work is worth
+  int64_t shared_bytes; // of a block
+  bool all_busy;        // most blocks have work
 };
 
 // Whether all intermediate values of all kernels stay below the limit, for so many inner channels,
@@ -44,18 +41,18 @@ inline bool fits_32bit(
     const Geometry<int64_t>& geometry, int64_t inner, int64_t limit,
     const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
   double elements = static_cast<double>(geometry.outer) * static_cast<double>(inner);
-  double kernel_volume = 1, reach = 0;
+  double kernel_volume = 1, extent = 0;
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
     const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
     const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
     elements *= apart == 1 ? size : size + apart;
     kernel_volume *= kernel;
-    reach = std::max(
-        reach, (size + 1) * static_cast<double>(axis.stride) + size +
-                   static_cast<double>(axis.padding) + (kernel + 1) * apart);
+    extent = std::max(
+        extent, (size + 1) * static_cast<double>(axis.stride) + size +
+                    static_cast<double>(axis.padding) + (kernel + 1) * apart);
   }
-  return std::max({elements, reach, kernel_volume}) < static_cast<double>(limit);
+  return std::max({elements, extent, kernel_volume}) < static_cast<double>(limit);
 }
 
 // Whether windows begin elsewhere than at multiples of the stride.

@@ -19,18 +19,18 @@ __device__ inline Vector<uint32_t, N> indices_32bit(const Vector<Index, N>& from
   Vector<uint32_t, N> to;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    to.at[i] = static_cast<uint32_t>(from.at[i]);
+    to[i] = static_cast<uint32_t>(from[i]);
   }
   if constexpr (sizeof(Index) > sizeof(uint32_t)) {
     uint64_t all = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      all |= static_cast<uint64_t>(from.at[i]);
+      all |= static_cast<uint64_t>(from[i]);
     }
     if (all >> 32 != 0) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        to.at[i] = static_cast<uint64_t>(from.at[i]) >> 32 == 0 ? to.at[i] : kNowhere;
+        to[i] = static_cast<uint64_t>(from[i]) >> 32 == 0 ? to[i] : kNowhere;
       }
     }
   }
@@ -63,13 +63,13 @@ class ChannelIndices {
  public:
   __device__ void read(const Index* indices) { index_ = indices_32bit(load<V>(indices)); }
   // Whether the index of channel v names row y, column x of its window: the output `position`.
-  __device__ bool is(int v, int, int, uint32_t position) const { return index_.at[v] == position; }
+  __device__ bool is(int v, int, int, uint32_t position) const { return index_[v] == position; }
   // Whether every index lies in the window, which begins at `first` and is not clipped.
   __device__ bool all_inside(uint32_t first, uint32_t width) const {
     bool all = true;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      all &= names_cell<kKernel>(index_.at[v], first, width);
+      all &= names_cell<kKernel>(index_[v], first, width);
     }
     return all;
   }
@@ -89,7 +89,7 @@ class ChannelIndices<uint8_t, V, kKernel> {
     const auto words = load<kWords>(reinterpret_cast<const Word*>(indices));
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      words_[i] = words.at[i];
+      words_[i] = words[i];
     }
   }
   __device__ bool is(int v, int y, int x, uint32_t) const {
@@ -122,13 +122,13 @@ class RowIndices {
       const auto own = indices_32bit(load<V>(indices));
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        index_[v] = own.at[v];
+        index_[v] = own[v];
       }
     }
     if (right_exist) {
 #pragma unroll
       for (int v = V; v < V + kRight; ++v) {
-        index_[v] = indices_32bit(load<1>(indices + v)).at[0];
+        index_[v] = indices_32bit(load<1>(indices + v))[0];
       }
     }
   }

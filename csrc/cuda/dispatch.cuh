@@ -1,7 +1,7 @@
 // Choice of the kernels that a call of max unpooling runs. `Launch` does the launches, so that the
 // choice can be tested without a GPU:
 //   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
-//   launch.shared(kernel, shape, arguments...)   at most shape.pieces blocks, of any size
+//   launch.shared(kernel, shape, arguments...)   at most shape.blocks blocks, of any size
 #pragma once
 
 #include "../dtypes.h"
@@ -32,8 +32,7 @@ class Dispatch {
         arguments_(arguments),
         geometry_(arguments.geometry),
         plan_(plan),
-        workspace_(static_cast<char*>(workspace)),
-        aligned_(has_vectors(arguments)) {}
+        workspace_(static_cast<char*>(workspace)) {}
 
   void run() const {
     with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -42,28 +41,34 @@ class Dispatch {
   }
 
  private:
-  // Chunks of a first kernel, as the second has to know them: see StrayNotes.
-  struct Chunks {
-    int64_t items, slab_items, slabs;
-  };
-
   template <class Index>
   void forward() const {
-    const bool last = arguments_.reduce == Reduce::last;
-    if (last || plan_.is_of_planes()) {
+    std::optional<Noted> noted;
+    if (arguments_.reduce == Reduce::last || plan_.is_of_planes()) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        std::optional<Chunks> chunks = compiled<TakeLast<T>, Index>();
-        if (!chunks) {
-          chunks = plan_.wide ? any_windows<TakeLast<T>, uint64_t>()
-                              : any_windows<TakeLast<T>, uint32_t>();
+        compiled<TakeLast<T>, Index>(noted);
+        if (!noted) {
+          noted = plan_.is_64bit ? any_windows<TakeLast<T>, uint64_t>()
+                                 : any_windows<TakeLast<T>, uint32_t>();
         }
-        second<T, Index>(*chunks);
+        redo_last<T, Index>(*noted);
       });
       return;
     }
-    const Chunks chunks = sum<Index>();
+    if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
+      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
+        compiled<TakeLast<T>, Index>(noted); // an output has one element at most
+      });
+    }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      redo<SumSlot<T, uint64_t>, uint64_t>(any_indices(), chunks);
+      if constexpr (kIsFastSum<T>) { // what pooling's backward runs
+        if (!noted && arguments_.reduce == Reduce::sum && !plan_.is_64bit) {
+          compiled<TakeSum<T>, Index>(noted);
+          noted = noted ? noted : any_windows<TakeSum<T>, uint32_t>();
+        }
+      }
+      noted = noted ? noted : any_windows<TakeCounted<T>, uint64_t>();
+      redo<SumSlot<T>>(any_indices(), *noted);
     });
   }
 
@@ -71,37 +76,16 @@ class Dispatch {
   void backward() const {
     if (arguments_.reduce == Reduce::mean) {
       with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-        redo<CountSlot<T, uint64_t>, uint64_t>(any_indices(), gather_any<T, true>());
+        redo<CountSlot<T>>(any_indices(), gather_any<T, true>());
       });
       return;
     }
     with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-      const Chunks chunks = plan_.bands ? bands<T, Index>() : gather<T, Index>();
+      const Noted noted = plan_.bands ? bands<T, Index>() : gather<T, Index>();
       if (arguments_.reduce == Reduce::last) {
-        second<T, Index>(chunks);
+        redo_last<T, Index>(noted);
       }
     });
-  }
-
-  // Launches the first kernel of "sum" and "mean".
-  template <class Index>
-  Chunks sum() const {
-    std::optional<Chunks> chunks;
-    if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
-      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        chunks = compiled<TakeLast<T>, Index>(); // an output has one element at most
-      });
-    }
-    with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!chunks && arguments_.reduce == Reduce::sum && !plan_.wide) {
-          chunks = compiled<TakeSum<T>, Index>();
-          chunks = chunks ? chunks : any_windows<TakeSum<T>, uint32_t>();
-        }
-      }
-      chunks = chunks ? chunks : any_windows<TakeCounted<T>, uint64_t>();
-    });
-    return *chunks;
   }
 
   // Types with a kernel of their own for sums: those that networks are trained in.
@@ -109,83 +93,78 @@ class Dispatch {
   static constexpr bool kIsFastSum =
       std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float);
 
-  // Launches a kernel compiled for these windows, or for bands. Empty: there is none.
+  // Launches a kernel compiled for these windows, or for bands, if there is one: the first that
+  // fits.
   template <class Take, class Index>
-  std::optional<Chunks> compiled() const {
+  void compiled(std::optional<Noted>& noted) const {
     using T = typename Take::Element;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      std::optional<Chunks> chunks;
-      if (aligned_ && !plan_.wide && !plan_.is_of_planes()) {
-        const auto found = [&](std::optional<Chunks> tried) {
-          return (chunks = tried).has_value();
-        };
+      if (has_vectors(arguments_) && !plan_.is_64bit && !plan_.is_of_planes()) {
         if constexpr (Take::kMoves) {
-          if (found(rows<Take, Index, RowShape<T, 2, 2, 0>>()) ||
-              found(rows<Take, Index, RowShape<T, 2, 2, 0, true>>()) ||
-              found(channels<Take, Index, ChannelShape<2, 2, 0>>())) {
-            return chunks;
-          }
+          rows<Take, Index, RowShape<T, 2, 2, 0>>(noted);
+          rows<Take, Index, RowShape<T, 2, 2, 0, true>>(noted);
+          channels<Take, Index, ChannelShape<2, 2, 0>>(noted);
         }
-        if (found(rows<Take, Index, RowShape<T, 3, 2, 1>>()) ||
-            found(channels<Take, Index, ChannelShape<3, 2, 1>>()) ||
-            found(channels<Take, Index, ChannelShape<3, 2, 0>>())) {
-          return chunks;
-        }
+        rows<Take, Index, RowShape<T, 3, 2, 1>>(noted);
+        channels<Take, Index, ChannelShape<3, 2, 1>>(noted);
+        channels<Take, Index, ChannelShape<3, 2, 0>>(noted);
       }
       if constexpr (Take::kMoves) {
-        if (plan_.bands) {
-          return bands<T, Index>();
+        if (!noted && plan_.bands) {
+          noted = bands<T, Index>();
         }
       }
     }
-    return {};
   }
 
   template <class Take, class Index, class Shape>
-  std::optional<Chunks> rows() const {
-    return launch_if<Take, Index>(
-        forward_rows<Take, Index, Shape>, make_row_plan<Shape>(geometry_));
+  void rows(std::optional<Noted>& noted) const {
+    if (!noted) {
+      noted = launch_if<Take, Index>(forward_rows<Take, Index, Shape>, tile_rows<Shape>(geometry_));
+    }
   }
 
   template <class Take, class Index, class Shape>
-  std::optional<Chunks> channels() const {
+  void channels(std::optional<Noted>& noted) const {
     // Channels of a thread, as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
     constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
-    return launch_if<Take, Index>(
-        forward_channels<Take, Index, V, Shape>, make_channel_plan<Shape>(geometry_, V));
+    if (!noted) {
+      noted = launch_if<Take, Index>(
+          forward_channels<Take, Index, V, Shape>, tile_channels<Shape>(geometry_, V));
+    }
   }
 
-  // Launches the kernel if there is a plan.
-  template <class Take, class Index, class Kernel, class First>
-  std::optional<Chunks> launch_if(Kernel kernel, const std::optional<First>& plan) const {
+  // Launches the kernel if there is a tiling.
+  template <class Take, class Index, class Kernel>
+  std::optional<Noted> launch_if(
+      Kernel* kernel, const std::optional<Tiling<uint32_t>>& tiling) const {
     using T = typename Take::Element;
-    if (!plan) {
+    if (!tiling) {
       return {};
     }
     return launch_items(
-        kernel, *plan, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
+        kernel, *tiling, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
   }
 
-  // Launches a kernel of items, each of which spans so many slabs.
-  template <class Kernel, class First, class... Rest>
-  Chunks launch_items(Kernel kernel, const First& plan, int64_t slabs, const Rest&... rest) const {
-    launch_(kernel, plan.items, plan, report(), rest...);
-    const auto items = static_cast<int64_t>(plan.items);
+  // Launches a kernel of items, each of which is of so many slabs.
+  template <class Kernel, class Offset, class... Rest>
+  Noted launch_items(
+      Kernel* kernel, const Tiling<Offset>& tiling, int64_t slabs, const Rest&... rest) const {
+    launch_(kernel, tiling.items, tiling, report(), rest...);
+    const auto items = static_cast<int64_t>(tiling.items);
     return {arguments_.threads, items / divide_up(geometry_.outer, slabs), slabs};
   }
 
   // Launches a kernel of bands.
   template <class T, class Index>
-  Chunks bands() const {
+  Noted bands() const {
     const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      const SharedShape shape{
-          bands.count, plan_.bands->threads * SharedShape::kSlotsPerThread, plan_.bands->bytes,
-          true};
       const auto launch = [&](auto kernel, auto... zero) {
         launch_.shared(
-            kernel, shape, bands, report(), zero..., values<T>(), indices<Index>(), result<T>());
+            kernel, plan_.bands->shape, bands, report(), zero..., values<T>(), indices<Index>(),
+            result<T>());
       };
       constexpr bool kOffsets = kIsWindowOffset<Index>;
       if (!arguments_.forward) {
@@ -201,20 +180,19 @@ class Dispatch {
     return {1, bands.count / geometry_.outer, 1};
   }
 
-  // Launches forward_windows.
   template <class Take, class Offset>
-  Chunks any_windows() const {
+  Noted any_windows() const {
     using T = typename Take::Element;
     return launch_items(
-        forward_windows<Take, Offset>, make_tiling_of_outputs<Offset>(geometry_), 1,
-        arguments_.reduce, any_indices(), values<T>(), result<T>());
+        forward_windows<Take, Offset>, tile_outputs<Offset>(geometry_), 1, arguments_.reduce,
+        any_indices(), values<T>(), result<T>());
   }
 
   template <class T, class Index>
-  Chunks gather() const {
+  Noted gather() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      if (!plan_.wide) {
-        const auto [d, h, w] = meeting_windows<uint32_t>(geometry_, arguments_.reduce).at;
+      if (!plan_.is_64bit) {
+        const auto [d, h, w] = overlap_of<uint32_t>(geometry_, arguments_.reduce).at;
         return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
@@ -222,83 +200,58 @@ class Dispatch {
   }
 
   template <class T, class Index, bool kLooks>
-  Chunks gather_cells() const {
-    const auto [tiling, gather] =
-        make_gather(geometry_, arguments_.reduce, kPlanesOfThread<kLooks>);
+  Noted gather_cells() const {
+    const auto [tiling, plan] =
+        make_gather_plan(geometry_, arguments_.reduce, kPlanesOfThread<kLooks>);
     return launch_items(
-        maxunpool_cuda::backward<T, Index, kLooks>, tiling, gather.slabs, gather, values<T>(),
+        maxunpool_cuda::backward<T, Index, kLooks>, tiling, plan.slabs, plan, values<T>(),
         indices<Index>(), result<T>());
   }
 
-  // Launches backward_any.
   template <class T, bool kMean>
-  Chunks gather_any() const {
+  Noted gather_any() const {
     return launch_items(
-        backward_any<T, kMean>, make_tiling_of_cells<uint64_t>(geometry_, geometry_.inner), 1,
-        arguments_.reduce != Reduce::sum, meeting_windows<uint64_t>(geometry_, arguments_.reduce),
+        backward_any<T, kMean>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
+        arguments_.reduce != Reduce::sum, overlap_of<uint64_t>(geometry_, arguments_.reduce),
         values<T>(), any_indices(), result<T>());
   }
 
-  // Launches the second kernel. Slots in global memory are rare, so 64 bits will do for them.
+  // Launches the second kernel of "last". Slots in global memory are rare, so 64 bits will do.
   template <class T, class Index>
-  void second(const Chunks& chunks) const {
+  void redo_last(const Noted& noted) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
       if (plan_.stray && plan_.stray->shared) {
-        redo<LastSlot<T, uint32_t>, uint32_t, true>(indices<Index>(), chunks);
+        redo<LastSlot<T, uint32_t>>(indices<Index>(), noted);
         return;
       }
     }
-    redo<LastSlot<T, uint64_t>, uint64_t>(any_indices(), chunks);
+    redo<LastSlot<T, uint64_t>>(any_indices(), noted);
   }
 
-  template <class Slot, class Offset, bool kShared = false, class Indices>
-  void redo(Indices indices, const Chunks& chunks) const {
+  // Launches the second kernel, if there is one.
+  template <class Slot, class Indices>
+  void redo(Indices indices, const Noted& noted) const {
     if (!plan_.stray) {
       return;
     }
     using T = typename Slot::Element;
-    const auto launch = [&](auto kernel, const auto&... reduce) {
-      const int64_t bytes = kShared ? plan_.stray->slot_bytes : 0;
+    const auto launch = [&](auto kernel, auto... reduce) {
+      const auto pieces = make_pieces<typename Slot::Offset>(
+          arguments_, *plan_.stray, noted, report().notes, workspace_ + plan_.notes_bytes);
       launch_.shared(
-          kernel, SharedShape{plan_.stray->blocks, plan_.stray->slots, bytes, false},
-          pieces<Offset>(*plan_.stray, chunks), reduce..., values<T>(), indices, result<T>());
+          kernel, plan_.stray->shape, pieces, reduce..., values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
-        launch(backward_stray<Slot, Indices, Offset, kShared>);
+        launch(backward_stray<Slot, Indices>);
       }
     }
-    if constexpr (!std::is_same_v<Slot, CountSlot<T, Offset>>) {
+    if constexpr (!std::is_same_v<Slot, CountSlot<T>>) {
       if (arguments_.forward) {
-        launch(forward_stray<Slot, Indices, Offset, kShared>, arguments_.reduce);
+        launch(forward_stray<Slot, Indices>, arguments_.reduce);
       }
     }
   }
-
-  template <class Offset>
-  Pieces<Offset> pieces(const StrayPlan& plan, const Chunks& chunks) const {
-    return {
-        {report().stray, divider<Offset>(chunks.items), divider<Offset>(chunks.slabs),
-         static_cast<Offset>(chunks.slab_items)},
-        sums_in_order(),
-        static_cast<Offset>(plan.pieces),
-        divider<Offset>(plan.channels),
-        divider<Offset>(plan.groups),
-        divider<Offset>(plan.parts),
-        static_cast<Offset>(geometry_.in_plane()),
-        static_cast<Offset>(geometry_.out_plane()),
-        static_cast<Offset>(geometry_.inner),
-        static_cast<Offset>(plan.part),
-        workspace_ + plan_.notes_bytes,
-        static_cast<uint64_t>(plan.slot_bytes)};
-  }
-
-  // Whether one thread adds up a plane. Else atomics add floating-point numbers, in any order.
-  bool sums_in_order() const {
-    return arguments_.forward && arguments_.reduce != Reduce::last &&
-           (arguments_.deterministic || !c10::isFloatingType(arguments_.type));
-  }
-  bool are_offsets() const { return arguments_.index_type == c10::ScalarType::Byte; }
 
   template <class T>
   const T* values() const {
@@ -325,9 +278,9 @@ class Dispatch {
       return T{};
     }
   }
-  // Report of a first kernel. Window offsets cannot be stray.
+  // Report of the first kernel. Without a second one there are no notes.
   Report report() const {
-    return {are_offsets() ? nullptr : reinterpret_cast<uint32_t*>(workspace_), arguments_.error};
+    return {plan_.stray ? reinterpret_cast<uint32_t*>(workspace_) : nullptr, arguments_.error};
   }
 
   const Launch& launch_;
@@ -335,7 +288,6 @@ class Dispatch {
   const Geometry<int64_t>& geometry_;
   const Plan& plan_;
   char* workspace_;
-  const bool aligned_;
 };
 
 } // namespace maxunpool_cuda

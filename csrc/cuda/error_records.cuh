@@ -12,9 +12,8 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -97,30 +96,21 @@ class ErrorRecords {
 
   DeviceErrors& of(c10::DeviceIndex device) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto at = static_cast<size_t>(device);
-    if (at >= records_.size()) {
-      records_.resize(at + 1);
-    }
-    if (records_[at] == nullptr) {
-      records_[at] = std::make_unique<DeviceErrors>();
-    }
-    return *records_[at];
+    return records_[device]; // made here, if it is not there
   }
 
   std::vector<c10::DeviceIndex> devices() {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<c10::DeviceIndex> used;
-    for (size_t device = 0; device < records_.size(); ++device) {
-      if (records_[device] != nullptr) {
-        used.push_back(static_cast<c10::DeviceIndex>(device));
-      }
+    for (const auto& [device, errors] : records_) {
+      used.push_back(device);
     }
     return used;
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<DeviceErrors>> records_;
+  std::map<c10::DeviceIndex, DeviceErrors> records_;
 };
 
 } // namespace maxunpool_cuda

@@ -34,10 +34,11 @@ namespace maxunpool_cuda {
 template <class Element, class Index>
 __device__ inline Element sum_of(
     const Bands& all, uint32_t output, const Element* input, const Index* indices) {
-  const uint32_t plane = output / all.windows.out_plane, target = output % all.windows.out_plane;
+  const uint32_t plane = output / all.decoder.out_plane, target = output % all.decoder.out_plane;
   const auto sum = [&]<class T>(T) {
     Sum<Accumulator<T>> sum{};
-    for (uint32_t cell = plane * all.in_plane; cell < (plane + 1) * all.in_plane; ++cell) {
+    for (uint32_t cell = plane * all.decoder.in_plane; cell < (plane + 1) * all.decoder.in_plane;
+         ++cell) {
       if (target_of<uint32_t>(indices[cell]) == target) {
         sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
       }
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       Vector<Element, V> value;
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        value.at[v] = group.value[v];
+        value[v] = group.value[v];
       }
       add_to_zero(value.at, negative_zero);
       if constexpr (kStaged) {
@@ -117,11 +118,11 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
             if constexpr (kClaims) {
               uint32_t mine = ((i + 1) * V + v) * kStep;
               if constexpr (!kStaged) {
-                mine = mine << 16 | value.at[v];
+                mine = mine << 16 | value[v];
               }
               again |= atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last;
             } else {
-              *slot = value.at[v];
+              *slot = value[v];
             }
           });
     };
@@ -135,15 +136,10 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       stage[0] = Element{};
     }
     __syncthreads();
-    if (threadIdx.x < cells.vectors) {
-      claim(threadIdx.x, first);
-    }
-    for (uint32_t i = threadIdx.x + blockDim.x; i < cells.vectors; i += blockDim.x) {
-      claim(i, read(i));
-    }
+    for_each_group(cells.vectors, first, read, claim);
     const int any_again = __syncthreads_or(again);
     if (!kIsWindowOffset<Index> && threadIdx.x == 0 && all.planes == 0) {
-      report.stray[number] = static_cast<uint32_t>(any_again);
+      report.notes[number] = static_cast<uint32_t>(any_again);
     }
     if constexpr (kSums) {
       if (any_again && all.planes != 0 && all.reduce != Reduce::last) {
@@ -168,7 +164,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       Vector<Element, N> stored;
 #pragma unroll
       for (int v = 0; v < N; ++v) {
-        stored.at[v] = element(taken.at[v]);
+        stored[v] = element(taken[v]);
       }
       store(to + i, stored);
     });

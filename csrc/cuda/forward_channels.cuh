@@ -11,7 +11,6 @@
 #pragma once
 
 #include "cells.cuh"
-#include "divider.cuh"
 #include "report.cuh"
 #include "take.cuh"
 #include "tiling.cuh"
@@ -31,34 +30,26 @@ struct ChannelShape {
   static constexpr int kLast = (kStride - 1 + kPadding) / kStride;
 };
 
-// Plan for planes of one slice. Items are V channels of a cell; tiles cover all outputs and cells.
-struct ChannelPlan {
-  Windows<uint32_t> windows;
-  uint32_t items, in_plane;
-  Divider<uint32_t> groups; // of V channels
-  Divider<uint32_t> columns, rows;
-};
-
-// Kernel for 32-bit offsets, aligned pointers, and channels that are a multiple of V.
+// Kernel for planes of one slice, 32-bit offsets, aligned pointers, and channels that are a
+// multiple of V. Tiles cover all outputs and cells (see tile_channels).
 template <class Take, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
-    ChannelPlan plan, Report report,
+    Tiling<uint32_t> tiling, Report report,
     typename Take::Element negative_zero, // see add_to_zero
     const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
   using Element = typename Take::Element;
   using Held = typename Take::Held;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
-  const auto& [depths, heights, widths] = plan.windows.geometry.axis;
-  for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
-    const uint32_t tile = plan.groups.divide(i);
-    const uint32_t channel = (i - tile * plan.groups.divisor()) * V;
-    const uint32_t row = plan.columns.divide(tile), column = tile - row * plan.columns.divisor();
-    const uint32_t outer = plan.rows.divide(row), height = row - outer * plan.rows.divisor();
+  const auto& [depths, heights, widths] = tiling.geometry.axis;
+  for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
+    const auto item = tiling.item(i, true, false);
+    const uint32_t outer = item.outer, channel = item.group * V;
+    const uint32_t height = item.tile[1], column = item.tile[2];
     const uint32_t top = height * kStride, left = column * kStride; // of the outputs
-    const uint32_t corner = top * widths.out + left, inner = plan.windows.geometry.inner;
+    const uint32_t corner = top * widths.out + left, inner = tiling.geometry.inner;
     const uint32_t cell = height * widths.in + column;
-    const uint32_t source = (outer * plan.in_plane + cell) * inner + channel;
+    const uint32_t source = (outer * tiling.in_plane + cell) * inner + channel;
     Take kept[kStride][kStride][V];
 #pragma unroll
     for (int y = Shape::kFirst; y <= Shape::kLast; ++y) {
@@ -82,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
 #pragma unroll 1
             for (int v = 0; v < V; ++v) {
               const Position<uint32_t> own{{0, height, column}};
-              stray |= is_stray(plan.windows, report.error, indices, source + v, own);
+              stray |= is_stray(tiling, report.error, indices, source + v, own);
             }
             if (stray) {
               return true;
@@ -108,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
         }
       }
     }
-    Element* to = output + (outer * plan.windows.out_plane + corner) * inner + channel;
+    Element* to = output + (outer * tiling.out_plane + corner) * inner + channel;
 #pragma unroll
     for (int r = 0; r < kStride; ++r, to += widths.out * inner) {
 #pragma unroll

@@ -13,7 +13,6 @@
 #pragma once
 
 #include "cells.cuh"
-#include "divider.cuh"
 #include "report.cuh"
 #include "take.cuh"
 #include "tiling.cuh"
@@ -44,21 +43,11 @@ struct RowShape {
   static constexpr int kBlocks = (V >= 4 || kDeep ? 1280 : 1536) / kThreads; // resident
 };
 
-// Plan for planes with kStride outputs to a cell in width. In height the last cell may have fewer,
-// but has one. No window is clipped on the right.
-struct RowPlan {
-  Windows<uint32_t> windows;
-  uint32_t items;           // groups of V cells, for each slice of the outputs
-  Divider<uint32_t> groups; // in a row
-  Divider<uint32_t> rows;   // of cells, in one slice of a plane
-  Divider<uint32_t> depths; // slices of a plane's outputs
-  Divider<uint32_t> depth_stride;
-};
-
-// Kernel for 32-bit offsets and aligned pointers.
+// Kernel for 32-bit offsets and aligned pointers. Tiles are V cells of a row, for each slice of the
+// outputs (see tile_rows).
 template <class Take, class Index, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
-    RowPlan plan, Report report,
+    Tiling<uint32_t> tiling, Report report,
     typename Take::Element negative_zero, // see add_to_zero
     const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
     typename Take::Element* __restrict__ output) {
@@ -66,24 +55,22 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
   using Held = typename Take::Held;
   constexpr int V = Shape::V, N = Shape::N, kGrain = Shape::kGrain, kRight = Shape::kRight;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
-  const auto& [depths, heights, widths] = plan.windows.geometry.axis;
-  for_each_chunk<Index>(plan.items, report, [&](uint32_t i) {
-    const uint32_t row = plan.groups.divide(i), group = i - row * plan.groups.divisor();
-    const uint32_t volume = plan.rows.divide(row), height = row - volume * plan.rows.divisor();
-    uint32_t plane = volume, source = i * V;
-    uint32_t depth = 0, cell_depth = 0, in_depth = 0; // slice of outputs, of cells, in windows
+  const auto& [depths, heights, widths] = tiling.geometry.axis;
+  for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
+    const auto item = tiling.item(i, false, Shape::kDeep);
+    const auto [depth, height, column] = item.tile.at;
+    const uint32_t plane = item.outer;
+    uint32_t source = i * V, cell_depth = 0, in_depth = 0; // slice of cells, and of their windows
     if constexpr (Shape::kDeep) {
-      plane = plan.depths.divide(volume);
-      depth = volume - plane * plan.depths.divisor();
-      cell_depth = plan.depth_stride.divide(depth);
-      in_depth = depth - cell_depth * plan.depth_stride.divisor();
-      source = ((plane * depths.in + cell_depth) * heights.in + height) * widths.in + group * V;
+      cell_depth = tiling.stride[0].divide(depth);
+      in_depth = depth - cell_depth * tiling.stride[0].divisor();
+      source = ((plane * depths.in + cell_depth) * heights.in + height) * widths.in + column * V;
     }
-    const bool is_reached = !Shape::kDeep || (cell_depth < depths.in && in_depth < depths.kernel);
+    const bool is_covered = !Shape::kDeep || (cell_depth < depths.in && in_depth < depths.kernel);
     const uint32_t top = height * kStride; // of the outputs
     const uint32_t slice = heights.out * widths.out;
-    const uint32_t first_output = depth * slice + top * widths.out + group * N;
-    const bool right_exist = kRight > 0 && group + 1 < plan.groups.divisor();
+    const uint32_t first_output = depth * slice + top * widths.out + column * N;
+    const bool right_exist = kRight > 0 && column + 1 < tiling.tiles[2].divisor();
 
     // All cells are read before any is looked at.
     RowIndices<Index, V, kRight, kKernel, kStride> named[1 + Shape::kBelow];
@@ -92,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     const Index* at = indices + source;
 #pragma unroll
     for (int below = 0; below <= Shape::kBelow; ++below) {
-      const bool exist = below == 0 ? is_reached : height + below < heights.in;
+      const bool exist = below == 0 ? is_covered : height + below < heights.in;
       named[below].read(at, exist, exist && right_exist);
       if (exist) {
         load_held<V>(values, value[below]);
@@ -108,18 +95,18 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     const uint32_t first = first_output - kPadding * (widths.out + 1);
-    bool is_sure = in_depth > 0 || !is_reached; // another thread checks these indices
+    bool is_sure = in_depth > 0 || !is_covered; // another thread checks these indices
     if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
       is_sure = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
                 named[0].template all_inside<kPadding>(
-                    group == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
+                    column == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
     }
     if (!is_sure) {
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
-        const Position<uint32_t> cell{{cell_depth, height, group * V + v}};
-        stray |= is_stray(plan.windows, report.error, indices, source + v, cell);
+        const Position<uint32_t> cell{{cell_depth, height, column * V + v}};
+        stray |= is_stray(tiling, report.error, indices, source + v, cell);
       }
       if (stray) {
         return true;
@@ -129,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     if constexpr (Shape::kDisjoint) {
       add_to_zero(value[0], negative_zero);
     }
-    if (Shape::kDeep && is_reached) {
+    if (Shape::kDeep && is_covered) {
       named[0].move_to_depth(in_depth);
     }
     Take kept[kStride][N];
@@ -151,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
         }
       }
     }
-    Element* to = output + (plane * plan.windows.out_plane + first_output);
+    Element* to = output + (plane * tiling.out_plane + first_output);
 #pragma unroll
     for (int r = 0; r < kStride; ++r, to += widths.out) {
       if (r == 0 || top + r < heights.out) {

@@ -29,14 +29,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
   for_each_chunk<int64_t>(tiling.items, report, [&](Offset i) {
     const auto item = tiling.item(i);
     const Position<Offset>& p = item.tile;
-    const Offset outer = item.outer, channel = item.channels;
+    const Offset outer = item.outer, channel = item.group;
     if (tiling.is_cell(p) &&
         is_stray(tiling, report.error, indices, tiling.pooled(outer, p, channel), p)) {
       return true;
     }
 
-    const auto depth = tiling.outputs(0, p.at[0]), height = tiling.outputs(1, p.at[1]),
-               width = tiling.outputs(2, p.at[2]);
+    const auto depth = tiling.outputs(0, p[0]), height = tiling.outputs(1, p[1]),
+               width = tiling.outputs(2, p[2]);
     for (Offset d = depth.first; d < depth.end; ++d) {
       const auto depths = tiling.windows_over(0, d);
       for (Offset h = height.first; h < height.end; ++h) {
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
               const Position<Offset> cell{{z, y, widths.first}}, start = window_start(tiling, cell);
               Offset source = tiling.pooled(outer, cell, channel), name = position;
               if (are_offsets(indices)) {
-                const Offset row = (d - start.at[0]) * g.axis[1].kernel + h - start.at[1];
-                name = row * g.axis[2].kernel + w - start.at[2];
+                const Offset row = (d - start[0]) * g.axis[1].kernel + h - start[1];
+                name = row * g.axis[2].kernel + w - start[2];
               }
               for (Offset x = widths.first; x < widths.end; ++x) {
                 if (indices[source] == static_cast<int64_t>(name)) {

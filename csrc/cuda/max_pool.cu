@@ -17,9 +17,8 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
       device.is_cuda(), "max_pool", call.geometry.rank,
       "d: expected CUDA tensors but got tensors on ", device);
   const c10::cuda::CUDAGuard guard(device);
-  const PoolArguments arguments{call, limits().narrow};
   const ItemLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
-  PoolDispatch(launch, arguments).run();
+  PoolDispatch(launch, call, limits().narrow).run();
 }
 
 } // namespace

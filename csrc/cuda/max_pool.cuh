@@ -14,37 +14,32 @@
 #include "vector.cuh"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
 namespace maxunpool_cuda {
 
-struct PoolArguments : PoolCall {
-  int64_t narrow = int64_t{1} << 31; // as in Limits
-};
-
 template <class Launch>
 class PoolDispatch {
  public:
-  PoolDispatch(const Launch& launch, const PoolArguments& arguments)
+  // `narrow` is as in Limits.
+  PoolDispatch(const Launch& launch, const PoolCall& call, int64_t narrow)
       : launch_(launch),
-        arguments_(arguments),
-        geometry_(arguments.geometry),
-        aligned_(are_aligned({arguments.input, arguments.values, arguments.indices})) {}
+        call_(call),
+        geometry_(call.geometry),
+        narrow_(narrow),
+        aligned_(are_aligned({call.input, call.values, call.indices})) {}
 
   void run() const {
-    with_ordered_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      if constexpr (std::is_integral_v<T>) { // rarely pooled: one kernel will do
+    with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
+      if constexpr (std::is_integral_v<T> || sizeof(T) == 8) { // rarely pooled: one kernel will do
         run_windows<T, uint64_t>();
-      } else if (!fits_32bit(
-                     geometry_, geometry_.inner, arguments_.narrow, arguments_.dilation,
-                     kMostRows)) {
+      } else if (!fits_32bit(geometry_, geometry_.inner, narrow_, call_.dilation, kMostRows)) {
         run_windows<T, uint64_t>();
-      } else if (has_pool_windows(geometry_, arguments_.dilation, 2)) {
+      } else if (has_pool_windows(geometry_, call_.dilation, 2)) {
         run_window_of<T, 2>();
-      } else if (has_pool_windows(geometry_, arguments_.dilation, 3)) {
+      } else if (has_pool_windows(geometry_, call_.dilation, 3)) {
         run_window_of<T, 3>();
       } else {
         run_windows<T, uint32_t>();
@@ -55,32 +50,27 @@ class PoolDispatch {
  private:
   template <class T, int K>
   void run_window_of() const {
-    constexpr bool kRare = sizeof(T) == 8;
     constexpr int kVector = kVectorBytes / sizeof(T);
     // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
-    // share those of a row. (Half, whose Cell has two numbers, would not fit the registers.)
+    // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
     const bool contiguous = geometry_.inner == 1;
-    with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
+    with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
       constexpr int kIndices = kVectorBytes / sizeof(Index);
       constexpr int kInRow = std::min(kVector / 2, kIndices);
       constexpr int V = std::min({kVector, kIndices, std::is_same_v<T, c10::Half> ? 4 : 8});
-      if constexpr (!kRare || K == 2) {
-        if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
-            divides_into_rows(geometry_, K, kInRow)) {
-          return run_rows<T, Index, K, 2, kInRow, kRows, true>();
-        }
+      if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
+          divides_into_rows(geometry_, K, kInRow)) {
+        return run_rows<T, Index, K, 2, kInRow, kRows, true>();
       }
-      if constexpr (!kRare) {
-        if (contiguous && has_pool_stride(geometry_, 2, false)) {
-          return run_rows<T, void, K, 2, 1, kMostRows, false>();
-        }
-        if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
-          return run_rows<T, void, 3, 1, 1, kMostRows, false>();
-        }
-        if (aligned_ && geometry_.inner % V == 0) {
-          return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
-        }
+      if (contiguous && has_pool_stride(geometry_, 2, false)) {
+        return run_rows<T, void, K, 2, 1, kMostRows, false>();
+      }
+      if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
+        return run_rows<T, void, 3, 1, 1, kMostRows, false>();
+      }
+      if (aligned_ && geometry_.inner % V == 0) {
+        return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
       }
       run_windows<T, uint32_t>();
     });
@@ -95,27 +85,27 @@ class PoolDispatch {
   void run_windows() const {
     using Limits = std::numeric_limits<T>;
     const T lowest = static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
-    const auto& [depth, height, width] = arguments_.dilation;
-    const PoolCells<Offset> cells{
+    const auto& [depth, height, width] = call_.dilation;
+    const Dilation<Offset> dilation{
         {divider<Offset>(depth), divider<Offset>(height), divider<Offset>(width)}};
-    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, cells, lowest);
+    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
   }
 
   // Launches a thread for so many windows in height and width, and so many channels.
   template <class Offset, class T, class Index, class Kernel, class... Parameters>
   void launch(
       Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {
-    const auto tiling =
-        make_tiling_of_cells<Offset>(geometry_, geometry_.inner / channels, 1, rows, columns);
+    const auto tiling = tile_cells<Offset>(geometry_, geometry_.inner / channels, 1, rows, columns);
     launch_(
-        kernel, tiling.items, tiling, parameters..., static_cast<const T*>(arguments_.input),
-        static_cast<T*>(arguments_.values),
-        IndexArray<Index>{arguments_.indices, c10::elementSize(arguments_.index_type)});
+        kernel, tiling.items, tiling, parameters..., static_cast<const T*>(call_.input),
+        static_cast<T*>(call_.values),
+        IndexArray<Index>{call_.indices, c10::elementSize(call_.index_type)});
   }
 
   const Launch& launch_;
-  const PoolArguments& arguments_;
+  const PoolCall& call_;
   const Geometry<int64_t>& geometry_;
+  const int64_t narrow_;
   const bool aligned_;
 };
 

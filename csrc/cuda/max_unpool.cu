@@ -56,19 +56,20 @@ struct StreamLaunch : ItemLaunch {
 
   template <class... Parameters>
   void shared(
-      void (*kernel)(Parameters...), const SharedShape& shape,
+      void (*kernel)(Parameters...), const BlockShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
     constexpr int64_t kWarp = 32, kReserved = 1 << 10, kMost = 2048;
-    const int64_t threads = std::clamp<int64_t>(
-        divide_up(shape.slots / SharedShape::kSlotsPerThread, kWarp) * kWarp, kWarp, kBlockTeam);
-    int64_t blocks = shape.pieces;
-    if (!shape.likely) { // as many as run at once
+    const int64_t threads =
+        std::clamp<int64_t>(divide_up(shape.threads, kWarp) * kWarp, kWarp, kStrayThreads);
+    int64_t blocks = shape.blocks;
+    if (!shape.all_busy) { // as many as run at once
       const int64_t resident = std::clamp<int64_t>(
-          processors.shared_bytes / (shape.bytes + kReserved), 1, kMost / threads);
+          processors.shared_bytes / (shape.shared_bytes + kReserved), 1, kMost / threads);
       blocks = std::min(blocks, processors.count * resident);
     }
-    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.bytes, stream>>>(
-        arguments...);
+    kernel<<<
+        static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.shared_bytes,
+        stream>>>(arguments...);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };

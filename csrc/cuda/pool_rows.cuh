@@ -11,7 +11,7 @@
 //   other.
 #pragma once
 
-#include "pool_cell.cuh"
+#include "pool_tap.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     const bool deep = g.rank == 3;
     const auto item = tiling.item(i, false, deep);
     const Position<uint32_t>& p = item.tile;
-    const uint32_t own = p.at[2] * (V * S);
+    const uint32_t own = p[2] * (V * S);
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
-    const uint32_t top = p.at[1] * (R * S) - g.axis[1].padding;
-    const uint32_t front = p.at[0] * g.axis[0].stride - g.axis[0].padding;
+    const uint32_t top = p[1] * (R * S) - g.axis[1].padding;
+    const uint32_t front = p[0] * g.axis[0].stride - g.axis[0].padding;
     const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
     uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
 #pragma unroll
@@ -51,42 +51,44 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) pool_rows(
     Best<T, uint32_t> best[R][V]{};
     const auto look = [&](int r, uint32_t row, uint32_t name, bool is_first) {
       const T* from = slab + row;
-      Cell<T> cells[kColumns];
+      Tap<T> taps[kColumns];
       if constexpr (kEven) {
-        unpack(load<V * S>(from), cells + (K - S));
+        unpack(load<V * S>(from), taps + (K - S));
         if constexpr (K != S) {
-          cells[0] = Cell<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
+          taps[0] = Tap<T>::of(from[static_cast<int32_t>(columns[0]) - 1]);
         }
       } else {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          cells[c] = Cell<T>::of(from[columns[c]]);
+          taps[c] = Tap<T>::of(from[columns[c]]);
         }
       }
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        Best<T, uint32_t> of_row{cells[v * S], columns[v * S]};
+        Best<T, uint32_t> of_row{taps[v * S], columns[v * S]};
 #pragma unroll
         for (int c = v * S + 1; c < v * S + K; ++c) {
-          of_row.look_at(cells[c], columns[c]);
+          of_row.look_at(taps[c], columns[c]);
         }
 #pragma unroll
         for (int w = 0; w < R; ++w) {
           if (r >= w * S && r < w * S + K) {
-            best[w][v].look_at(of_row.cell, name + of_row.name, is_first && r == w * S);
+            best[w][v].look_at(of_row.tap, name + of_row.name, is_first && r == w * S);
           }
         }
       }
     };
-    const bool numbers = indices.takes_numbers();
-    for_each_row<K, kRows>(g, front, top, numbers, look);
-    const uint32_t to = tiling.pooled(item.outer, {{p.at[0], p.at[1] * R, p.at[2] * V}}, 0);
+    const bool as_offsets = indices.takes_offsets();
+    for_each_row<K, kRows>(g, front, top, as_offsets, look);
+    const uint32_t to = tiling.pooled(item.outer, {{p[0], p[1] * R, p[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
-      if (w == 0 || p.at[1] * R + w < g.axis[1].in) {
+      if (w == 0 || p[1] * R + w < g.axis[1].in) {
 #pragma unroll
         for (int v = 0; v < V; ++v) { // columns were counted from `left` on, or from 0
-          best[w][v].name += numbers ? (kEven ? 0 : -left) - (w * S * K + v * S) : kEven ? left : 0;
+          best[w][v].name += as_offsets ? (kEven ? 0 : -left) - (w * S * K + v * S)
+                             : kEven    ? left
+                                        : 0;
         }
         store_values(values + to + w * g.axis[2].in, best[w]);
         indices.store_names(to + w * g.axis[2].in, best[w]);

@@ -4,9 +4,9 @@
 
 #include "../geometry.h"
 #include "atomics.cuh"
+#include "decoder.cuh"
 #include "divider.cuh"
 #include "tiling.cuh"
-#include "windows.cuh"
 
 #include <cstdint>
 
@@ -51,11 +51,11 @@ __device__ inline void report_bad(
 // Whether the index of a pooled element, of that cell, is stray. Reports it if it is bad.
 template <class Indices, class Offset>
 __device__ inline bool is_stray(
-    const Windows<Offset>& windows, ErrorRecord* error, const Indices& indices, Offset element,
+    const Decoder<Offset>& decoder, ErrorRecord* error, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
-  const auto found = named_by(windows, indices, element, cell);
+  const auto found = named_by(decoder, indices, element, cell);
   if (!found.in_plane) {
-    report_bad(error, windows.geometry, element, are_offsets(indices), indices[element]);
+    report_bad(error, decoder.geometry, element, are_offsets(indices), indices[element]);
   }
   return found.in_plane && !found.in_window;
 }
@@ -63,10 +63,10 @@ __device__ inline bool is_stray(
 // Addresses that a first kernel reports to.
 //
 // It works in chunks of blockDim.x consecutive items, each done by one block, which writes
-// stray[chunk], a note: nonzero if an index of the chunk's cells is stray. Notes need not be
+// notes[chunk], a note: nonzero if an index of the chunk's cells is stray. Notes need not be
 // cleared beforehand, and their order is that of the slabs.
 struct Report {
-  uint32_t* stray;
+  uint32_t* notes;
   ErrorRecord* error;
 };
 
@@ -82,28 +82,34 @@ __device__ inline void for_each_chunk(
   for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const Offset i = chunk * blockDim.x + threadIdx.x;
     const int stray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0 && report.stray != nullptr) {
-      report.stray[chunk] = static_cast<uint32_t>(stray);
+    if (threadIdx.x == 0 && report.notes != nullptr) {
+      report.notes[chunk] = static_cast<uint32_t>(stray);
     }
   }
 }
+
+// How a first kernel notes: the items of a chunk, and the slabs that an item is of, which
+// slab_items items share.
+struct Noted {
+  int64_t items, slab_items, slabs;
+};
 
 // Notes, as the second kernel reads them: which chunks hold items of a slab. A chunk that two slabs
 // share counts for both.
 template <class Offset>
 struct StrayNotes {
-  const uint32_t* chunks;
-  Divider<Offset> chunk_items; // items of a chunk
-  Divider<Offset> slabs;       // slabs that an item spans, which slab_items items share
+  const uint32_t* notes;
+  Divider<Offset> chunk_items; // see Noted
+  Divider<Offset> slabs;
   Offset slab_items;
 
   // Whether slabs [first, end) are noted as stray, as far as this thread looks.
-  __device__ bool any(Offset first, Offset end, unsigned thread, unsigned threads) const {
+  __device__ bool any(Offset first, Offset end) const {
     const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
-    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + thread;
-         chunk <= last; chunk += threads) {
-      found |= chunks[chunk] != 0;
+    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + threadIdx.x;
+         chunk <= last; chunk += blockDim.x) {
+      found |= notes[chunk] != 0;
     }
     return found;
   }

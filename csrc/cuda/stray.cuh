@@ -18,7 +18,6 @@
 #include "divider.cuh"
 #include "report.cuh"
 #include "shared.cuh"
-#include "tiling.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -26,14 +25,15 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kBlockTeam = 512; // threads of a block, at most
+constexpr int kStrayThreads = 512; // threads of a block, at most
 
 // Slot: {} while empty, then add(position, value) for each pooled element that names its output,
 // with value() to read the element; or add_in_order(element), by one thread alone. The owner of the
 // output reads output(); the owner of a pooled element, in the backward, reads grad_input().
-template <class T, class Offset>
+template <class T, class OffsetType>
 struct LastSlot {
   using Element = T;
+  using Offset = OffsetType;
 
   Offset end; // 1 + the position, in the plane, of the last pooled element
 
@@ -52,9 +52,10 @@ struct LastSlot {
 };
 
 // Slot of sums. Integers and complex numbers, which are rarely summed, are added in order alone.
-template <class T, class Offset>
+template <class T>
 struct SumSlot {
   using Element = T;
+  using Offset = uint64_t;
 
   Sum<T> sum;
 
@@ -73,9 +74,10 @@ struct SumSlot {
 };
 
 // Slot of counts, for elements of any type, which only the owner of a pooled element reads.
-template <class T, class Offset>
+template <class T>
 struct CountSlot {
   using Element = T;
+  using Offset = uint64_t;
 
   uint64_t count;
 
@@ -139,101 +141,99 @@ struct Piece {
   }
 };
 
+// Whether slots are in shared memory. Those that are have 32-bit offsets, and "last" alone has
+// them.
+template <class Slot>
+constexpr bool kIsShared = sizeof(typename Slot::Offset) == sizeof(uint32_t);
+
 // Slots of this block.
-template <class Slot, bool kShared, class Offset>
-__device__ inline Slot* slots_of_block(const Pieces<Offset>& pieces) {
-  if constexpr (!kShared) {
-    return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
-  } else {
+template <class Slot>
+__device__ inline Slot* slots_of_block(const Pieces<typename Slot::Offset>& pieces) {
+  if constexpr (kIsShared<Slot>) {
     return shared_memory<Slot>();
+  } else {
+    return reinterpret_cast<Slot*>(pieces.slots + blockIdx.x * pieces.slot_bytes);
   }
 }
 
-// Calls visit(cell, target) for the cells of a contiguous tensor's plane.
-template <class Index, class Offset, class Visit>
-__device__ inline void for_each_of_plane(
-    const Piece<Offset>& piece, const Index* __restrict__ indices, const Visit& visit) {
-  constexpr int V = kVectorBytes / sizeof(Index), kInFlight = 4;
-  const Index* const plane = indices + piece.outer * piece.all.in_plane;
-  const Offset cells = piece.all.in_plane;
+// Calls visit(place, target) for the pooled elements of a piece.
+template <class Slot, class Indices, class Offset, class Visit>
+__device__ inline void for_each_pooled(
+    const Piece<Offset>& piece, const Indices& indices, const Visit& visit) {
+  const Pieces<Offset>& all = piece.all;
   Offset done = 0;
-  if (reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
-    const Offset vectors = cells / V;
-    for (Offset i = threadIdx.x; i < vectors; i += blockDim.x * kInFlight) {
-      Vector<Index, V> index[kInFlight];
+  if constexpr (kIsShared<Slot>) { // a contiguous plane is read in vectors
+    using Index = std::remove_cvref_t<decltype(*indices)>;
+    constexpr int V = kVectorBytes / sizeof(Index), kInFlight = 4;
+    const Index* const plane = indices + piece.outer * all.in_plane;
+    if (all.inner == 1 && reinterpret_cast<uintptr_t>(plane) % kVectorBytes == 0) {
+      const Offset vectors = all.in_plane / V;
+      for (Offset i = threadIdx.x; i < vectors; i += blockDim.x * kInFlight) {
+        Vector<Index, V> index[kInFlight];
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const Offset at = i + u * blockDim.x;
-        index[u] = load<V>(plane + (at < vectors ? at : i) * V);
-      }
+        for (int u = 0; u < kInFlight; ++u) {
+          const Offset at = i + u * blockDim.x;
+          index[u] = load<V>(plane + (at < vectors ? at : i) * V);
+        }
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const Offset at = i + u * blockDim.x;
-        if (at < vectors) {
+        for (int u = 0; u < kInFlight; ++u) {
+          const Offset at = i + u * blockDim.x;
+          if (at < vectors) {
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            visit(at * V + v, target_of<Offset>(index[u].at[v]));
+            for (int v = 0; v < V; ++v) {
+              visit({at * V + v, 0}, target_of<Offset>(index[u][v]));
+            }
           }
         }
       }
+      done = vectors * V;
     }
-    done = vectors * V;
   }
-  for (Offset cell = done + threadIdx.x; cell < cells; cell += blockDim.x) {
-    visit(cell, target_of<Offset>(plane[cell]));
-  }
+  for_each_in_block(all.in_plane * all.channels.divisor() - done, [&](Offset i) {
+    const auto place = piece.place(done + i);
+    if (piece.exists(place)) {
+      visit(place, target_of<Offset>(indices[piece.pooled(place, place.position)]));
+    }
+  });
 }
 
 // Clears the slots, and adds the pooled elements of a piece.
-template <class Slot, bool kVectors, class Indices, class Offset>
+template <class Slot, class Indices, class Offset>
 __device__ inline void fill(
     const Piece<Offset>& piece, Slot* slots, const Indices& indices,
     const typename Slot::Element* __restrict__ values) {
-  const Pieces<Offset>& all = piece.all;
-  const Offset channels = all.channels.divisor(), elements = all.in_plane * channels;
+  using Place = typename Piece<Offset>::Place;
+  const Offset channels = piece.all.channels.divisor();
   // Slots have room up to a whole vector.
   const uint64_t bytes = uint64_t{piece.count} * channels * sizeof(Slot);
   for_each_in_block((bytes - 1) / kVectorBytes + 1, [&](uint64_t i) {
     reinterpret_cast<Vector<uint32_t, 4>*>(slots)[i] = {};
   });
   __syncthreads();
-  const auto visit = [&](Offset i, const auto& add) {
-    const auto from = piece.place(i);
-    if (!piece.exists(from)) {
-      return;
-    }
-    const Offset source = piece.pooled(from, from.position);
-    const Offset target = target_of<Offset>(indices[source]);
-    if (piece.holds(target)) {
-      add(slots[piece.slot(from, target)], from.position, source);
-    }
-  };
   bool is_done = false;
-  if constexpr (kVectors) {
-    if (all.inner == 1) {
-      is_done = true;
-      for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
-        if (piece.holds(target)) {
-          slots[target - piece.first].add(cell, 0);
-        }
-      });
-    }
-  }
   if constexpr (requires { &Slot::add_in_order; }) {
-    if (all.in_order) { // by a thread a channel
+    if (piece.all.in_order) { // by a thread a channel
       is_done = true;
-      for_each_in_block(channels, [&](Offset first) {
-        for (Offset i = first; i < elements; i += channels) {
-          visit(i, [&](Slot& slot, Offset, Offset source) { slot.add_in_order(values[source]); });
+      for_each_in_block(channels, [&](Offset channel) {
+        Place from{0, channel};
+        for (; piece.exists(from) && from.position < piece.all.in_plane; ++from.position) {
+          const Offset source = piece.pooled(from, from.position);
+          const Offset target = target_of<Offset>(indices[source]);
+          if (piece.holds(target)) {
+            slots[piece.slot(from, target)].add_in_order(values[source]);
+          }
         }
       });
     }
   }
-  for_each_in_block(is_done ? 0 : elements, [&](Offset i) {
-    visit(i, [&](Slot& slot, Offset position, Offset source) {
-      slot.add(position, [&] { return values[source]; });
+  if (!is_done) {
+    for_each_pooled<Slot>(piece, indices, [&](const Place& from, Offset target) {
+      if (piece.holds(target)) {
+        slots[piece.slot(from, target)].add(
+            from.position, [&] { return values[piece.pooled(from, from.position)]; });
+      }
     });
-  });
+  }
   __syncthreads();
 }
 
@@ -252,8 +252,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
     return pieces.groups.divide(pieces.parts.divide(number));
   };
   const auto stray = [&](Offset from, Offset to) {
-    return __syncthreads_or(
-        pieces.notes.any(slab(from), slab(to - 1) + 1, threadIdx.x, blockDim.x));
+    return __syncthreads_or(pieces.notes.any(slab(from), slab(to - 1) + 1));
   };
   if (!stray(begin, end)) {
     return;
@@ -265,14 +264,16 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
   }
 }
 
-// Indices are a pointer, or AnyIndices.
-template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
-    Pieces<Offset> pieces, Reduce reduce, const typename Slot::Element* __restrict__ input,
-    Indices indices, typename Slot::Element* __restrict__ output) {
-  Slot* const slots = slots_of_block<Slot, kShared>(pieces);
+// Indices are a pointer if slots are in shared memory, else AnyIndices.
+template <class Slot, class Indices>
+__global__ void __launch_bounds__(kStrayThreads, kIsShared<Slot> ? 2 : 1) forward_stray(
+    Pieces<typename Slot::Offset> pieces, Reduce reduce,
+    const typename Slot::Element* __restrict__ input, Indices indices,
+    typename Slot::Element* __restrict__ output) {
+  using Offset = typename Slot::Offset;
+  Slot* const slots = slots_of_block<Slot>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, input);
+    fill(piece, slots, indices, input);
     using Element = typename Slot::Element;
     const auto output_of = [&](Offset i, const auto& to) {
       return slots[i].output(
@@ -281,13 +282,13 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
     constexpr int V = kVectorBytes / sizeof(Element);
     Element* const part = output + piece.outer * pieces.out_plane + piece.first;
     Offset done = 0;
-    if (kShared && V > 1 && pieces.inner == 1 &&
+    if (kIsShared<Slot> && V > 1 && pieces.inner == 1 &&
         reinterpret_cast<uintptr_t>(part) % kVectorBytes == 0) {
       for_each_in_block(piece.count / V, [&](Offset i) {
         Vector<Element, V> stored;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          stored.at[v] = output_of(i * V + v, piece.place(0));
+          stored[v] = output_of(i * V + v, piece.place(0));
         }
         store(part + i * V, stored);
       });
@@ -302,41 +303,24 @@ __global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) forward_stray(
   });
 }
 
-template <class Slot, class Indices, class Offset, bool kShared>
-__global__ void __launch_bounds__(kBlockTeam, kShared ? 2 : 1) backward_stray(
-    Pieces<Offset> pieces, const typename Slot::Element* __restrict__ grad_output, Indices indices,
-    typename Slot::Element* __restrict__ grad_input) {
-  Slot* const slots = slots_of_block<Slot, kShared>(pieces);
+template <class Slot, class Indices>
+__global__ void __launch_bounds__(kStrayThreads, kIsShared<Slot> ? 2 : 1) backward_stray(
+    Pieces<typename Slot::Offset> pieces, const typename Slot::Element* __restrict__ grad_output,
+    Indices indices, typename Slot::Element* __restrict__ grad_input) {
+  using Offset = typename Slot::Offset;
+  Slot* const slots = slots_of_block<Slot>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
-    fill<Slot, kShared>(piece, slots, indices, grad_output);
-    if constexpr (kShared) {
-      if (pieces.inner == 1) {
-        const Offset in = piece.outer * pieces.in_plane, out = piece.outer * pieces.out_plane;
-        for_each_of_plane(piece, indices, [&](Offset cell, Offset target) {
+    fill(piece, slots, indices, grad_output);
+    for_each_pooled<Slot>(
+        piece, indices, [&](const typename Piece<Offset>::Place& to, Offset target) {
+          auto& grad = grad_input[piece.pooled(to, to.position)];
           if (piece.holds(target)) {
-            const auto& slot = slots[target - piece.first];
-            grad_input[in + cell] = slot.grad_input(cell, grad_output[out + target]);
+            const auto& slot = slots[piece.slot(to, target)];
+            grad = slot.grad_input(to.position, grad_output[piece.unpooled(to, target)]);
           } else if (target >= pieces.out_plane && piece.first == 0) {
-            grad_input[in + cell] = {};
+            grad = {};
           }
         });
-        return;
-      }
-    }
-    for_each_in_block(pieces.in_plane * pieces.channels.divisor(), [&](Offset i) {
-      const auto to = piece.place(i);
-      if (!piece.exists(to)) {
-        return;
-      }
-      const Offset source = piece.pooled(to, to.position);
-      const Offset target = target_of<Offset>(indices[source]);
-      if (piece.holds(target)) {
-        grad_input[source] = slots[piece.slot(to, target)].grad_input(
-            to.position, grad_output[piece.unpooled(to, target)]);
-      } else if (target >= pieces.out_plane && piece.first == 0) {
-        grad_input[source] = {};
-      }
-    });
   });
 }
 

@@ -5,6 +5,9 @@
 #include "../geometry.h"
 #include "../reduction.h"
 #include "call.cuh"
+#include "divider.cuh"
+#include "report.cuh"
+#include "stray.cuh"
 #include "vector.cuh"
 
 #include <algorithm>
@@ -17,10 +20,10 @@ namespace maxunpool_cuda {
 constexpr int64_t kMostChannels = 32; // of a piece
 
 struct StrayPlan {
-  bool shared; // slots are in shared memory, else in the workspace
-  int64_t channels, groups, part, parts, pieces; // see Pieces
-  int64_t slots, slot_bytes;                     // of a piece
-  int64_t blocks;                                // at most
+  BlockShape shape;
+  bool shared;                    // slots are in shared memory, else in the workspace
+  int64_t channels, part, pieces; // see Pieces
+  int64_t slot_bytes;             // of a piece
 };
 
 // Channels, rounded up to what the pieces of a slab have room for.
@@ -43,8 +46,8 @@ inline int64_t slot_size(const Arguments& arguments) {
   return size;
 }
 
-inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool wide) {
-  constexpr int64_t kMostParts = 64, kSmallSlot = sizeof(uint32_t);
+inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool is_64bit) {
+  constexpr int64_t kMostParts = 64, kSmallSlot = sizeof(uint32_t), kSlotsOfThread = 4;
   constexpr int64_t kGrain = 16; // outputs, so that parts begin where vectors do
   const Geometry<int64_t>& g = arguments.geometry;
   int64_t slot = slot_size(arguments);
@@ -53,10 +56,9 @@ inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool
   }
   StrayPlan plan{};
   plan.channels = std::min(g.inner, kMostChannels);
-  plan.groups = divide_up(g.inner, plan.channels);
   const int64_t room =
       arguments.limits.shared_bytes / (kSmallSlot * plan.channels) / kGrain * kGrain;
-  plan.shared = arguments.reduce == Reduce::last && !wide &&
+  plan.shared = arguments.reduce == Reduce::last && !is_64bit &&
                 arguments.element_size <= sizeof(uint64_t) && g.out_plane() <= kMostParts * room;
   plan.part = g.out_plane();
   if (plan.shared) {
@@ -64,16 +66,44 @@ inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool
     plan.part = std::min(
         divide_up(divide_up(plan.part, divide_up(plan.part, room)), kGrain) * kGrain, plan.part);
   }
-  plan.parts = divide_up(g.out_plane(), plan.part);
-  plan.pieces = g.outer * plan.groups * plan.parts;
-  plan.slots = plan.part * plan.channels;
-  plan.slot_bytes = align(plan.slots * slot);
-  plan.blocks = plan.pieces;
+  plan.pieces = g.outer * divide_up(g.inner, plan.channels) * divide_up(g.out_plane(), plan.part);
+  const int64_t slots = plan.part * plan.channels;
+  plan.slot_bytes = align(slots * slot);
+  int64_t blocks = plan.pieces;
   if (!plan.shared) {
     const int64_t fit = arguments.limits.slot_bytes / plan.slot_bytes;
-    plan.blocks = std::clamp<int64_t>(fit, 1, std::min(plan.pieces, arguments.blocks));
+    blocks = std::clamp<int64_t>(fit, 1, std::min(plan.pieces, arguments.blocks));
   }
+  plan.shape = {blocks, slots / kSlotsOfThread, plan.shared ? plan.slot_bytes : 0, false};
   return plan;
+}
+
+// Whether one thread adds up a plane. Else atomics add floating-point numbers, in any order.
+inline bool sums_in_order(const Arguments& arguments) {
+  return arguments.forward && arguments.reduce != Reduce::last &&
+         (arguments.deterministic || !c10::isFloatingType(arguments.type));
+}
+
+// Argument of the second kernel. `slots` is their memory in the workspace.
+template <class Offset>
+Pieces<Offset> make_pieces(
+    const Arguments& arguments, const StrayPlan& plan, const Noted& noted, const uint32_t* notes,
+    char* slots) {
+  const Geometry<int64_t>& g = arguments.geometry;
+  return {
+      {notes, divider<Offset>(noted.items), divider<Offset>(noted.slabs),
+       static_cast<Offset>(noted.slab_items)},
+      sums_in_order(arguments),
+      static_cast<Offset>(plan.pieces),
+      divider<Offset>(plan.channels),
+      divider<Offset>(divide_up(g.inner, plan.channels)),
+      divider<Offset>(divide_up(g.out_plane(), plan.part)),
+      static_cast<Offset>(g.in_plane()),
+      static_cast<Offset>(g.out_plane()),
+      static_cast<Offset>(g.inner),
+      static_cast<Offset>(plan.part),
+      slots,
+      static_cast<uint64_t>(plan.slot_bytes)};
 }
 
 } // namespace maxunpool_cuda

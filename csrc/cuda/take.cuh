@@ -67,13 +67,13 @@ __device__ inline void load_held(const T* from, Held* held) {
     const auto words = load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      held[i] = words.at[i / kInWord] >> i % kInWord * (8 * sizeof(T));
+      held[i] = words[i / kInWord] >> i % kInWord * (8 * sizeof(T));
     }
   } else {
     const auto vector = load<N>(from);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      held[i] = static_cast<Held>(vector.at[i]);
+      held[i] = static_cast<Held>(vector[i]);
     }
   }
 }
@@ -85,14 +85,14 @@ __device__ inline void store_results(typename Take::Element* to, const Take* kep
     Vector<uint32_t, N / kInWord> words{};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      words.at[i / kInWord] |= uint32_t{kept[i].result()} << i % kInWord * (8 * sizeof(T));
+      words[i / kInWord] |= uint32_t{kept[i].result()} << i % kInWord * (8 * sizeof(T));
     }
     store(reinterpret_cast<uint32_t*>(to), words);
   } else {
     Vector<T, N> vector;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      vector.at[i] = kept[i].result();
+      vector[i] = kept[i].result();
     }
     store(to, vector);
   }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../geometry.h"
+#include "decoder.cuh"
 #include "divider.cuh"
-#include "windows.cuh"
 
 #include <cstdint>
 
@@ -17,58 +17,58 @@ struct Range {
   Offset first, end;
 };
 
-// Tiling: what the threads of a kernel own, each an item, which is a tile of some channels.
+// Tiling: what the threads of a kernel own, each an item, which is a tile of a group of channels.
 //
-// forward_windows cuts the output into tiles. Thread (outer, t, channels) owns tile t, which is the
+// forward_windows cuts the output into tiles. Thread (outer, t, group) owns tile t, which is the
 // outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also checks the
 // index of pooled cell t, if there is one. So every output has one owner, and every index is
-// checked. In other kernels a tile is a cell, or some windows.
+// checked. In other kernels a tile is a cell, some cells of a row, or some windows.
 template <class Offset>
-struct Tiling : Windows<Offset> {
-  using Windows<Offset>::geometry;
+struct Tiling : Decoder<Offset> {
+  using Decoder<Offset>::geometry;
 
   Offset items;
-  Offset tile[3];
+  Offset tile[3];           // outputs of one; in forward_windows alone
   Divider<Offset> tiles[3]; // how many, per dimension
-  Divider<Offset> channels; // groups of them
+  Divider<Offset> groups;   // of channels
   Divider<Offset> stride[3];
 
   struct Item {
     Offset outer;
     Position<Offset> tile;
-    Offset channels;
+    Offset group;
   };
-  // Item i. Unless `in_channels`, there is one group of channels; unless `deep`, one tile in depth.
-  __device__ Item item(Offset i, bool in_channels = true, bool deep = true) const {
+  // Item i. Unless `has_groups`, there is one group of channels; unless `deep`, one tile in depth.
+  __device__ Item item(Offset i, bool has_groups = true, bool deep = true) const {
     Item item{i, {}, 0};
     const auto split_off = [&](const Divider<Offset>& by) {
       Offset last = item.outer;
       item.outer = split(last, by);
       return last;
     };
-    if (in_channels) {
-      item.channels = split_off(channels);
+    if (has_groups) {
+      item.group = split_off(groups);
     }
-    item.tile.at[2] = split_off(tiles[2]);
-    item.tile.at[1] = split_off(tiles[1]);
+    item.tile[2] = split_off(tiles[2]);
+    item.tile[1] = split_off(tiles[1]);
     if (deep) {
-      item.tile.at[0] = split_off(tiles[0]);
+      item.tile[0] = split_off(tiles[0]);
     }
     return item;
   }
 
   __device__ bool is_cell(const Position<Offset>& p) const {
     const auto& [depth, height, width] = geometry.axis;
-    return p.at[0] < depth.in && p.at[1] < height.in && p.at[2] < width.in;
+    return p[0] < depth.in && p[1] < height.in && p[2] < width.in;
   }
   // Number of a cell in its plane, and of its element, of a channel, in the pooled tensor.
   __device__ Offset cell(const Position<Offset>& p) const {
-    return (p.at[0] * geometry.axis[1].in + p.at[1]) * geometry.axis[2].in + p.at[2];
+    return (p[0] * geometry.axis[1].in + p[1]) * geometry.axis[2].in + p[2];
   }
   __device__ Offset pooled(Offset outer, const Position<Offset>& p, Offset channel) const {
     const auto& [depth, height, width] = geometry.axis;
-    const Offset row = (outer * depth.in + p.at[0]) * height.in + p.at[1];
-    return (row * width.in + p.at[2]) * geometry.inner + channel;
+    const Offset row = (outer * depth.in + p[0]) * height.in + p[1];
+    return (row * width.in + p[2]) * geometry.inner + channel;
   }
 
   // Outputs of a tile in dimension a.
@@ -89,30 +89,29 @@ struct Tiling : Windows<Offset> {
 // Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
 template <class Offset>
 Tiling<Offset> make_tiling(
-    const Geometry<int64_t>& geometry, const int64_t (&tile)[3], const int64_t (&tiles)[3],
-    int64_t groups, int64_t slabs = 1) {
-  Tiling<Offset> tiling;
-  static_cast<Windows<Offset>&>(tiling) = windows_of<Offset>(geometry);
+    const Geometry<int64_t>& geometry, const int64_t (&tiles)[3], int64_t groups,
+    int64_t slabs = 1) {
+  Tiling<Offset> tiling{};
+  static_cast<Decoder<Offset>&>(tiling) = decoder_of<Offset>(geometry);
   tiling.items = static_cast<Offset>(
       divide_up(geometry.outer, slabs) * tiles[0] * tiles[1] * tiles[2] * groups);
   for (int a = 0; a < 3; ++a) {
-    tiling.tile[a] = static_cast<Offset>(tile[a]);
     tiling.tiles[a] = divider<Offset>(tiles[a]);
     tiling.stride[a] = divider<Offset>(geometry.axis[a].stride);
   }
-  tiling.channels = divider<Offset>(groups);
+  tiling.groups = divider<Offset>(groups);
   return tiling;
 }
 
 // Tiling whose tile is a cell, or for pooling `rows` x `columns` windows.
 template <class Offset>
-Tiling<Offset> make_tiling_of_cells(
+Tiling<Offset> tile_cells(
     const Geometry<int64_t>& geometry, int64_t groups, int64_t slabs = 1, int64_t rows = 1,
     int64_t columns = 1) {
   const auto& [depth, height, width] = geometry.axis;
   return make_tiling<Offset>(
-      geometry, {1, 1, 1}, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
-      groups, slabs);
+      geometry, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)}, groups,
+      slabs);
 }
 
 // Calls visit(i) for this thread's share of `items`, under any grid and block size.

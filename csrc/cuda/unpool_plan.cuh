@@ -7,9 +7,6 @@
 #include "backward.cuh"
 #include "band_plan.cuh"
 #include "call.cuh"
-#include "divider.cuh"
-#include "forward_channels.cuh"
-#include "forward_rows.cuh"
 #include "stray_plan.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
@@ -18,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace maxunpool_cuda {
@@ -30,39 +26,41 @@ inline int64_t tiles_of(const Axis<int64_t>& axis, int64_t tile) {
 
 // Tiling of forward_windows: tiles are at most as large as the stride.
 template <class Offset>
-Tiling<Offset> make_tiling_of_outputs(const Geometry<int64_t>& geometry) {
+Tiling<Offset> tile_outputs(const Geometry<int64_t>& geometry) {
   int64_t tile[3], tiles[3];
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
     tile[a] = a == 2 && geometry.inner == 1 ? 1 : std::min<int64_t>(axis.stride, kMostTile);
     tiles[a] = tiles_of(axis, tile[a]);
   }
-  return make_tiling<Offset>(geometry, tile, tiles, geometry.inner);
+  auto tiling = make_tiling<Offset>(geometry, tiles, geometry.inner);
+  std::copy_n(tile, 3, tiling.tile);
+  return tiling;
 }
 
 // Largest distance of a cell whose window overlaps a given cell's; 0 for "sum", where none matters.
 template <class Offset>
-Position<Offset> meeting_windows(const Geometry<int64_t>& geometry, Reduce reduce) {
+Position<Offset> overlap_of(const Geometry<int64_t>& geometry, Reduce reduce) {
   Position<Offset> away{};
   for (int a = 0; a < 3 && reduce != Reduce::sum; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
-    away.at[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
+    away[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
   }
   return away;
 }
 
-// Tiling of backward(), whose threads own a cell in so many planes.
-inline std::pair<Tiling<uint32_t>, Gather> make_gather(
+// Tiling and plan of backward(), whose threads own a cell in so many planes.
+inline std::pair<Tiling<uint32_t>, GatherPlan> make_gather_plan(
     const Geometry<int64_t>& g, Reduce reduce, int64_t planes) {
   const bool of_channels = g.inner % planes == 0;
   const int64_t slabs = of_channels ? 1 : planes;
   const int64_t channels = of_channels ? g.inner / planes : g.inner;
   const Axis<int64_t>& depth = g.axis[0];
   return {
-      make_tiling_of_cells<uint32_t>(g, channels, slabs),
+      tile_cells<uint32_t>(g, channels, slabs),
       {static_cast<uint32_t>(slabs), static_cast<uint32_t>(of_channels ? channels : g.in_slab()),
        static_cast<uint32_t>(of_channels ? channels : g.out_slab()), reduce == Reduce::sum,
-       std::max({depth.in, depth.out, depth.kernel}) != 1, meeting_windows<uint32_t>(g, reduce)}};
+       std::max({depth.in, depth.out, depth.kernel}) != 1, overlap_of<uint32_t>(g, reduce)}};
 }
 
 // Whether windows are these, in width and in height.
@@ -74,10 +72,13 @@ inline bool has_windows(
   return same(geometry.axis[2]) && same(geometry.axis[1]);
 }
 
-// Plans of forward_rows and forward_channels. Empty: they are not compiled for these windows.
+// Tilings of forward_rows and forward_channels. Empty: they are not compiled for these windows.
 // Offsets are 32-bit, and pointers aligned where vectors are read.
+//
+// Rows have kStride outputs to a cell in width; in height the last cell may have fewer, but has
+// one. No window is clipped on the right.
 template <class Shape>
-std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
+std::optional<Tiling<uint32_t>> tile_rows(const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   const bool depth_fits =
       Shape::kDeep ? is_simple_in_depth(depth) && depth.padding == 0 : is_trivial(depth);
@@ -87,53 +88,40 @@ std::optional<RowPlan> make_row_plan(const Geometry<int64_t>& geometry) {
       height.in != divide_up(height.out, Shape::kStride)) {
     return {};
   }
-  const int64_t groups = width.in / Shape::V;
-  return RowPlan{
-      windows_of<uint32_t>(geometry),
-      static_cast<uint32_t>(geometry.outer * depth.out * height.in * groups),
-      divider(groups),
-      divider(height.in),
-      divider(depth.out),
-      divider(depth.stride)};
+  return make_tiling<uint32_t>(geometry, {depth.out, height.in, width.in / Shape::V}, 1);
 }
 
 template <class Shape>
-std::optional<ChannelPlan> make_channel_plan(const Geometry<int64_t>& geometry, int64_t channels) {
+std::optional<Tiling<uint32_t>> tile_channels(const Geometry<int64_t>& geometry, int64_t channels) {
   const auto& [depth, height, width] = geometry.axis;
   if (geometry.inner == 1 || geometry.inner % channels != 0 || !is_trivial(depth) ||
       !has_windows(geometry, Shape::kKernel, Shape::kStride, Shape::kPadding)) {
     return {};
   }
-  const int64_t groups = geometry.inner / channels, rows = tiles_of(height, Shape::kStride),
-                columns = tiles_of(width, Shape::kStride);
-  return ChannelPlan{
-      windows_of<uint32_t>(geometry),
-      static_cast<uint32_t>(geometry.outer * rows * columns * groups),
-      static_cast<uint32_t>(geometry.in_plane()),
-      divider(groups),
-      divider(columns),
-      divider(rows)};
+  return make_tiling<uint32_t>(
+      geometry, {1, tiles_of(height, Shape::kStride), tiles_of(width, Shape::kStride)},
+      geometry.inner / channels);
 }
 
 // Plan of a call, and the bytes of its workspace, which may start out as anything.
 struct Plan {
-  bool wide;                         // 64-bit offsets
+  bool is_64bit;                     // of offsets
   std::optional<BandPlan> bands;     // of calls that bands can do
   std::optional<StrayPlan> stray;    // of calls that may need a second kernel
   size_t notes_bytes = 0, bytes = 0; // of notes, which slots follow; of both
 
   explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
-    wide = !fits_32bit(g, align_channels(g.inner), arguments.limits.narrow);
-    if (!wide) {
+    is_64bit = !fits_32bit(g, align_channels(g.inner), arguments.limits.narrow);
+    if (!is_64bit) {
       bands = make_bands(arguments);
     }
-    stray = is_of_planes() ? std::nullopt : make_stray_plan(arguments, wide);
+    stray = is_of_planes() ? std::nullopt : make_stray_plan(arguments, is_64bit);
     if (stray) {
       const int64_t notes = most_items(g) / arguments.threads + 1;
       notes_bytes =
           align(std::max<int64_t>(notes, bands ? bands->bands.count : 0) * sizeof(uint32_t));
-      bytes = notes_bytes + (stray->shared ? 0 : stray->blocks * stray->slot_bytes);
+      bytes = notes_bytes + (stray->shared ? 0 : stray->shape.blocks * stray->slot_bytes);
     }
   }
 

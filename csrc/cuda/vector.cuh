@@ -1,7 +1,7 @@
 // Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each).
 #pragma once
 
-#include "divider.cuh"
+#include "../geometry.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +15,9 @@ constexpr size_t kVectorBytes = 16;
 template <class T, int N>
 struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Vector {
   T at[N];
+
+  __device__ T& operator[](int i) { return at[i]; }
+  __device__ const T& operator[](int i) const { return at[i]; }
 };
 
 // Rounds bytes up to whole vectors.

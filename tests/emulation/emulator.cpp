@@ -40,9 +40,9 @@ struct Launch {
   }
   template <class... Parameters>
   void shared(
-      void (*kernel)(Parameters...), const SharedShape& shape,
+      void (*kernel)(Parameters...), const BlockShape& shape,
       const std::type_identity_t<Parameters>&... arguments) const {
-    run(kernel, std::min(request.blocks, shape.pieces), shape.bytes, arguments...);
+    run(kernel, std::min(request.blocks, shape.blocks), shape.shared_bytes, arguments...);
   }
 
  private:

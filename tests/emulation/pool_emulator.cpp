@@ -16,7 +16,7 @@ using namespace maxunpool_cuda;
 // One call; all fields are int64, in this order.
 struct Request {
   int64_t type, index_type, element_size, index_size;
-  int64_t narrow; // see PoolArguments
+  int64_t narrow; // see Limits
   int64_t blocks, threads, seed;
   int64_t misaligned;    // elements the arrays start past a vector's alignment
   int64_t missing_bytes; // seeds writes past the end of the values, which are so much shorter
@@ -50,19 +50,18 @@ void run(const Request& request) {
   const Array indices(pooled * request.index_size, request.misaligned * request.index_size);
   read(input.data(), unpooled * request.element_size);
 
-  const PoolArguments arguments{
-      {g,
-       {request.dilation[0], request.dilation[1], request.dilation[2]},
-       static_cast<c10::ScalarType>(request.type),
-       static_cast<c10::ScalarType>(request.index_type),
-       input.data(),
-       values.data(),
-       indices.data()},
-      request.narrow};
+  const PoolCall call{
+      g,
+      {request.dilation[0], request.dilation[1], request.dilation[2]},
+      static_cast<c10::ScalarType>(request.type),
+      static_cast<c10::ScalarType>(request.index_type),
+      input.data(),
+      values.data(),
+      indices.data()};
   int64_t items = 0;
   std::string name;
   const Launch launch{request, &items, &name};
-  PoolDispatch(launch, arguments).run();
+  PoolDispatch(launch, call, request.narrow).run();
 
   const int64_t told[] = {items, static_cast<int64_t>(name.size())};
   std::fwrite(told, 1, sizeof(told), stdout);

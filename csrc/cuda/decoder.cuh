@@ -12,36 +12,40 @@ namespace maxunpool_cuda {
 template <class Offset>
 struct Position {
   Offset at[3];
+
+  MAXUNPOOL_HOST_DEVICE Offset& operator[](int a) { return at[a]; }
+  MAXUNPOOL_HOST_DEVICE const Offset& operator[](int a) const { return at[a]; }
 };
 
-// Geometry, and dividers by its sizes. Offset is uint32_t where every intermediate value stays
-// below 2^31, else uint64_t.
+// Decoder of indices: a geometry, and dividers by its sizes. Offset is uint32_t where every
+// intermediate value stays below 2^31, else uint64_t.
 template <class Offset>
-struct Windows {
+struct Decoder {
   Geometry<Offset> geometry;
-  Offset out_plane;
+  Offset in_plane, out_plane;
   Divider<Offset> out_height, out_width, kernel_height, kernel_width;
 };
 
-// Windows of a geometry whose sizes fit Offset.
+// Decoder for a geometry whose sizes fit Offset.
 template <class Offset>
-Windows<Offset> windows_of(const Geometry<int64_t>& from) {
+Decoder<Offset> decoder_of(const Geometry<int64_t>& from) {
   const auto size = [](int64_t n) { return static_cast<Offset>(n); };
-  Windows<Offset> windows;
-  Geometry<Offset>& to = windows.geometry;
+  Decoder<Offset> decoder;
+  Geometry<Offset>& to = decoder.geometry;
   to = {size(from.outer), size(from.inner), {}, from.rank};
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = from.axis[a];
     to.axis[a] = {
         size(axis.in), size(axis.out), size(axis.kernel), size(axis.stride), size(axis.padding)};
   }
-  windows.out_plane = to.out_plane();
+  decoder.in_plane = to.in_plane();
+  decoder.out_plane = to.out_plane();
   const auto& [depth, height, width] = from.axis;
-  windows.out_height = divider<Offset>(height.out);
-  windows.out_width = divider<Offset>(width.out);
-  windows.kernel_height = divider<Offset>(height.kernel);
-  windows.kernel_width = divider<Offset>(width.kernel);
-  return windows;
+  decoder.out_height = divider<Offset>(height.out);
+  decoder.out_width = divider<Offset>(width.out);
+  decoder.kernel_height = divider<Offset>(height.kernel);
+  decoder.kernel_width = divider<Offset>(width.kernel);
+  return decoder;
 }
 
 // Flat position in the output plane that an index names. An index that does not fit Offset becomes
@@ -84,12 +88,12 @@ __device__ inline bool are_offsets(const Index*) {
 // Begin of the cell's window; a coordinate below 0 wraps around.
 template <class Offset>
 __device__ inline Position<Offset> window_start(
-    const Windows<Offset>& windows, const Position<Offset>& cell) {
+    const Decoder<Offset>& decoder, const Position<Offset>& cell) {
   Position<Offset> start;
 #pragma unroll
   for (int a = 0; a < 3; ++a) {
-    const Axis<Offset>& axis = windows.geometry.axis[a];
-    start.at[a] = cell.at[a] * axis.stride - axis.padding;
+    const Axis<Offset>& axis = decoder.geometry.axis[a];
+    start[a] = cell[a] * axis.stride - axis.padding;
   }
   return start;
 }
@@ -105,40 +109,40 @@ struct Named {
 // everywhere. `whole`: the window is not clipped, and not `deep`.
 template <class Index, class Offset>
 __device__ inline Named<Offset> named(
-    const Windows<Offset>& windows, Index index, const Position<Offset>& start, bool deep,
+    const Decoder<Offset>& decoder, Index index, const Position<Offset>& start, bool deep,
     bool whole = false) {
-  const auto& [depth, height, width] = windows.geometry.axis;
+  const auto& [depth, height, width] = decoder.geometry.axis;
   if constexpr (kIsWindowOffset<Index>) {
-    Offset target, y = windows.kernel_width.divide(index), x = index - y * width.kernel;
+    Offset target, y = decoder.kernel_width.divide(index), x = index - y * width.kernel;
     bool inside = true;
     if (whole) {
       inside = index < height.kernel * width.kernel;
-      target = start.at[1] * width.out + start.at[2] + index + y * (width.out - width.kernel);
+      target = start[1] * width.out + start[2] + index + y * (width.out - width.kernel);
     } else {
       Offset z = 0;
       if (deep) {
-        z = split(y, windows.kernel_height);
+        z = split(y, decoder.kernel_height);
         inside = z < depth.kernel;
-        z += start.at[0];
+        z += start[0];
         inside &= z < depth.out;
       }
       inside &= y < height.kernel;
-      y += start.at[1];
-      x += start.at[2];
+      y += start[1];
+      x += start[2];
       inside &= (y < height.out) & (x < width.out);
       target = (z * height.out + y) * width.out + x;
     }
     return {inside ? target : static_cast<Offset>(-1), inside, inside};
   } else {
-    const bool in_plane = static_cast<std::make_unsigned_t<Index>>(index) < windows.out_plane;
+    const bool in_plane = static_cast<std::make_unsigned_t<Index>>(index) < decoder.out_plane;
     bool inside = in_plane;
     const auto target = static_cast<Offset>(index);
-    Offset x = target, y = split(x, windows.out_width);
+    Offset x = target, y = split(x, decoder.out_width);
     if (deep) {
-      const Offset z = split(y, windows.out_height);
-      inside &= z - start.at[0] < depth.kernel;
+      const Offset z = split(y, decoder.out_height);
+      inside &= z - start[0] < depth.kernel;
     }
-    inside &= (y - start.at[1] < height.kernel) & (x - start.at[2] < width.kernel);
+    inside &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
     return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
   }
 }
@@ -146,16 +150,16 @@ __device__ inline Named<Offset> named(
 // Decodes the index of a pooled element, of that cell. Indices are a pointer, or AnyIndices.
 template <class Indices, class Offset>
 __device__ inline Named<Offset> named_by(
-    const Windows<Offset>& windows, const Indices& indices, Offset element,
+    const Decoder<Offset>& decoder, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
-  const Position<Offset> start = window_start(windows, cell);
+  const Position<Offset> start = window_start(decoder, cell);
   const auto index = indices[element];
   if constexpr (std::is_same_v<Indices, AnyIndices>) {
     if (are_offsets(indices)) {
-      return named(windows, static_cast<uint8_t>(index), start, true);
+      return named(decoder, static_cast<uint8_t>(index), start, true);
     }
   }
-  return named(windows, index, start, true);
+  return named(decoder, index, start, true);
 }
 
 } // namespace maxunpool_cuda
