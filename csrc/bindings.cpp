@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,37 +70,31 @@ const at::Tensor& borrowed(pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-// Argument of an operator: `Type` is what a call keeps, `Given` what Python passes.
+// What Python passes for an argument of an operator. at::IntArrayRef is slow to read: PyTorch first
+// asks of each int whether it is a tensor.
 template <class Argument>
-struct Kept {
-  using Type = Argument;
-  using Given = Argument;
-  static Type of(const Given& given) { return given; }
-};
-template <>
-struct Kept<c10::string_view> {
-  using Type = std::string;
-  using Given = std::string;
-  static Type of(const Given& given) { return given; }
-};
-template <>
-struct Kept<c10::SymIntArrayRef> {
-  using Type = c10::SymDimVector;
-  // at::IntArrayRef is slow to read: PyTorch first asks of each int whether it is a tensor.
-  using Given = std::vector<int64_t>;
-  static Type of(const Given& given) { return {given.begin(), given.end()}; }
-};
+using Given = std::conditional_t<
+    std::is_same_v<Argument, c10::SymIntArrayRef>, std::vector<int64_t>,
+    std::conditional_t<std::is_same_v<Argument, c10::string_view>, std::string, Argument>>;
+
+// What a call keeps of it.
+template <class T>
+T kept(const T& given) {
+  return given;
+}
+c10::SymDimVector kept(const std::vector<int64_t>& given) {
+  return {given.begin(), given.end()};
+}
 
 // Arguments after the tensors, read from Python once for all calls that have the same ones.
 template <class... Arguments>
 struct AfterTensors {
-  std::tuple<typename Kept<Arguments>::Type...> arguments;
+  std::tuple<decltype(kept(std::declval<Given<Arguments>>()))...> arguments;
 
   static void bind(pybind11::module& m, const char* name) {
     pybind11::class_<AfterTensors>(m, name).def(
-        pybind11::init([](const typename Kept<Arguments>::Given&... given) {
-          return AfterTensors{{Kept<Arguments>::of(given)...}};
-        }));
+        pybind11::init(
+            [](const Given<Arguments>&... given) { return AfterTensors{{kept(given)...}}; }));
   }
 };
 

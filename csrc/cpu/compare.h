@@ -1,8 +1,7 @@
-// Comparison of neighbours in memory at once: of each window one element, then the next.
+// Comparison of windows that lie side by side in memory: of each one element, then the next.
 #pragma once
 
 #include "../dtypes.h"
-#include "pool_plan.h"
 #include "processor.h"
 
 #include <c10/util/BFloat16.h>
@@ -57,105 +56,102 @@ struct HalfNumbers {
 };
 
 template <class T>
-struct OrderOf {
-  using type = Numbers<T>;
-};
-template <>
-struct OrderOf<c10::Half> {
-  using type = HalfNumbers<0x7c00>;
-};
-template <>
-struct OrderOf<c10::BFloat16> {
-  using type = HalfNumbers<0x7f80>;
-};
+using OrderOf = std::conditional_t<
+    std::is_same_v<T, c10::Half>, HalfNumbers<0x7c00>,
+    std::conditional_t<std::is_same_v<T, c10::BFloat16>, HalfNumbers<0x7f80>, Numbers<T>>>;
 
-// Elements of windows, in row-major order: the address of the first neighbour's, and its mark.
-template <class Order, class Mark>
-struct CellList {
-  static constexpr int kFused = 4; // room to repeat the last one
-
-  int count = 0;
-  const typename Order::Element* from[kMostCells + kFused];
-  Mark mark[kMostCells + kFused];
-
-  void add(const typename Order::Element* where, Mark what) {
-    from[count] = where;
-    mark[count++] = what;
-  }
-};
-
-// Best element of each neighbour so far, and its mark.
-template <class Order, class Mark>
-struct Winners {
-  int64_t count;
-  typename Order::Element* values;
-  Mark* marks;
-};
-
-// Compares kFused elements of each window. kFirst: nothing came before.
-template <int kFused, bool kFirst, class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare_fused(
-    const Winners<Order, Mark>& winners, const typename Order::Element* const* cells,
-    const Mark* marks) {
+// Comparison of `count` windows whose elements lie side by side: finds the best element of each,
+// and its mark. Elements are listed first, in row-major order of the window.
+template <class Order>
+class Comparison {
   using Element = typename Order::Element;
-  const Element* from[kFused] = {};
-  Mark mark[kFused] = {};
-  for (int f = 0; f < kFused; ++f) {
-    from[f] = cells[f];
-    mark[f] = marks[f];
-  }
-  Element* __restrict best = winners.values;
-  Mark* __restrict winner = winners.marks;
-  for (int64_t i = 0; i < winners.count; ++i) {
-    Element value = kFirst ? from[0][i] : best[i];
-    Mark won = kFirst ? mark[0] : winner[i];
-    auto key = Order::key(value);
-    for (int f = kFirst ? 1 : 0; f < kFused; ++f) {
-      const Element next = from[f][i];
-      const auto next_key = Order::key(next);
-      const bool takes = Order::takes(next_key, key);
-      value = takes ? next : value;
-      key = takes ? next_key : key;
-      won = takes ? mark[f] : won;
+  using Mark = typename Order::Mark;
+
+ public:
+  Comparison(int64_t count, Element* values, Mark* marks)
+      : count_(count), values_(values), marks_(marks) {}
+
+  // Lists an element of each window: the first window's address, and their mark.
+  void add(const Element* from, Mark mark) {
+    if (listed_ == kMostListed) {
+      compare();
     }
-    best[i] = value;
-    winner[i] = won;
+    list(from, mark);
   }
-}
 
-template <int kFused, class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare_by(
-    const Winners<Order, Mark>& winners, CellList<Order, Mark>& cells, bool first) {
-  while (cells.count % kFused != 0) { // to compare an element twice changes nothing
-    cells.add(cells.from[cells.count - 1], cells.mark[cells.count - 1]);
+  // Compares the listed elements with the best so far, and empties the list.
+  void compare() {
+    in_vectors([&]() MAXUNPOOL_INLINE {
+      if (listed_ <= 2) {
+        compare_by<2>();
+      } else if (listed_ % 3 == 0) {
+        compare_by<3>();
+      } else {
+        compare_by<4>();
+      }
+    });
+    listed_ = 0;
+    first_ = false;
   }
-  if (first) {
-    compare_fused<kFused, true>(winners, cells.from, cells.mark);
-  }
-  for (int i = first ? kFused : 0; i < cells.count; i += kFused) {
-    compare_fused<kFused, false>(winners, cells.from + i, cells.mark + i);
-  }
-}
 
-template <class Order, class Mark>
-MAXUNPOOL_INLINE inline void compare_any(
-    const Winners<Order, Mark>& winners, CellList<Order, Mark>& cells, bool first) {
-  if (cells.count <= 2) {
-    compare_by<2>(winners, cells, first);
-  } else if (cells.count % 3 == 0) {
-    compare_by<3>(winners, cells, first);
-  } else {
-    compare_by<4>(winners, cells, first);
-  }
-}
+ private:
+  static constexpr int kMostListed = 256, kMostFused = 4;
 
-// Compares the listed elements with the winners so far, or among themselves if they are the first,
-// and empties the list.
-template <class Order, class Mark>
-void compare(const Winners<Order, Mark>& winners, CellList<Order, Mark>& cells, bool first) {
-  in_vectors([&]() MAXUNPOOL_INLINE { compare_any(winners, cells, first); });
-  cells.count = 0;
-}
+  MAXUNPOOL_INLINE void list(const Element* from, Mark mark) {
+    from_[listed_] = from;
+    mark_[listed_++] = mark;
+  }
+
+  template <int kFused>
+  MAXUNPOOL_INLINE void compare_by() {
+    while (listed_ % kFused != 0) { // to compare an element twice changes nothing
+      list(from_[listed_ - 1], mark_[listed_ - 1]);
+    }
+    if (first_) {
+      compare_fused<kFused, true>(0);
+    }
+    for (int i = first_ ? kFused : 0; i < listed_; i += kFused) {
+      compare_fused<kFused, false>(i);
+    }
+  }
+
+  // Compares kFused elements of each window. kFirst: nothing came before.
+  template <int kFused, bool kFirst>
+  MAXUNPOOL_INLINE void compare_fused(int listed) {
+    const Element* from[kFused] = {};
+    Mark mark[kFused] = {};
+    for (int f = 0; f < kFused; ++f) {
+      from[f] = from_[listed + f];
+      mark[f] = mark_[listed + f];
+    }
+    const int64_t count = count_;
+    Element* __restrict best = values_;
+    Mark* __restrict winner = marks_;
+    for (int64_t i = 0; i < count; ++i) {
+      Element value = kFirst ? from[0][i] : best[i];
+      Mark won = kFirst ? mark[0] : winner[i];
+      auto key = Order::key(value);
+      for (int f = kFirst ? 1 : 0; f < kFused; ++f) {
+        const Element next = from[f][i];
+        const auto next_key = Order::key(next);
+        const bool takes = Order::takes(next_key, key);
+        value = takes ? next : value;
+        key = takes ? next_key : key;
+        won = takes ? mark[f] : won;
+      }
+      best[i] = value;
+      winner[i] = won;
+    }
+  }
+
+  const int64_t count_;
+  Element* const values_;
+  Mark* const marks_;
+  bool first_ = true;
+  int listed_ = 0;
+  const Element* from_[kMostListed + kMostFused]; // with room to repeat the last one
+  Mark mark_[kMostListed + kMostFused];
+};
 
 } // namespace
 } // namespace maxunpool_cuda

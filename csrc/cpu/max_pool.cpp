@@ -17,20 +17,20 @@
 namespace maxunpool_cuda {
 namespace {
 
-template <class Order, class Index, class Mark>
+template <class Order, class Index>
 void pool_rows(const PoolCall& call) {
   constexpr int64_t kGrain = 1 << 15;       // compared elements of a task
   constexpr int64_t kMostWindows = 1 << 13; // of a row, in a task
   const Geometry<int64_t>& geometry = call.geometry;
   const auto& [depth, height, width] = geometry.axis;
-  const int64_t cells = std::min(cells_of(geometry), geometry.out_plane());
+  const int64_t volume = std::min(window_volume(geometry), geometry.out_plane());
   const int64_t windows = std::min(width.in, kMostWindows), tasks = divide_up(width.in, windows);
-  const int64_t work = std::min(kGrain, windows * geometry.inner) * std::min(kGrain, cells);
-  const PoolPlan plan = make_pool_plan<Mark>(call);
+  const int64_t work = std::min(kGrain, windows * geometry.inner) * std::min(kGrain, volume);
+  const PoolPlan plan = make_pool_plan<typename Order::Mark>(call);
   at::parallel_for(
       0, geometry.outer * depth.in * height.in * tasks, kGrain / std::min(kGrain, work),
       [&](int64_t begin, int64_t end) {
-        Pool<Order, Index, Mark> pool(plan);
+        Pool<Order, Index> pool(plan);
         int64_t task = begin % tasks, row = begin / tasks;
         int64_t y = row % height.in, z = row / height.in % depth.in;
         int64_t outer = row / height.in / depth.in;
@@ -53,14 +53,7 @@ void pool(const PoolCall& call, c10::Device) {
   use_huge_pages(call.indices, pooled * c10::elementSize(call.index_type));
   with_ordered_type(call.type, [&]<class T>(std::type_identity<T>) {
     with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
-      using Order = typename OrderOf<T>::type;
-      using Mark = typename Order::Mark;
-      if constexpr (!kIsWindowOffset<Index>) { // uint8 indices have windows of few elements
-        if (cells_of(call.geometry) > kMostCells && !holds_positions<Mark>(call)) {
-          return pool_rows<Order, Index, int64_t>(call);
-        }
-      }
-      pool_rows<Order, Index, Mark>(call);
+      pool_rows<OrderOf<T>, Index>(call);
     });
   });
 }

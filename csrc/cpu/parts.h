@@ -62,21 +62,19 @@ class Scratch {
  public:
   template <class T>
   T* zeroed(int64_t count) {
-    const size_t bytes = count * sizeof(T), units = (bytes - 1) / sizeof(Unit) + 1;
-    if (units > units_) {
-      memory_ = std::make_unique_for_overwrite<Unit[]>(units);
-      units_ = units;
+    static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+    const size_t bytes = count * sizeof(T);
+    if (bytes > bytes_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      bytes_ = bytes;
     }
     std::memset(memory_.get(), 0, bytes);
     return reinterpret_cast<T*>(memory_.get());
   }
 
  private:
-  struct alignas(16) Unit {
-    char bytes[16];
-  };
-  std::unique_ptr<Unit[]> memory_;
-  size_t units_ = 0;
+  std::unique_ptr<std::byte[]> memory_;
+  size_t bytes_ = 0;
 };
 
 // Which indices the owner of a part reads.

@@ -1,4 +1,4 @@
-// Plan of a max pooling. The elements of a window are called `cells` in this code.
+// Plan of a max pooling.
 #pragma once
 
 #include "../calls.h"
@@ -9,8 +9,6 @@
 #include <limits>
 
 namespace maxunpool_cuda {
-
-constexpr int kMostCells = 256; // elements of a window that a list has room for
 
 // Elements [first, end) of a window that lie in the input, along an axis. Element 0 would have
 // coordinate `start`.
@@ -39,12 +37,13 @@ struct Box {
   bool empty() const { return z.empty() || y.empty() || x.empty(); }
 };
 
-inline int64_t cells_of(const Geometry<int64_t>& geometry) {
-  double cells = 1;
+// Number of elements of a window.
+inline int64_t window_volume(const Geometry<int64_t>& geometry) {
+  double volume = 1;
   for (const Axis<int64_t>& axis : geometry.axis) {
-    cells *= static_cast<double>(axis.kernel);
+    volume *= static_cast<double>(axis.kernel);
   }
-  return static_cast<int64_t>(std::min(cells, 0x1p60));
+  return static_cast<int64_t>(std::min(volume, 0x1p60));
 }
 
 // Whether Mark can hold how far the last element of a window lies from the window's begin.
@@ -65,13 +64,15 @@ struct PoolPlan {
   static constexpr int64_t kMostAtOnce = 512;  // neighbours that are compared at once
   static constexpr int64_t kVector = 16;       // a multiple of what one instruction compares
   static constexpr int64_t kMostStep = 4;      // from window to window in a deinterleaved row
+  static constexpr int64_t kMostNumbered = 256;
 
   const PoolCall& call;
   int64_t step[3]; // positions from one element of a window to the next
   int64_t extent;  // of a window along a row
   int64_t at_once; // windows of a row that are compared at once; 0: too far apart, or too wide
   bool numbered;   // marks count elements; else they are positions from the window's begin
-  int64_t position[kMostCells]; // of numbered elements, from the window's begin on
+  bool marked;     // marks can do one of these; else elements are compared one by one
+  int64_t position[kMostNumbered]; // of numbered elements, from the window's begin on
 
   const Geometry<int64_t>& geometry() const { return call.geometry; }
   int64_t position_of(int64_t z, int64_t y, int64_t x) const {
@@ -96,12 +97,15 @@ PoolPlan make_pool_plan(const PoolCall& call) {
       dilation[2] * (width.kernel - 1) + 1,
       0,
       call.index_type == c10::ScalarType::Byte || !holds_positions<Mark>(call),
+      true,
       {}};
+  const int64_t volume = window_volume(call.geometry);
+  plan.marked = !plan.numbered || volume <= PoolPlan::kMostNumbered;
   if (width.stride <= PoolPlan::kMostStep && plan.extent < PoolPlan::kMostStaged / 2) {
     const int64_t most = (PoolPlan::kMostStaged - plan.extent) / width.stride;
     plan.at_once = std::min(PoolPlan::kMostAtOnce, most / PoolPlan::kVector * PoolPlan::kVector);
   }
-  for (int64_t i = 0; plan.numbered && i < cells_of(call.geometry); ++i) {
+  for (int64_t i = 0; plan.numbered && plan.marked && i < volume; ++i) {
     const int64_t row = i / width.kernel;
     plan.position[i] = plan.position_of(row / height.kernel, row % height.kernel, i % width.kernel);
   }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 namespace maxunpool_cuda {
 namespace { // of one file: GCC inlines more of what no other can call
@@ -49,9 +48,10 @@ void deinterleave(
 }
 
 // Pools windows as planned, with the memory of one thread.
-template <class Order, class Index, class Mark>
+template <class Order, class Index>
 class Pool {
   using Element = typename Order::Element;
+  using Mark = typename Order::Mark;
   static constexpr bool kOffsets = kIsWindowOffset<Index>;
 
  public:
@@ -81,13 +81,16 @@ class Pool {
     const int64_t to = ((outer * depth.in + z) * height.in + y) * width.in * inner;
     const Element* slab = input_ + outer * geometry_.out_slab();
     const auto box = [&](int64_t x) { return Box{zs, ys, Span(width, plan_.call.dilation[2], x)}; };
-    if (inner > 1) {
+    if (inner > 1 && plan_.marked) {
       for (int64_t x = first; x < end; ++x) {
         channels(slab, box(x), to + x * inner);
       }
-    } else if (zs.empty() || ys.empty() || width.in < kFewest || plan_.at_once == 0) {
+    } else if (
+        zs.empty() || ys.empty() || width.in < kFewest || plan_.at_once == 0 || !plan_.marked) {
       for (int64_t x = first; x < end; ++x) {
-        window(slab, box(x), to + x);
+        for (int64_t c = 0; c < inner; ++c) {
+          window(slab + c, box(x), to + x * inner + c);
+        }
       }
     } else {
       for (int64_t x = first; x < end; x += plan_.at_once) {
@@ -118,27 +121,23 @@ class Pool {
       return;
     }
     for (int64_t c = 0; c < inner; c += PoolPlan::kMostAtOnce) {
-      const Winners<Order, Mark> winners{
-          std::min(PoolPlan::kMostAtOnce, inner - c), values_ + to + c, marks_};
-      bool first = true;
+      const int64_t count = std::min(PoolPlan::kMostAtOnce, inner - c);
+      Comparison<Order> comparison(count, values_ + to + c, marks_);
       for (int64_t z = box.z.first; z < box.z.end; ++z) {
         for (int64_t y = box.y.first; y < box.y.end; ++y) {
           for (int64_t x = box.x.first; x < box.x.end; ++x) {
-            if (cells_.count == kMostCells) {
-              compare(winners, cells_, std::exchange(first, false));
-            }
             const Element* from = slab + (start + plan_.position_of(z, y, x)) * inner + c;
-            cells_.add(from, mark(z, y, x));
+            comparison.add(from, mark(z, y, x));
             // Prefetches what the window to the left has not read. The processor itself prefetches
             // along one row, but too late for the rows of a window.
-            for (int64_t i = 0; x + width.stride >= box.x.end && i < winners.count; i += kLine) {
+            for (int64_t i = 0; x + width.stride >= box.x.end && i < count; i += kLine) {
               prefetch(from, kAhead + i);
             }
           }
         }
       }
-      compare(winners, cells_, first);
-      put_indices(winners.count, start, 0, to + c);
+      comparison.compare();
+      put_indices(count, start, 0, to + c);
     }
   }
 
@@ -146,15 +145,14 @@ class Pool {
   void windows(const Element* slab, const Box& box, int64_t x, int64_t count, int64_t to) {
     const Axis<int64_t>& width = geometry_.axis[2];
     const int64_t* dilation = plan_.call.dilation;
-    const Winners<Order, Mark> winners{
-        divide_up(count, PoolPlan::kVector) * PoolPlan::kVector, best_, marks_};
-    const int64_t room = winners.count + (plan_.extent - 1) / width.stride;
-    bool first = true;
+    const int64_t compared = divide_up(count, PoolPlan::kVector) * PoolPlan::kVector;
+    const int64_t room = compared + (plan_.extent - 1) / width.stride;
+    Comparison<Order> comparison(compared, best_, marks_);
     int64_t staged = 0;
     for (int64_t z = box.z.first; z < box.z.end; ++z) {
       for (int64_t y = box.y.first; y < box.y.end; ++y) {
         if (staged + room * width.stride > PoolPlan::kMostStaged) {
-          compare(winners, cells_, std::exchange(first, false));
+          comparison.compare();
           staged = 0;
         }
         const int64_t row = ((box.z.start + z * dilation[0]) * geometry_.axis[1].out + box.y.start +
@@ -164,15 +162,12 @@ class Pool {
         stage(slab + row, box.x.start, (count - 1) * width.stride + plan_.extent, phases, room);
         staged += room * width.stride;
         for (int64_t k = 0; k < width.kernel; ++k) {
-          if (cells_.count == kMostCells) {
-            compare(winners, cells_, std::exchange(first, false));
-          }
           const int64_t i = k * dilation[2];
-          cells_.add(phases + i % width.stride * room + i / width.stride, mark(z, y, k));
+          comparison.add(phases + i % width.stride * room + i / width.stride, mark(z, y, k));
         }
       }
     }
-    compare(winners, cells_, first);
+    comparison.compare();
     std::copy_n(best_, count, values_ + to);
     put_indices(count, plan_.begin(box), width.stride, to);
     // Windows that lie in the row only in part may have found nothing above the padding.
@@ -221,8 +216,8 @@ class Pool {
     }
   }
 
-  // Pools one window of a contiguous tensor, which may have no element in the input.
-  void window(const Element* slab, const Box& box, int64_t to) {
+  // Pools one window of a plane, given its first element. It may have no element in the input.
+  void window(const Element* plane, const Box& box, int64_t to) {
     const int64_t start = plan_.begin(box);
     Element value = Order::kLowest;
     auto best = Order::key(value);
@@ -232,10 +227,10 @@ class Pool {
         const int64_t row = start + plan_.position_of(z, y, 0);
         for (int64_t x = box.x.first; x < box.x.end; ++x) {
           const int64_t position = row + x * plan_.step[2];
-          const auto key = Order::key(slab[position]);
-          if (Order::takes(key, best)) {
-            best = key;
-            value = slab[position];
+          const Element next = plane[position * geometry_.inner];
+          if (Order::takes(Order::key(next), best)) {
+            best = Order::key(next);
+            value = next;
             index = static_cast<Index>(kOffsets ? plan_.number_of(z, y, x) : position);
           }
         }
@@ -250,7 +245,6 @@ class Pool {
   const Element* input_;
   Element* values_;
   Index* indices_;
-  CellList<Order, Mark> cells_;
   Mark marks_[PoolPlan::kMostAtOnce];
   Element best_[PoolPlan::kMostAtOnce];
   Element staged_[PoolPlan::kMostStaged];

@@ -184,15 +184,18 @@ class FindTargets {
     offsets_->template for_each_row<false>(
         {chunk.first / inner, (chunk.first + chunk.known) / inner},
         [&](const WindowOffsets::Row& row, const CellRange& cells) {
-          const CellRange behind = cells.within({(chunk.first + chunk.count) / inner, cells.end});
+          const int64_t end = (chunk.first + chunk.count) / inner; // of the chunk
           const auto set = [&](int64_t position, int64_t, int64_t element) {
             const int64_t i = element - chunk.first;
             targets.offset[i] = static_cast<uint32_t>(position * inner) + chunk.origin[i];
             in_plane &= position >= 0;
           };
-          row.for_each_clipped(cells, inner, indices - chunk.first, set);
-          row.for_each<false>(
-              behind, inner, indices - chunk.first, true, 0, geometry.out_plane(), set, set);
+          const auto visit = [&](const CellRange& some, const auto& known) {
+            row.for_each<false>(
+                some, inner, indices - chunk.first, true, 0, geometry.out_plane(), known, set);
+          };
+          visit(cells.within({cells.first, end}), [](int64_t, int64_t, int64_t) {});
+          visit(cells.within({end, cells.end}), set);
         });
     if (in_plane && windows_.shared()) {
       in_vectors([&]() MAXUNPOOL_INLINE {

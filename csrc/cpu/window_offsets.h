@@ -100,17 +100,6 @@ class WindowOffsets {
       look<kReverse>(kReverse ? left : right, inner, indices, open);
     }
 
-    // Calls open(position, channel, element), as for_each, where windows are clipped.
-    template <class Open>
-    void for_each_clipped(
-        const CellRange& cells, int64_t inner, const uint8_t* indices, const Open& open) const {
-      const CellRange inside = cells.within(whole_);
-      const CellRange left{cells.first, inside.empty() ? cells.end : inside.first};
-      const CellRange right{inside.empty() ? cells.end : inside.end, cells.end};
-      look<false>(left, inner, indices, open);
-      look<false>(right, inner, indices, open);
-    }
-
    private:
     template <bool kReverse, class Inner, class Open>
     void look(const CellRange& cells, Inner inner, const uint8_t* indices, const Open& open) const {
