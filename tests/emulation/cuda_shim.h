@@ -108,12 +108,8 @@ namespace shim {
 // drawn by `seed`.
 template <class... Parameters>
 void launch(
-    void (*kernel)(Parameters...),
-    unsigned blocks,
-    unsigned threads,
-    size_t shared_bytes,
-    unsigned seed,
-    const std::type_identity_t<Parameters>&... arguments) {
+    void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared_bytes,
+    unsigned seed, const std::type_identity_t<Parameters>&... arguments) {
   gridDim.x = blocks;
   blockDim.x = threads;
   std::deque<Block> shared;
