@@ -32,31 +32,13 @@ def max_unpool(
     reduce: str,
 ) -> Tensor:
     """The operator. A bad window offset names no output; a bad flat index is the scatter's."""
-    dims = len(kernel_size)
     values = _movable(input) if reduce == "last" else _summable(input)
     if indices.dtype == torch.uint8:
-        result = torch.zeros((), dtype=values.dtype, device=values.device)
-        counts = torch.zeros((), dtype=torch.int32, device=values.device)
-        for named, value in _candidates(values, indices, kernel_size, stride):
-            if reduce == "last":
-                result = torch.where(named, value, result)
-            else:
-                result = result + torch.where(named, value, 0)
-                counts = counts + named
-        result = _divided(result, counts) if reduce == "mean" else result
-        for axis in range(dims):
-            result = result.flatten(-axis - 2, -axis - 1)
+        result = _chosen(values, indices, kernel_size, stride, reduce)
         result = _resized(result, [-p for p in padding], output_size)
     else:
-        positions, plane = indices.long().flatten(-dims), math.prod(output_size)
-        values = values.flatten(-dims)
-        if reduce == "last":
-            last = _last(positions, plane)
-            result = torch.where(last > 0, values.gather(-1, (last - 1).clamp(min=0)), 0)
-        else:
-            result = values.new_zeros(*values.shape[:-1], plane).scatter_add(-1, positions, values)
-            result = _divided(result, _counts(positions, plane)) if reduce == "mean" else result
-        result = result.reshape(*input.shape[:-dims], *output_size)
+        positions = indices.long().flatten(-len(kernel_size))
+        result = _scattered(values.flatten(-len(kernel_size)), positions, output_size, reduce)
     return _of_dtype(result, input.dtype)
 
 
@@ -163,6 +145,24 @@ def positions_of(
     return positions, inside
 
 
+def _chosen(
+    values: Tensor, offsets: Tensor, kernel_size: Ints, stride: Ints, reduce: str
+) -> Tensor:
+    """The padded output, of whole blocks, for window offsets."""
+    result = torch.zeros((), dtype=values.dtype, device=values.device)
+    counts = torch.zeros((), dtype=torch.int32, device=values.device)
+    for named, value in _candidates(values, offsets, kernel_size, stride):
+        if reduce == "last":
+            result = torch.where(named, value, result)
+        else:
+            result = result + torch.where(named, value, 0)
+            counts = counts + named
+    result = _divided(result, counts) if reduce == "mean" else result
+    for axis in range(len(kernel_size)):
+        result = result.flatten(-axis - 2, -axis - 1)
+    return result
+
+
 def _candidates(
     values: Tensor, offsets: Tensor, kernel_size: Ints, stride: Ints
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -185,15 +185,10 @@ def _candidates(
         in_window = torch.ones((), dtype=torch.bool, device=values.device)
         nearby = [values, offsets]
         for axis, (first, m, k, s) in enumerate(zip(begin, more, kernel_size, stride, strict=True)):
-            back = m - first
+            dim, back = leading + 2 * axis, m - first
             at = _along(2 * axis + 1, 2 * dims, s, values.device) + back * s
             cells, in_window = cells * k + at, in_window & (at < k)
-            nearby = [
-                each.narrow(leading + 2 * axis, first, blocks[axis]).unsqueeze(
-                    leading + 2 * axis + 1
-                )
-                for each in nearby
-            ]
+            nearby = [each.narrow(dim, first, blocks[axis]).unsqueeze(dim + 1) for each in nearby]
         yield (nearby[1] == cells) & in_window, nearby[0]
 
 
@@ -222,6 +217,18 @@ def _along(axis: int, dims: int, count: int, device: torch.device) -> Tensor:
     """0, 1 ... along one of ``dims`` axes."""
     numbers = torch.arange(count, dtype=torch.int32, device=device)
     return numbers.view([count if each == axis else 1 for each in range(dims)])
+
+
+def _scattered(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
+    """The output for flat indices; values and positions are of flattened planes."""
+    plane = math.prod(output_size)
+    if reduce == "last":
+        last = _last(positions, plane)
+        result = torch.where(last > 0, values.gather(-1, (last - 1).clamp(min=0)), 0)
+    else:
+        result = values.new_zeros(*values.shape[:-1], plane).scatter_add(-1, positions, values)
+        result = _divided(result, _counts(positions, plane)) if reduce == "mean" else result
+    return result.reshape(*values.shape[:-1], *output_size)
 
 
 def _last(positions: Tensor, plane: int) -> Tensor:
@@ -267,7 +274,6 @@ def _movable(tensor: Tensor) -> Tensor:
 
 def _of_dtype(result: Tensor, dtype: torch.dtype) -> Tensor:
     """What _movable and _summable made of a tensor, as a tensor of its own dtype."""
-    bits = dtype in _SCARCE or dtype.itemsize == 1
-    return (
-        result.view(dtype) if bits and result.dtype.itemsize == dtype.itemsize else result.to(dtype)
-    )
+    moved = dtype in _SCARCE or dtype.itemsize == 1
+    same_size = result.dtype.itemsize == dtype.itemsize
+    return result.view(dtype) if moved and same_size else result.to(dtype)
