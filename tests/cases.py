@@ -345,6 +345,30 @@ def with_whole_numbers(case: Case, rng: random.Random) -> Case:
     return Case(case.geometry, case.reduce, values, case.indices, grads)
 
 
+def with_a_bad_index(case: Case, rng: random.Random) -> tuple[Case, str]:
+    """The case with an index outside its plane, and a pattern of what is said of it.
+
+    Also one that a narrower type would wrap into the plane. Offsets: beyond the window, or in it,
+    but outside the plane.
+    """
+    g, dtype = case.geometry, case.indices.dtype
+    cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
+    if dtype == torch.uint8:
+        bad = [at for at in range(256) if position_of(g, cell, at) is None]
+        bad = [at for at in bad if at < math.prod(g.kernel)] or bad
+    else:
+        bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
+    if dtype == torch.int64:
+        bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
+    index = rng.choice(bad)
+    planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
+    plane = rng.randrange(len(planes))
+    planes[plane, cell] = index
+    indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
+    words = rf"an invalid max index: {index} \(.* at position {cell} of plane {plane}$"
+    return replace(case, indices=indices), words
+
+
 @dataclass(frozen=True)
 class Window:
     """Of max pooling, with the spatial sizes of the input."""

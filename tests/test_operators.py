@@ -14,7 +14,6 @@ import pytest
 import torch
 from cases import (
     INDEX_DTYPES,
-    LAYOUTS,
     MOVABLE,
     OPERATORS,
     POOLED,
@@ -28,12 +27,12 @@ from cases import (
     case_of,
     laid_out,
     pool_call,
-    position_of,
     random_case,
     random_pool,
     same,
     some,
     unpool_call,
+    with_a_bad_index,
     with_whole_numbers,
 )
 from reference import default_output_size, pooled_size
@@ -454,26 +453,8 @@ def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
 
 @pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "pool"])
 def test_bad_indices_are_named(operator: str, rng: random.Random) -> None:
-    """Outside the plane, also where a narrower type would wrap them into it.
-
-    Offsets: beyond the window, or in it, but outside the plane.
-    """
     for _ in range(some(60)):
         case: Any = OPERATORS[operator](rng, torch.float32, most_cells=24).of
-        g, dtype = case.geometry, case.indices.dtype
-        cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
-        if dtype == torch.uint8:
-            bad = [at for at in range(256) if position_of(g, cell, at) is None]
-            bad = [at for at in bad if at < math.prod(g.kernel)] or bad
-        else:
-            bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
-        if dtype == torch.int64:
-            bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
-        index = rng.choice(bad)
-        planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
-        plane = rng.randrange(len(planes))
-        planes[plane, cell] = index
-        indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
-        words = rf"an invalid max index: {index} \(.* at position {cell} of plane {plane}$"
+        bad, words = with_a_bad_index(case, rng)
         with pytest.raises(RuntimeError, match=words):
-            unpool_call(replace(case, indices=indices), operator.startswith("unpool")).on()
+            unpool_call(bad, operator.startswith("unpool")).on()
