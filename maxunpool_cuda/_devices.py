@@ -5,8 +5,9 @@ Autograd, vmap and graphs are the operators' own, as on every device.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,34 +24,37 @@ def _unpool_kernel(
 ) -> Callable[..., Tensor]:
     def kernel(values: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
         output_size, kernel_size, stride, padding, _ = arguments
+        name = f"max_unpool{len(kernel_size)}d"
         if values.device != indices.device:
             raise RuntimeError(
-                f"max_unpool{len(kernel_size)}d: expected all tensors on the same device but got "
+                f"{name}: expected all tensors on the same device but got "
                 f"{values.device} and {indices.device}"
             )
         like = operator(_described(values), _described(indices), *arguments)
-        if indices.dtype == torch.uint8:
-            _, good = _portable.positions_of(indices, output_size, kernel_size, stride, padding)
-        else:
-            good = (indices >= 0) & (indices < math.prod(output_size))
-        if not good.all():  # the CPU's kernels say which is bad
-            operator(torch.zeros_like(values, device="cpu"), indices.cpu(), *arguments)
-        name = f"max_unpool{len(kernel_size)}d"
-        return _laid_out_as(like, _run(name, portable, values, indices, *arguments))
+        with _lacking(name):
+            if indices.dtype == torch.uint8:
+                _, good = _portable.positions_of(indices, output_size, kernel_size, stride, padding)
+            else:
+                good = (indices >= 0) & (indices < math.prod(output_size))
+            if not good.all():  # the CPU's kernels say which is bad
+                operator(torch.zeros_like(values, device="cpu"), indices.cpu(), *arguments)
+            return _laid_out_as(like, portable(values, indices, *arguments))
 
     return kernel
 
 
 def _pool_kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     like, like_indices = _ops.max_pool(_described(input), *arguments)
-    name = f"max_pool{len(arguments[0])}d"
-    values, indices = _run(name, _portable.max_pool, input, *arguments)
-    return _laid_out_as(like, values), _laid_out_as(like_indices, indices)
+    with _lacking(f"max_pool{len(arguments[0])}d"):
+        values, indices = _portable.max_pool(input, *arguments)
+        return _laid_out_as(like, values), _laid_out_as(like_indices, indices)
 
 
-def _run(name: str, portable: Callable[..., Any], tensor: Tensor, *others: Any) -> Any:
+@contextlib.contextmanager
+def _lacking(name: str) -> Iterator[None]:
+    """Say under the name of ours which of PyTorch's operators a device lacks."""
     try:
-        return portable(tensor, *others)
+        yield
     except NotImplementedError as error:
         raise NotImplementedError(
             f"{name}: expected a device with the operators that it is made of but got: {error}"

@@ -14,9 +14,35 @@ from ._onnx_writer import Writer
 _END = 2**31 - 1  # of a Slice: as far as there is
 
 
-def window_offsets(
-    to: Writer,
+def max_pool(
     input: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    index_dtype: int,
+) -> Any:
+    """The translation of the operator."""
+    to = Writer("max_pool", input, len(kernel_size))
+    window = (kernel_size, stride, padding, dilation)
+    taken, values, _ = to.pooled(input, *window, ceil_mode)
+    compared, dtype = taken, to.computed(input)
+    if dtype in (to.types.INT8, to.types.UINT8):  # which not every runtime pads
+        dtype = to.types.FLOAT
+        compared = to.op.Cast(taken, to=dtype)
+    indices = _offsets(to, compared, dtype, values, *window)
+    if index_dtype != to.types.UINT8:
+        sizes = [to.size(taken, axis) for axis in to.axes]
+        begins = [to.row(values, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
+        indices = to.moved(indices, kernel_size, sizes, begins, dilation)
+    return to.given(values, input.dtype), to.given(indices, index_dtype)
+
+
+def _offsets(
+    to: Writer,
+    compared: Any,
+    dtype: Any,
     values: Any,
     kernel_size: Sequence[int],
     stride: Sequence[int],
@@ -25,12 +51,8 @@ def window_offsets(
 ) -> Any:
     """int64 offsets in its window of the first largest element, for the pooled ``values``."""
     op, axes = to.op, to.axes
-    small = input.dtype in (to.types.INT8, to.types.UINT8)
-    taken = to.taken(input)
-    taken = op.Cast(taken, to=to.types.FLOAT) if small or to.narrow(input) else taken
     after = [d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True)]
-    lowest = to.number(-math.inf, to.types.FLOAT if small else to.computed(input))
-    padded = op.Pad(taken, [0, 0, *padding, 0, 0, *after], lowest)
+    padded = op.Pad(compared, [0, 0, *padding, 0, 0, *after], to.number(-math.inf, dtype))
     last = [(to.size(values, axis) - 1) * s for axis, s in zip(axes, stride, strict=True)]
     elements = []
     for element in itertools.product(*map(range, kernel_size)):

@@ -53,6 +53,29 @@ class Writer:
         row = self.op.Range(first, self.size(tensor, axis) * step + first, step)
         return self.op.Reshape(row, [-1] + [1] * (self.dims + 1 - axis))
 
+    def pooled(
+        self,
+        input: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> tuple[Any, Any, Any]:
+        """The input as MaxPool takes it, and what that makes of it: values, and ONNX's indices."""
+        window = (kernel_size, stride, padding, dilation, ceil_mode)
+        after, ceil = _padding_after(self.name, input.shape[-self.dims :], *window)
+        taken = self.taken(input, "FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8")
+        values, positions = self.op.MaxPool(
+            taken,
+            ceil_mode=int(ceil),
+            dilations=list(dilation),
+            kernel_shape=list(kernel_size),
+            pads=[*padding, *after],
+            strides=list(stride),
+        )
+        return taken, values, positions
+
     def moved(
         self,
         positions: Any,
@@ -63,8 +86,8 @@ class Writer:
     ) -> Any:
         """Row-major positions in a box of ``sizes``, moved by a distance an axis: those in another.
 
-        Scaled first, if ``scale`` says so.
-        What lies before the first axis is dropped.
+        Coordinates are scaled first, if ``scale`` says so. What lies before the first axis is
+        dropped.
         """
         moved, unit = 0, 1
         axes = zip(sizes, into, by, scale or [1] * len(sizes), strict=True)
@@ -74,3 +97,45 @@ class Writer:
             positions = self.op.Div(positions, size)
             unit = unit * other
         return moved
+
+
+def _padding_after(
+    name: str,
+    sizes: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[list[int], bool]:
+    """The padding after the input, and the ceil_mode, with which ONNX has the same windows.
+
+    PyTorch and runtimes drop a last window that would begin in the padding. The shapes that ONNX
+    infers before opset 22 have it in ceil mode, so it is floor mode wherever that can say the same.
+    """
+    after, ceil = list(padding), False
+    axes = zip(sizes, kernel_size, stride, padding, dilation, strict=True)
+    for d, (size, kernel, step, pad, spread) in enumerate(axes):
+        if not isinstance(size, int):
+            ceil = ceil_mode
+            continue
+        # ONNX Runtime's value of such a window, the only one then, is not minus infinity.
+        if -pad % spread >= size:
+            raise ValueError(
+                f"{name}: expected windows that hold elements of the input for ONNX but got "
+                f"spatial sizes {list(sizes)}, padding={padding}, dilation={dilation}"
+            )
+        if ceil_mode:
+            extent = spread * (kernel - 1) + 1
+            last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
+            after[d] = last * step + extent - size - pad
+            ceil = ceil or after[d] >= kernel  # more padding than ONNX Runtime takes
+    if ceil:
+        if min(after) < 0:
+            raise ValueError(
+                f"{name}: expected strides within their windows for ONNX, in ceil mode with "
+                f"dilation or dynamic sizes, but got stride={stride}, kernel_size={kernel_size}, "
+                f"spatial sizes {list(sizes)}"
+            )
+        after = [min(pair) for pair in zip(after, padding, strict=True)]
+    return [max(0, end) for end in after], ceil

@@ -54,12 +54,12 @@ def translation_table(
     """
     if max_unpool == "where":
         return {
-            _ops.max_pool: _max_pool_where,
+            _ops.max_pool: _onnx_where.max_pool,
             _ops.max_unpool: _onnx_where.max_unpool,
         }
     if max_unpool != "MaxUnpool":
         raise ValueError(
-            f"translation_table: expected max_unpool to be 'MaxUnpool' or 'where' "
+            "translation_table: expected max_unpool to be 'MaxUnpool' or 'where' "
             f"but got {max_unpool!r}"
         )
     return {_ops.max_pool: _max_pool, _ops.max_unpool: _max_unpool}
@@ -73,88 +73,16 @@ def _max_pool(
     dilation: Sequence[int],
     ceil_mode: bool,
     index_dtype: int,
-    *,
-    where: bool = False,
 ) -> Any:
     to = Writer("max_pool", input, len(kernel_size))
-    window = (kernel_size, stride, padding, dilation, ceil_mode)
-    after, ceil = _padding_after(to.name, input.shape[-to.dims :], *window)
-    taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8")
-    values, positions = to.op.MaxPool(
-        taken,
-        ceil_mode=int(ceil),
-        dilations=list(dilation),
-        kernel_shape=list(kernel_size),
-        pads=[*padding, *after],
-        strides=list(stride),
-    )
-    sizes = [to.size(taken, 2 + d) for d in range(to.dims)]
-    if where:
-        indices = _onnx_where.window_offsets(to, input, values, *window[:4])
-        if index_dtype != to.types.UINT8:
-            begins = [to.row(values, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
-            indices = to.moved(indices, kernel_size, sizes, begins, dilation)
-    elif index_dtype == to.types.UINT8:
+    taken, values, positions = to.pooled(input, kernel_size, stride, padding, dilation, ceil_mode)
+    sizes = [to.size(taken, axis) for axis in to.axes]
+    if index_dtype == to.types.UINT8:
         less = [to.row(values, 2 + d, padding[d], -stride[d]) for d in range(to.dims)]
         indices = to.moved(positions, sizes, kernel_size, less)
     else:
         indices = positions % math.prod(sizes)
     return to.given(values, input.dtype), to.given(indices, index_dtype)
-
-
-def _max_pool_where(
-    input: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    index_dtype: int,
-) -> Any:
-    window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool(input, *window, index_dtype, where=True)
-
-
-def _padding_after(
-    name: str,
-    sizes: Sequence[Any],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[list[int], bool]:
-    """The padding after the input, and the ceil_mode, with which ONNX has the same windows.
-
-    PyTorch and runtimes drop a last window that would begin in the padding. The shapes that ONNX
-    infers before opset 22 have it in ceil mode, so it is floor mode wherever that can say the same.
-    """
-    after, ceil = list(padding), False
-    axes = zip(sizes, kernel_size, stride, padding, dilation, strict=True)
-    for d, (size, kernel, step, pad, spread) in enumerate(axes):
-        if not isinstance(size, int):
-            ceil = ceil_mode
-            continue
-        # ONNX Runtime's value of such a window, the only one then, is not minus infinity.
-        if -pad % spread >= size:
-            raise ValueError(
-                f"{name}: expected windows that hold elements of the input for ONNX but got "
-                f"spatial sizes {list(sizes)}, padding={padding}, dilation={dilation}"
-            )
-        if ceil_mode:
-            extent = spread * (kernel - 1) + 1
-            last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
-            after[d] = last * step + extent - size - pad
-            ceil = ceil or after[d] >= kernel  # more padding than ONNX Runtime takes
-    if ceil:
-        if min(after) < 0:
-            raise ValueError(
-                f"{name}: expected strides within their windows for ONNX, in ceil mode with "
-                f"dilation or dynamic sizes, but got stride={stride}, kernel_size={kernel_size}, "
-                f"spatial sizes {list(sizes)}"
-            )
-        after = [min(pair) for pair in zip(after, padding, strict=True)]
-    return [max(0, end) for end in after], ceil
 
 
 def _max_unpool(
@@ -206,6 +134,5 @@ def _max_unpool(
         strides=strides,
     )
     if cut:
-        spatial = list(range(2, 2 + to.dims))
-        output = to.op.Slice(output, [0] * to.dims, list(output_size), spatial)
+        output = to.op.Slice(output, [0] * to.dims, list(output_size), to.axes)
     return to.given(output, input.dtype)
