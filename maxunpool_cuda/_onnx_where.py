@@ -90,6 +90,12 @@ def max_unpool(
     # distance from where the window begins in the plane.
     sizes = output_size if flat else kernel_size
     units: list[Any] = [math.prod(sizes[d + 1 :]) for d in range(to.dims)]
+    extent = sum((k - 1) * unit for k, unit in zip(kernel_size, units, strict=True))
+    if isinstance(extent, int) and extent >= 2**24:  # which FLOAT does not count one by one
+        raise ValueError(
+            f"{to.name}: expected windows that span fewer than 2^24 positions of the plane for "
+            f"ONNX but got output_size={list(output_size)}, kernel_size={list(kernel_size)}"
+        )
     names = to.taken(indices)
     if flat:
         names = op.Cast(names, to=to.types.INT64)

@@ -25,7 +25,8 @@ def translation_table(
     With ``"where"``, they become operators that every runtime has: MaxPool without indices, ArgMax,
     Pad, Slice, Equal, Where and integer arithmetic. All three reductions of window offsets, and
     ``"last"`` of flat indices that lie in their own windows, as those of pooling do. An index that
-    does not lie in its window is lost.
+    does not lie in its window is lost. Such a window spans fewer than 2^24 positions of the plane;
+    others are refused, unless dynamic sizes hide them.
 
     bfloat16 is cast to float32 and back, exactly.
 

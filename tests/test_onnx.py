@@ -350,11 +350,24 @@ def test_what_onnx_cannot_say_is_refused(said: str) -> None:
         export(Function(REFUSED[said]), torch.ones(1, 1, 8, 8), dynamic=(2,))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_what_cannot_be_said_without_scatters_is_refused(reduce: str) -> None:
-    said = f"max_unpool2d: expected reduce='last' of flat indices for ONNX but got '{reduce}'"
-    unpool = Function(lambda x: F.max_unpool2d(x, x.long(), 2, reduce=reduce))
-    with pytest.raises(Exception, match=said):
+# As above, for the form without scatters.
+REFUSED_WITHOUT_SCATTERS: dict[str, Callable[[Tensor], Any]] = {
+    "expected reduce='last' of flat indices for ONNX but got 'sum'": (
+        lambda x: F.max_unpool2d(x, x.long(), 2, reduce="sum")
+    ),
+    "expected reduce='last' of flat indices for ONNX but got 'mean'": (
+        lambda x: F.max_unpool2d(x, x.long(), 2, reduce="mean")
+    ),
+    r"expected windows that span fewer than 2\^24 positions": (
+        lambda x: F.max_unpool2d(x[..., :1, :1], x[..., :1, :1].long(), (2, 2**24))
+    ),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED_WITHOUT_SCATTERS)
+def test_what_cannot_be_said_without_scatters_is_refused(said: str) -> None:
+    unpool = Function(REFUSED_WITHOUT_SCATTERS[said])
+    with pytest.raises(Exception, match=f"max_unpool2d: {said}"):
         export(unpool, torch.ones(1, 1, 8, 8), form="where")
 
 
