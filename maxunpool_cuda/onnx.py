@@ -28,6 +28,10 @@ def translation_table(
     does not lie in its window is lost. Such a window spans fewer than 2^24 positions of the plane;
     others are refused, unless dynamic sizes hide them.
 
+    "Every runtime" is TensorRT (docs/operators.md of onnx-tensorrt at 96e7811, 2024-06-17),
+    OpenVINO (src/frontends/onnx/docs/supported_ops.md at 0ae60f0) and the CUDA provider of ONNX
+    Runtime (docs/OperatorKernels.md at 001d12d): these lists have the operators.
+
     bfloat16 is cast to float32 and back, exactly.
 
     A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"`` (of flat

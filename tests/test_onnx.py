@@ -26,9 +26,8 @@ pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxsc
 Axes = tuple[int, ...]
 FORMS = ("MaxUnpool", "where")
 
-# What TensorRT's parser (docs/operators.md of onnx-tensorrt, 2024-06-17), OpenVINO's frontend
-# (docs/supported_ops.md, 2025) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md,
-# 2025) list, of what the form "where" is made of. Identity and constants are everyone's.
+# Of what the form "where" is made of, all is in the lists that translation_table() names. There,
+# Identity and constants go without saying.
 LISTED = {
     *("Add", "ArgMax", "Cast", "Concat", "Constant", "Div", "Equal", "Expand", "Identity", "Max"),
     *("MaxPool", "Mod", "Mul", "Pad", "Range", "Reshape", "Shape", "Slice", "Squeeze", "Sub"),
