@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _devices, functional
+from ._fusion import set_fusion
 from ._ops import build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
@@ -28,6 +29,7 @@ __all__ = [
     "functional",
     "replace_max_pooling",
     "replace_max_unpool",
+    "set_fusion",
 ]
 
 __version__ = "0.1.0"

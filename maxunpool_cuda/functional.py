@@ -13,7 +13,7 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from . import _arguments, _ops, _sharding
+from . import _arguments, _fusion, _ops, _sharding
 from ._arguments import IntOrInts, Reduce
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
@@ -57,7 +57,8 @@ def _max_unpool(
     arguments = rule(*given)
     if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
         _arguments.check_fits_uint8(name, kernel_size=arguments[1])
-    return _ops.max_unpool(input, indices, *arguments)
+    fused = _fusion.max_unpool(input, indices, arguments)
+    return _ops.max_unpool(input, indices, *arguments) if fused is None else fused
 
 
 def max_unpool1d(
@@ -239,7 +240,9 @@ def _max_pool(
     ready = _arguments.remembered(_ops.PoolArguments, rule, given)
     if ready is not None:
         return _ops.eager_max_pool(input, ready, bool(return_indices))
-    results = _ops.max_pool(input, *rule(*given))
+    arguments = rule(*given)
+    fused = _fusion.max_pool(input, arguments, bool(return_indices))
+    results = _ops.max_pool(input, *arguments) if fused is None else fused
     return results if return_indices else results[0]
 
 

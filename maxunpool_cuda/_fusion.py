@@ -1,0 +1,117 @@
+"""What torch.compile traces instead of an operator, so that it fuses with what is around it.
+
+To Inductor the operators are opaque. A call that is compiled may therefore become PyTorch's own
+operators: always where Inductor's max pooling is as good, and elsewhere by :func:`set_fusion`.
+Exported programs keep the operators.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _ops, _portable
+from ._arguments import Ints
+
+_enabled = False
+_INDUCTORS_WINDOW = 25  # elements of the largest window whose pooling it compiles by itself
+
+
+def set_fusion(enabled: bool) -> None:
+    """Choose what :func:`torch.compile` makes of compiled calls from now on.
+
+    Without fusion, the default, compiled graphs call this package's kernels. With fusion they hold
+    PyTorch's own operators instead, wherever that needs no scatter: for unpooling from uint8
+    indices whose windows do not overlap, and for the 1d and 2d pooling of at most 25 elements
+    a window. Inductor then fuses them with what is around them, backward as well. Results are
+    equal; so are gradients, wherever the gradient of torch.nn's pooling is. A uint8 index that
+    names no cell of its window raises no error then: its element is dropped.
+
+    On CPUs the kernels were faster in most networks measured; which is faster on a GPU was not
+    measured. What was compiled before is compiled anew when it is called again.
+
+    Args:
+        enabled: whether to fuse.
+
+    Raises:
+        TypeError: ``enabled`` is not a bool.
+
+    Example:
+        >>> set_fusion(True)
+        >>> set_fusion(False)
+    """
+    global _enabled
+    if not isinstance(enabled, bool):
+        raise TypeError(
+            f"set_fusion: expected enabled to be a bool but got {type(enabled).__name__}"
+        )
+    _enabled = enabled
+
+
+def _compiled() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def max_unpool(input: Tensor, indices: Tensor, arguments: tuple[Any, ...]) -> Tensor | None:
+    """The operator's result in PyTorch's operators; None where the operator is to be called."""
+    if not (_enabled and _compiled() and indices.dtype == torch.uint8):
+        return None
+    _, kernel_size, stride, _, _ = arguments
+    if any(k > s for k, s in zip(kernel_size, stride, strict=True)):
+        return None
+    like = _ops.max_unpool(input, indices, *arguments)  # which checks, and is never run
+    return _laid_out_as(like, _portable.max_unpool(input, indices, *arguments))
+
+
+def max_pool(
+    input: Tensor, arguments: tuple[Any, ...], return_indices: bool
+) -> tuple[Tensor, Tensor] | None:
+    """As :func:`max_unpool`.
+
+    Inference without indices has no use for what the kernels are better at.
+    """
+    kernel_size, stride, padding, dilation, ceil_mode, index_dtype = arguments
+    dims = len(kernel_size)
+    if not _compiled() or dims > 2 or math.prod(kernel_size) > _INDUCTORS_WINDOW:
+        return None
+    inference = not (return_indices or (torch.is_grad_enabled() and input.requires_grad))
+    if not (_enabled or (inference and dims == 2)) or not input.dtype.is_floating_point:
+        return None
+    values, indices = _ops.max_pool(input, *arguments)  # which check, and are never run
+    theirs = (torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d)[dims - 1]
+    if not return_indices:
+        pooled = theirs(input, kernel_size, stride, padding, dilation, ceil_mode)
+        return _laid_out_as(values, pooled), indices
+    pooled, positions = theirs(
+        input, kernel_size, stride, padding, dilation, ceil_mode, return_indices=True
+    )
+    if index_dtype == torch.uint8:
+        positions = _offsets(positions, input.shape[-dims:], kernel_size, stride, padding)
+    return _laid_out_as(values, pooled), _laid_out_as(indices, positions.to(index_dtype))
+
+
+def _offsets(
+    positions: Tensor, sizes: Ints, kernel_size: Ints, stride: Ints, padding: Ints
+) -> Tensor:
+    """Window offsets of flat positions, each of which lies in its window."""
+    dims = len(kernel_size)
+    offsets, rest, step = torch.zeros_like(positions), positions, 1
+    for axis in reversed(range(dims)):
+        count = positions.shape[axis - dims]
+        shape = [count if each == axis else 1 for each in range(dims)]
+        begin = torch.arange(count, device=positions.device).view(shape) * stride[axis]
+        offsets = offsets + (rest % sizes[axis] - begin + padding[axis]) * step
+        rest = rest.div(sizes[axis], rounding_mode="floor")
+        step *= kernel_size[axis]
+    return offsets
+
+
+def _laid_out_as(like: Tensor, result: Tensor) -> Tensor:
+    if result.stride() == like.stride():
+        return result.to(like.dtype)
+    shape, stride = like.shape, like.stride()  # not empty_like, which would have `like` computed
+    laid_out = torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+    return laid_out.copy_(result)
