@@ -54,7 +54,7 @@ for _dims in (1, 2, 3):
     _UNPOOLS[getattr(torch.nn.functional, _name)] = getattr(functional, _name)
 
 
-# Since PyTorch 2.13: a call that this mode does not see, and what is called in it does.
+# A call that this mode does not see, but sees what is called in it. PyTorch 2.11 has none.
 _redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
 _BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad) if _redispatch else ()
 
@@ -76,7 +76,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 
     What PyTorch runs elsewhere or later is not reached: TorchScript; other threads, such as those
     of :class:`torch.nn.DataParallel`; and what :func:`torch.utils.checkpoint.checkpoint` computes
-    again in a backward that does not run inside (before PyTorch 2.13: in any). There, decorate
+    again in a backward that does not run inside (in PyTorch 2.11: in any). There, decorate
     ``forward``, or the function that is checkpointed. With ``fullgraph=True`` Dynamo refuses it
     within what is checkpointed and within a branch of ``torch.cond``, but takes it around these;
     and, in some releases, a ``with`` of an object that was made outside of what is compiled.
