@@ -12,6 +12,7 @@ from . import _devices, functional
 from ._ops import build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from .patch import patched
 
 if TYPE_CHECKING:
     from . import onnx as onnx
@@ -26,6 +27,7 @@ __all__ = [
     "build_info",
     "check_errors",
     "functional",
+    "patched",
     "replace_max_pooling",
     "replace_max_unpool",
 ]
