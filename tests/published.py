@@ -464,7 +464,5 @@ PUBLISHED = {
     "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
     "ClinicaDL": Published(ClinicaDL, (2, 1, 5, 6, 7)),
-    "functional SegNet": Published(
-        FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True
-    ),
+    "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
 }

@@ -30,6 +30,7 @@ pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxsc
 Called = Callable[[Tensor], Tensor]
 Results = dict[str, Tensor]
 
+
 def whole(shape: torch.Size, fewest: int, most: int) -> Tensor:
     return torch.randint(fewest, most + 1, shape, dtype=torch.float64)
 

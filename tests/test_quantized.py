@@ -20,7 +20,10 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-POOL, UNPOOL = torch.ops.maxunpool_cuda.max_pool.default, torch.ops.maxunpool_cuda.max_unpool.default
+POOL, UNPOOL = (
+    torch.ops.maxunpool_cuda.max_pool.default,
+    torch.ops.maxunpool_cuda.max_unpool.default,
+)
 DTYPES = (torch.int8, torch.uint8)
 SCALE = 0.25  # a power of two, by which products are exact
 
@@ -80,7 +83,6 @@ def test_unpooling_fills_with_the_integer_zero(
         assert same(unpooled(values - zero) + zero, quantized(right, zero, dtype))
     untouched = unpooled(torch.ones_like(values)) == 0
     assert bool((dequantized(unpooled(values), zero_point)[untouched] == -zero_point * SCALE).all())
-
 
 
 class Model(nn.Module):
