@@ -20,10 +20,7 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-POOL, UNPOOL = (
-    torch.ops.maxunpool_cuda.max_pool.default,
-    torch.ops.maxunpool_cuda.max_unpool.default,
-)
+POOL, UNPOOL = _ops.max_pool, _ops.max_unpool
 DTYPES = (torch.int8, torch.uint8)
 SCALE = 0.25  # a power of two, by which products are exact
 
@@ -35,15 +32,6 @@ def dequantized(q: Tensor, zero_point: int) -> Tensor:
 def quantized(x: Tensor, zero_point: int, dtype: torch.dtype) -> Tensor:
     limits = torch.iinfo(dtype)
     return (torch.round(x / SCALE) + zero_point).clamp(limits.min, limits.max).to(dtype)
-
-
-def drawn(rng: random.Random, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """Every number of a dtype, with ties; and a zero point, one of its numbers."""
-    limits = torch.iinfo(dtype)
-    few = torch.randint(limits.min, limits.max + 1, (3,)).tolist()
-    zero_point = rng.choice((0, limits.min, limits.max, rng.randint(limits.min, limits.max)))
-    values = torch.tensor([*range(limits.min, limits.max + 1), *few * 60][:432], dtype=dtype)
-    return values[torch.randperm(432)].view(2, 3, 6, 12), zero_point
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,8 +57,10 @@ def test_unpooling_fills_with_the_integer_zero(
     dtype: torch.dtype, index_dtype: torch.dtype, rng: random.Random
 ) -> None:
     """Which is the number zero for a zero point of zero. For others, unpool what lies above it."""
-    q, zero_point = drawn(rng, dtype)
-    zero_point = zero_point or torch.iinfo(dtype).max  # another
+    limits = torch.iinfo(dtype)
+    every = torch.arange(432).remainder(256) + limits.min  # number, and many twice
+    q = every[torch.randperm(432)].to(dtype).view(2, 3, 6, 12)
+    zero_point = rng.choice((limits.min or 1, 3, limits.max))
     values, indices = F.max_pool2d(q, (2, 3), return_indices=True, index_dtype=index_dtype)
 
     def unpooled(values: Tensor) -> Tensor:
