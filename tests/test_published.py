@@ -39,7 +39,7 @@ def with_whole_numbers(model: nn.Module) -> nn.Module:
     """In eval mode. Half of the weights of convolutions, or more, are zero: sums stay small."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eps = 0.0
+            module.eps = 2.0**-60  # 1 + this is 1
             module.running_mean = whole(module.running_mean.shape, -1, 1)
     with torch.no_grad():
         for name, parameter in model.double().named_parameters():
