@@ -7,6 +7,7 @@
 #   make soak      the random tests, once for each of many fresh seeds
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
+#   make docs      builds the documents into out/docs
 #   make checks    what every change must pass beside make test; CI calls one after the other
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
@@ -55,7 +56,7 @@ demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 # The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
 # PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
 # the list, as it may fail: the PyTorch of tomorrow.
-CHECKS := lint check-newest check-oldest check-between
+CHECKS := lint docs check-newest check-oldest check-between
 NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # The emulation compiles no PyTorch but the headers of its number types, and the rehearsal of gpu-check
 # builds once more: once will do.
@@ -86,6 +87,10 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
+
+# What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
+docs: .venv-docs/.docs
+	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
 
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(ARGS)
@@ -125,6 +130,12 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOUR
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
 	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b()); \
 	b()['cuda'] or '$(CUDA)' == '0' or print('CUDA=1 says what is missing for CUDA kernels.')"
+	touch $@
+
+.venv-docs/.docs: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --upgrade pip
+	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(REQUIREMENT)

@@ -1,4 +1,4 @@
-"""Draws the documents' pictures: ``python docs/pictures.py``, with what ``.[bench]`` installs.
+"""Draws the documents' pictures: ``python docs/pictures.py [FOLDER]``; needs ``.[bench]``.
 
 What a picture says is computed by the package as it is drawn, or read from ``benchmarks/results``.
 """
@@ -29,46 +29,62 @@ BLUE, ORANGE, RED, GREY = "#6f9fdd", "#e08a2e", "#c0392b", "#9aa3ad"
 WINDOWS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")
 
 
-def of(operation: str, direction: str, layout: str = "") -> Callable[[Case], bool]:
-    """Cases of all sizes, windows and dtypes, but for the sweep over sizes."""
+def where(**wanted: object) -> Callable[[Case], bool]:
+    """Cases with these attributes, but none of the sweep over sizes."""
     return lambda case: (
-        (case.operation, case.direction) == (operation, direction)
-        and layout in ("", case.layout)
-        and case.family != "sweep"
+        case.family != "sweep"
+        and all(getattr(case, name) == value for name, value in wanted.items())
     )
 
 
-def family(name: str, direction: str, layout: str = "") -> Callable[[Case], bool]:
-    """Cases of one family."""
-    return lambda case: (
-        (case.family, case.direction) == (name, direction) and layout in ("", case.layout)
-    )
-
-
-# What the README's chart and its table of what is slower are geometric means of.
+# What the README's chart and its table of slower calls are geometric means of.
 FASTER = {
-    "pooling and unpooling, there and back": of("round-trip", "both"),
-    "pooling": of("pool", "forward", "contiguous"),
-    "pooling, channels_last": of("pool", "forward", "channels_last"),
-    "pooling, backward": of("pool", "backward"),
-    "unpooling": of("unpool", "forward"),
-    "unpooling, backward": of("unpool", "backward", "contiguous"),
-    "unpooling, backward, channels_last": of("unpool", "backward", "channels_last"),
+    "pooling and unpooling, there and back": where(operation="round-trip"),
+    "pooling, contiguous": where(operation="pool", direction="forward", layout="contiguous"),
+    "pooling, channels_last": where(operation="pool", direction="forward", layout="channels_last"),
+    "pooling backward": where(operation="pool", direction="backward"),
+    "unpooling": where(operation="unpool", direction="forward"),
+    "unpooling backward, contiguous": where(
+        operation="unpool", direction="backward", layout="contiguous"
+    ),
+    "unpooling backward, channels_last": where(
+        operation="unpool", direction="backward", layout="channels_last"
+    ),
 }
 SLOWER = {
-    "unpooling backward, 3x3 windows with stride 1, contiguous": family(
-        "3x3/1 padding 1", "backward", "contiguous"
+    "unpooling backward, 3x3 windows, stride 1, contiguous": where(
+        family="3x3/1 padding 1", direction="backward", layout="contiguous"
     ),
-    "unpooling backward, indices of a dilated pool": family("dilated pool", "backward"),
-    "pooling backward, 3x3 windows with stride 1": family("pool, 3x3/1 padding 1", "backward"),
-    "pooling a few kilobytes": family("pool, tiny", "forward"),
+    "unpooling backward, indices of a dilated pool": where(
+        family="dilated pool", direction="backward"
+    ),
+    "the same, forward and backward": where(family="dilated pool", direction="both"),
+    "pooling backward, 3x3 windows, stride 1": where(
+        family="pool, 3x3/1 padding 1", direction="backward"
+    ),
+    "pooling backward, 3x3 windows, stride 2, bfloat16, offsets": where(
+        family="pool, uint8", direction="backward", kernel_size=3, dtype="bfloat16"
+    ),
+    "unpooling backward of these, contiguous": where(
+        family="3x3/2 padding 1",
+        direction="backward",
+        dtype="bfloat16",
+        index_dtype="uint8",
+        layout="contiguous",
+    ),
+    "pooling a few kilobytes": where(family="pool, tiny", direction="forward"),
 }
+
+
+def ratios(wanted: Callable[[Case], bool]) -> list[float]:
+    """How many times torch.nn's speed this package has in each of these cases."""
+    rows = (row for row in MEASURED["rows"] if wanted(BY_NAME[row["name"]]))
+    return [ratio for row in rows if (ratio := report.times(row, "torch.nn"))]
 
 
 def speed(wanted: Callable[[Case], bool]) -> float:
-    """How many times torch.nn's speed this package has: the geometric mean of these cases."""
-    rows = (row for row in MEASURED["rows"] if wanted(BY_NAME[row["name"]]))
-    return statistics.geometric_mean(filter(None, (report.times(row, "torch.nn") for row in rows)))
+    """The geometric mean of the ratios."""
+    return statistics.geometric_mean(ratios(wanted))
 
 
 def cells(panel: Axes, x: float, y: float, words: Sequence[Any], **style: Any) -> None:
@@ -94,72 +110,54 @@ def overlap() -> Figure:
     """What becomes of three values with one index, and of the gradient."""
     plane = torch.tensor([[1.0, 2, 9, 4, 3]])
     indices = F.max_pool1d(plane, 3, 1, return_indices=True)[1]
-    figure = Figure(figsize=(11, 4.1))
-    first, *panels = figure.subplots(1, 5)
+    figure = Figure(figsize=(7.4, 6))
+    (first, last, theirs), (legend, *others) = figure.subplots(2, 3)
+    around = ["white"] * 2
     blank(first, 5, 7.4)
     first.set_title("Three windows,\none maximum", fontsize=11)
-    cells(
-        first,
-        0,
-        4.9,
-        [number(x) for x in plane[0]],
-        faces=["white"] * 2 + [WINDOWS[1]] + ["white"] * 2,
-    )
+    cells(first, 0, 4.9, [*map(number, plane[0])], faces=[*around, WINDOWS[1], *around])
     for place in range(3):
         y = 4.4 - 0.45 * place
         first.plot([place + 0.08, place + 2.92], [y, y], color=BLUE, linewidth=3)
-    words = f"so the indices are {indices[0].tolist()}.\nA decoder unpools\n2, 6 and 1 with them:"
-    first.text(2.5, 2.9, words, ha="center", va="top", fontsize=10, linespacing=1.6)
-    for panel, way in zip(panels, ("last", "sum", "mean", "torch.nn"), strict=True):
+    words = f"The indices are {indices[0].tolist()}.\nA decoder unpools\n2, 6 and 1 with them:"
+    first.text(2.5, 2.9, words, ha="center", va="top", fontsize=11, linespacing=1.5)
+    blank(legend, 5, 7.4)
+    for word, y in (("values", 6.2), ("output", 3.6), ("gradient of values", 1.0)):
+        for panel in (last, others[0]):
+            panel.text(-0.3, y, word, ha="right", va="center", fontsize=10, color="#444444")
+    for panel, way in zip(
+        (last, theirs, *others), ("last", "torch.nn", "sum", "mean"), strict=True
+    ):
         values = torch.tensor([[2.0, 6, 1]], requires_grad=True)
-        if way == "torch.nn":
-            output = torch.nn.functional.max_unpool1d(values[None], indices[None], 3, 1)[0]
-        else:
+        exact = way != "torch.nn"
+        if exact:
             output = F.max_unpool1d(values, indices, 3, 1, reduce=way)
+        else:
+            output = torch.nn.functional.max_unpool1d(values[None], indices[None], 3, 1)[0]
         (gradient,) = torch.autograd.grad(output.sum(), values)
-        wrong = way == "torch.nn"
+        shares = gradient[0].tolist()
         blank(panel, 5, 7.4)
+        colour = "black" if exact else RED
         panel.set_title(
-            "torch.nn, on one thread" if wrong else f'"{way}"',
-            fontsize=11,
-            color=RED if wrong else "black",
+            f'"{way}"' if exact else "torch.nn,\non one thread", fontsize=11, color=colour
         )
-        cells(panel, 1, 5.7, [number(x) for x in values[0].tolist()], faces=[WINDOWS[0]] * 3)
+        cells(panel, 1, 5.7, [*map(number, values[0].tolist())], faces=[WINDOWS[0]] * 3)
         cells(
-            panel,
-            0,
-            3.1,
-            [number(x) for x in output[0].tolist()],
-            faces=["white"] * 2 + [WINDOWS[1]] + ["white"] * 2,
+            panel, 0, 3.1, [*map(number, output[0].tolist())], faces=[*around, WINDOWS[1], *around]
         )
+        given = WINDOWS[2] if exact else WINDOWS[3]
         cells(
-            panel,
-            1,
-            0.5,
-            [number(x) for x in gradient[0].tolist()],
-            faces=[
-                "white" if not x else WINDOWS[3] if wrong else WINDOWS[2]
-                for x in gradient[0].tolist()
-            ],
+            panel, 1, 0.5, [*map(number, shares)], faces=[given if x else "white" for x in shares]
         )
-        for place, share in enumerate(gradient[0].tolist()):
-            written = bool(share) if not wrong else place == 2
+        for place, share in enumerate(shares):
+            written = way in ("sum", "mean") or place == 2
             arrow = {"arrowstyle": "-|>", "color": "black" if written else "#cccccc"}
             panel.annotate("", (2.5, 4.12), (place + 1.5, 5.68), arrowprops=arrow)
             if share:
-                back = {"arrowstyle": "-|>", "color": RED if wrong and place < 2 else "black"}
+                back = {"arrowstyle": "-|>", "color": "black" if written else RED}
                 panel.annotate("", (place + 1.5, 1.52), (2.5, 3.08), arrowprops=back)
-    for word, y in (("values", 6.2), ("output", 3.6), ("gradient", 1.0)):
-        panels[0].text(-0.25, y, word, ha="right", va="center", fontsize=9, color="#444444")
-    panels[3].text(
-        2.5,
-        0.05,
-        "values that are not in the\noutput get a gradient too",
-        ha="center",
-        va="top",
-        fontsize=8,
-        color=RED,
-    )
+    words = "values that are not in the\noutput get a gradient too"
+    theirs.text(2.5, 0.1, words, ha="center", va="top", fontsize=9, color=RED)
     return figure
 
 
@@ -309,4 +307,4 @@ def draw(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(__file__).parent / "pictures")
+    draw(Path(*sys.argv[1:2] or [ROOT / "docs" / "pictures"]))
