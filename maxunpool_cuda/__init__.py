@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _devices, functional
 from ._ops import build_info, check_errors
-from .convert import replace_max_pooling, replace_max_unpool
+from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from .patch import patched
 
 if TYPE_CHECKING:
     from . import onnx as onnx
@@ -25,9 +26,12 @@ __all__ = [
     "MaxUnpool3d",
     "build_info",
     "check_errors",
+    "converted",
     "functional",
+    "patched",
     "replace_max_pooling",
     "replace_max_unpool",
+    "restore_max_pooling",
 ]
 
 __version__ = "0.1.0"

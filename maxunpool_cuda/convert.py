@@ -1,4 +1,4 @@
-"""Put these modules where a model has those of :mod:`torch.nn`, in place.
+"""Put these modules where a model has those of :mod:`torch.nn`, in place, and put those back.
 
 A module is given the other class, and stays the object it is: with its hooks, its training mode,
 what was compiled of it, and whoever else refers to it, by whatever name or list.
@@ -6,8 +6,9 @@ what was compiled of it, and whoever else refers to it, by whatever name or list
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,8 @@ _THEIR_UNPOOLS: tuple[type, ...] = (
     torch.nn.MaxUnpool2d,
     torch.nn.MaxUnpool3d,
 )
+_OURS, _THEIRS = _POOLS + _UNPOOLS, _THEIR_POOLS + _THEIR_UNPOOLS
+_ADDED = ("index_dtype", "reduce")  # attributes
 
 
 def _check_model(name: str, model: object) -> None:
@@ -37,12 +40,14 @@ def _check_model(name: str, model: object) -> None:
         raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
 
 
-def _warn_of_nothing(name: str, model: torch.nn.Module, looked_for: str) -> None:
+def _warn_of_nothing(
+    name: str, model: torch.nn.Module, looked_for: str, stacklevel: int = 3
+) -> None:
     warnings.warn(
         f"{name}: expected a model with modules to replace but got {type(model).__name__} with "
         f"none: it looked for {looked_for} in model.modules(). Subclasses of these are left alone; "
         "functions that a forward calls, and scripted modules, are not seen.",
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
 
 
@@ -164,7 +169,18 @@ def replace_max_pooling(
         >>> model["pool"](torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
         (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
     """
-    name = "replace_max_pooling"
+    return _convert("replace_max_pooling", model, index_dtype, plain_pools, example, stacklevel=4)
+
+
+def _convert(
+    name: str,
+    model: torch.nn.Module,
+    index_dtype: torch.dtype,
+    plain_pools: bool,
+    example: tuple[Any, ...] | Tensor | None,
+    stacklevel: int,
+) -> dict[str, str]:
+    """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of a warning."""
     _check_model(name, model)
     check_index_dtype(name, index_dtype)
     if isinstance(example, Tensor):
@@ -203,7 +219,7 @@ def replace_max_pooling(
                 "but got one with uninitialized parameters"
             )
         flat = {path: _flat(pools[path], index_dtype) for path in wanted}
-        changed = _what_changes(Trial(model, example), convert, flat, index_dtype)
+        changed = _what_changes(name, Trial(model, example), convert, flat, index_dtype)
         wanted.update({path: flat[path] for path in changed})
         reasons |= changed
     convert(wanted)
@@ -211,8 +227,124 @@ def replace_max_pooling(
         looked_for = "torch.nn.MaxUnpool1d/2d/3d and MaxPool1d/2d/3d with return_indices=True"
         if any(type(module) in _THEIR_POOLS for module in model.modules()):
             looked_for += " (there are some without, which plain_pools=True replaces)"
-        _warn_of_nothing(name, model, looked_for)
+        _warn_of_nothing(name, model, looked_for, stacklevel)
     return {path: reasons[path] for path in pools if path in reasons}
+
+
+def restore_max_pooling(model: Model) -> Model:
+    """Make every MaxPool1d/2d/3d and MaxUnpool1d/2d/3d of this package torch.nn's, in place.
+
+    This undoes :func:`replace_max_pooling` and :func:`replace_max_unpool`: every module stays the
+    same object, with its hooks and its training mode, and has the class and the attributes of
+    torch.nn's. Modules that were this package's from the start become torch.nn's, too. Pools then
+    return torch.nn's indices, flat int64 ones, and torch.nn's gradient of unpooling is wrong where
+    windows overlap. Subclasses of this package's modules are left alone.
+
+    What looks up ``type(module)``, TorchScript and pickles for where this package is not installed
+    take the model then.
+
+    Args:
+        model: any module.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: an unpool adds or averages values with the same index, as none of torch.nn does;
+            nothing is restored then.
+
+    Example:
+        >>> import torch
+        >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
+        >>> model = torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)])
+        >>> replace_max_pooling(model)
+        {}
+        >>> type(restore_max_pooling(model)[0])
+        <class 'torch.nn.modules.pooling.MaxPool2d'>
+    """
+    name = "restore_max_pooling"
+    _check_model(name, model)
+    reduces = {
+        path: module.reduce
+        for path, module in model.named_modules()
+        if type(module) in _UNPOOLS and module.reduce != "last"
+    }
+    if reduces:
+        raise ValueError(
+            f"{name}: expected MaxUnpool1d/2d/3d with reduce='last', as torch.nn has it, "
+            f"but got {reduces}"
+        )
+    for module in model.modules():
+        if type(module) in _OURS:
+            _put_back(module, (_THEIRS[_OURS.index(type(module))], {}))
+    return model
+
+
+@contextlib.contextmanager
+def converted(
+    model: Model,
+    index_dtype: torch.dtype = torch.uint8,
+    *,
+    plain_pools: bool = False,
+    example: tuple[Any, ...] | Tensor | None = None,
+) -> Iterator[Model]:
+    """Inside, ``model`` is as :func:`replace_max_pooling` makes it; afterwards, as it was.
+
+    What is undone at the end, however that comes about, is what was done at the beginning: modules
+    that were this package's before are so afterwards, and return the indices that they did.
+    Modules that were not in ``model`` at the beginning are left alone.
+
+    Args:
+        model: any module.
+        index_dtype: see :func:`replace_max_pooling`.
+        plain_pools: see :func:`replace_max_pooling`.
+        example: see :func:`replace_max_pooling`.
+
+    Returns:
+        A context manager, which gives ``model``.
+
+    Raises:
+        TypeError: as :func:`replace_max_pooling` does.
+        ValueError: as :func:`replace_max_pooling` does.
+
+    Warns:
+        UserWarning: nothing in ``model`` was replaced, or is of this package already.
+
+    Example:
+        >>> import torch
+        >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
+        >>> model = torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)])
+        >>> with converted(model):
+        ...     pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
+        (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
+        >>> pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
+        (tensor([[[4.]]]), tensor([[[2]]]))
+    """
+    _check_model("converted", model)
+    before = [(module, _state(module)) for module in model.modules()]
+    _convert("converted", model, index_dtype, plain_pools, example, stacklevel=5)
+    changed = [(module, state) for module, state in before if _state(module) != state]
+    try:
+        yield model
+    finally:
+        for module, state in changed:
+            if type(module) in _OURS:
+                _put_back(module, state)
+
+
+def _state(module: torch.nn.Module) -> tuple[type, dict[str, Any]]:
+    """What conversion may change: the class, and the attributes that torch.nn's do not have."""
+    return type(module), {name: vars(module)[name] for name in _ADDED if name in vars(module)}
+
+
+def _put_back(module: torch.nn.Module, state: tuple[type, dict[str, Any]]) -> None:
+    module.__class__, attributes = state
+    for name in _ADDED:
+        if name in attributes:
+            setattr(module, name, attributes[name])
+        elif name in vars(module):
+            delattr(module, name)
 
 
 def _flat(pool: Any, index_dtype: torch.dtype) -> torch.dtype:
@@ -222,6 +354,7 @@ def _flat(pool: Any, index_dtype: torch.dtype) -> torch.dtype:
 
 
 def _what_changes(
+    name: str,
     trial: Trial,
     convert: Callable[[Mapping[str, torch.dtype]], None],
     flat: Mapping[str, torch.dtype],
@@ -234,7 +367,7 @@ def _what_changes(
     try:
         expected = trial.run(lambda: convert(flat))
     except Exception as error:
-        raise _cannot_run(trial, error) from error
+        raise _cannot_run(name, trial, error) from error
     others = [path for path, dtype in flat.items() if dtype != index_dtype]
     if not others:
         return {}
@@ -267,9 +400,8 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _cannot_run(trial: Trial, error: Exception) -> ValueError:
+def _cannot_run(name: str, trial: Trial, error: Exception) -> ValueError:
     """That of a model which raised ``error`` once converted."""
-    name = "replace_max_pooling"
     try:
         trial.run()
     except Exception as before:
