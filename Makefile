@@ -5,9 +5,9 @@
 #   make test-all  every test: the emulation of the CUDA kernels under sanitizers, the extension
 #                  under sanitizers, the machine code of the CUDA kernels
 #   make soak      the random tests, once for each of many fresh seeds
+#   make docs      builds the documents into out/docs
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
-#   make docs      builds the documents into out/docs
 #   make checks    what every change must pass beside make test; CI calls one after the other
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
@@ -76,6 +76,10 @@ test-all: $(VENV)/.test-all
 soak: $(VENV)/.test
 	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
 
+# What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
+docs: .venv-docs/.docs
+	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
+
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
@@ -87,10 +91,6 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
-
-# What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
-docs: .venv-docs/.docs
-	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
 
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(ARGS)
@@ -121,6 +121,12 @@ $(REQUIREMENT):
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
 
+.venv-docs/.docs: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --upgrade pip
+	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
+	touch $@
+
 $(KERNELS): $(REQUIREMENT)
 	rm -f $(VENV)/.cuda-* && touch $@
 
@@ -130,12 +136,6 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOUR
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
 	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b()); \
 	b()['cuda'] or '$(CUDA)' == '0' or print('CUDA=1 says what is missing for CUDA kernels.')"
-	touch $@
-
-.venv-docs/.docs: pyproject.toml
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --upgrade pip
-	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(REQUIREMENT)
