@@ -71,6 +71,16 @@ def test_every_python_example_runs() -> None:
             assert example.startswith(">>> "), page.name
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    described = re.findall(r":: (\S+)$", (ROOT / "docs/api.md").read_text(), flags=re.M)
+    public = {f"maxunpool_cuda.{name}" for name in maxunpool_cuda.__all__}
+    functions = {
+        f"maxunpool_cuda.functional.{name}" for name in vars(functional) if name.startswith("max_")
+    }
+    public |= functions | {"maxunpool_cuda.onnx.translation_table"}
+    assert sorted(described) == sorted(public - {"maxunpool_cuda.functional"})
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
