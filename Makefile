@@ -56,13 +56,13 @@ demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 # The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
 # PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
 # the list, as it may fail: the PyTorch of tomorrow.
-CHECKS := lint docs check-newest check-oldest check-between
+CHECKS := lint check-docs check-newest check-oldest check-between
 NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # The emulation compiles no PyTorch but the headers of its number types, and the rehearsal of gpu-check
 # builds once more: once will do.
 ONCE := --ignore tests/test_emulation.py --ignore tests/test_gpu_check.py
 
-.PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
+.PHONY: demo test test-all soak bench budget docs lint gpu-check clean checks $(CHECKS) check-nightly
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
@@ -79,6 +79,8 @@ soak: $(VENV)/.test
 # What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
 docs: .venv-docs/.docs
 	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
+
+check-docs: docs
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
