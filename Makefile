@@ -62,7 +62,7 @@ NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # builds once more: once will do.
 ONCE := --ignore tests/test_emulation.py --ignore tests/test_gpu_check.py
 
-.PHONY: demo test test-all soak bench budget docs lint gpu-check clean checks $(CHECKS) check-nightly
+.PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
@@ -76,6 +76,7 @@ test-all: $(VENV)/.test-all
 soak: $(VENV)/.test
 	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
 
+.PHONY: docs
 # What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
 docs: .venv-docs/.docs
 	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
