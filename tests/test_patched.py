@@ -1,0 +1,511 @@
+"""Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as torch_F
+from cases import INDEX_DTYPES, REDUCES, same
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import MaxPool2d, MaxUnpool2d, patched
+
+IMAGE = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+WINDOW = (3, 2, 1)  # which overlaps
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(poisoned_memory: None) -> Iterator[None]:
+    torch.use_deterministic_algorithms(False)  # under which torch.nn's unpooling raises
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on more its result for duplicate indices is anybody's
+    yield
+    torch.set_num_threads(threads)
+    assert torch._C._len_torch_function_stack() == 0
+    assert dtype_of_indices() == torch.int64
+
+
+def dtype_of_indices(x: Tensor = IMAGE) -> torch.dtype:
+    """Of those that torch.nn's pooling returns where this is called."""
+    indices: Tensor = torch_F.max_pool2d(x, 2, return_indices=True)[1]
+    return indices.dtype
+
+
+def round_trip(x: Tensor, of: Any = torch_F, **options: Any) -> tuple[Tensor, Tensor]:
+    values, indices = of.max_pool2d(x, *WINDOW, return_indices=True, **options)
+    return of.max_unpool2d(values, indices, *WINDOW, output_size=x.shape[-2:]), indices
+
+
+def with_gradient(function: Callable[..., Any], *arguments: Any) -> list[Tensor]:
+    x = IMAGE.clone().requires_grad_()
+    output, *rest = function(x, *arguments)
+    return [*torch.autograd.grad(output.square().sum(), x), output.detach(), *rest]
+
+
+def all_same(results: Any, expected: Any) -> bool:
+    return all(map(same, results, expected)) and len(results) == len(expected)
+
+
+OURS = with_gradient(lambda x: round_trip(x, F, index_dtype=torch.uint8))
+
+
+def names(graph_module: torch.fx.GraphModule) -> set[str]:
+    """Of the operators of pooling and unpooling in all its graphs."""
+    graphs = (m.graph for m in graph_module.modules() if isinstance(m, torch.fx.GraphModule))
+    targets = (str(node.target) for graph in graphs for node in graph.nodes)
+    return {target for target in targets if "pool" in target}
+
+
+OPERATORS = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}
+
+
+def test_torchs_gradient_is_another() -> None:
+    """What all else here tells the two apart by, beside the dtype of the indices."""
+    theirs = with_gradient(round_trip)
+    assert same(theirs[1], OURS[1])
+    assert not torch.allclose(theirs[0], OURS[0])
+
+
+def calls(dims: int) -> dict[str, tuple[Callable[[], Any], Callable[[torch.dtype], Any]]]:
+    """Calls of PyTorch's functions, and what they are to return, of indices of a dtype."""
+    x = IMAGE if dims == 2 else IMAGE[0] if dims == 1 else IMAGE[:, :, None].expand(2, 3, 4, 9, 8)
+    name, window = f"max_pool{dims}d", (3, 2, 1)
+    ours, theirs = getattr(F, name), getattr(torch_F, name)
+    also, plain = getattr(torch_F, f"{name}_with_indices"), getattr(torch, name)
+    pooled, indices = theirs(x, 2, return_indices=True)
+    unpool, our_unpool = (getattr(of, f"max_unpool{dims}d") for of in (torch_F, F))
+    size = x.shape[-dims:]
+    return {
+        "values": (lambda: theirs(x, 2), lambda _: ours(x, 2)),
+        "by position": (
+            lambda: theirs(x, *window, 1, True, True),
+            lambda dtype: ours(x, *window, 1, True, True, index_dtype=dtype),
+        ),
+        "by name": (
+            lambda: theirs(
+                return_indices=True, padding=1, stride=None, ceil_mode=True, input=x, kernel_size=3
+            ),
+            lambda dtype: ours(x, 3, None, 1, 1, True, True, index_dtype=dtype),
+        ),
+        "with indices": (
+            lambda: also(x, *window),
+            lambda dtype: ours(x, *window, return_indices=True, index_dtype=dtype),
+        ),
+        "with indices, told not to": (
+            lambda: also(x, 2, return_indices=False),
+            lambda dtype: ours(x, 2, return_indices=True, index_dtype=dtype),
+        ),
+        "torch's": (lambda: plain(x, 3, [], 1), lambda _: ours(x, 3, None, 1)),
+        "torch's by name": (
+            lambda: plain(input=x, kernel_size=[3], stride=2, dilation=1, ceil_mode=True),
+            lambda _: ours(x, 3, 2, 0, 1, True),
+        ),
+        "unpool": (
+            lambda: unpool(pooled, indices, 2, 2, 0, size),
+            lambda _: our_unpool(pooled, indices, 2, 2, 0, size),
+        ),
+        "unpool by name": (
+            lambda: unpool(
+                indices=indices, output_size=list(size), kernel_size=2, input=pooled, stride=2
+            ),
+            lambda _: our_unpool(pooled, indices, 2, output_size=size),
+        ),
+    }
+
+
+class Recorder(TorchFunctionMode):
+    """Inside all others, the names of what they call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_form_of_a_call(dims: int) -> None:
+    for name, (call, expected) in calls(dims).items():
+        for dtype in INDEX_DTYPES:
+            with Recorder() as recorder, patched(dtype):
+                got = call()
+            wanted = expected(dtype)
+            assert all_same(*([r] if isinstance(r, Tensor) else r for r in (got, wanted))), name
+            assert any(
+                func.__module__ == F.__name__
+                for func in recorder.called
+                if hasattr(func, "__module__")
+            ), name
+    if dims == 1:
+        with patched(torch.uint8):
+            assert torch.max_pool1d_with_indices(IMAGE[0], 2)[1].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_reduce(reduce: Any) -> None:
+    x, indices = torch.tensor([[1.0, 4.0]]), torch.tensor([[1, 1]])
+    with patched(reduce=reduce):
+        assert torch_F.max_unpool1d(x, indices, 2).tolist() == [
+            [0, {"last": 4, "sum": 5, "mean": 2.5}[reduce], 0, 0]
+        ]
+        assert dtype_of_indices() == torch.int64
+
+
+def test_modules() -> None:
+    """torch.nn's are covered, subclasses too; this package's do what they were told."""
+
+    class Own(nn.MaxPool2d):
+        pass
+
+    with patched(torch.uint8, reduce="sum"):
+        for pool in (nn.MaxPool2d(2, return_indices=True), Own(2, return_indices=True)):
+            assert pool(IMAGE)[1].dtype == torch.uint8
+        assert MaxPool2d(2, return_indices=True, index_dtype=torch.int32)(IMAGE)[1].dtype == (
+            torch.int32
+        )
+        x, indices = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
+        assert nn.MaxUnpool2d(2)(x, indices)[0, 0, 0] == 5
+        assert MaxUnpool2d(2)(x, indices)[0, 0, 0] == 4
+        assert F.max_unpool2d(x, indices, 2)[0, 0, 0] == 4
+        parameter = nn.Parameter(IMAGE.clone())
+        assert dtype_of_indices(parameter) == torch.uint8
+
+
+def test_nesting_and_exceptions() -> None:
+    outer, inner = patched(torch.int32), patched(torch.uint8)
+
+    def fails() -> None:
+        with inner:
+            with outer, inner, BaseTorchFunctionMode():
+                assert dtype_of_indices() == torch.uint8
+            assert dtype_of_indices() == torch.uint8
+            raise ZeroDivisionError
+
+    with outer:
+        assert dtype_of_indices() == torch.int32
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        assert dtype_of_indices() == torch.int32
+    assert dtype_of_indices() == torch.int64
+    with outer, outer:
+        assert dtype_of_indices() == torch.int32
+
+
+def test_decorated_functions() -> None:
+    decorate = patched(torch.uint8)
+
+    @decorate
+    def recursive(depth: int, *, fails: bool = False) -> list[torch.dtype]:
+        """Documented."""
+        if fails and not depth:
+            raise ZeroDivisionError
+        return [dtype_of_indices(), *(recursive(depth - 1, fails=fails) if depth else ())]
+
+    assert (recursive.__name__, recursive.__doc__) == ("recursive", "Documented.")
+    assert recursive(2) == [torch.uint8] * 3
+    with pytest.raises(ZeroDivisionError):
+        recursive(2, fails=True)
+    with patched(torch.int32):
+        assert recursive(0) == [torch.uint8]
+        assert dtype_of_indices() == torch.int32
+
+    class Model(nn.Module):
+        @decorate
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return round_trip(x)
+
+    assert all_same(with_gradient(Model()), OURS)
+    assert all_same(with_gradient(decorate(round_trip)), OURS)
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+async def coroutine() -> None:
+    pass
+
+
+async def async_generator() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("wrong", [generator, coroutine, async_generator, nn.ReLU, 3, None])
+def test_what_cannot_be_decorated(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^patched: expected a function .* use `with patched"):
+        patched()(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["uint8", 3, None, torch.int16, torch.float32, dtype_of_indices])
+def test_what_is_no_index_dtype(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^patched: expected index_dtype to be torch\.int64, "):
+        patched(wrong)
+    with pytest.raises(ValueError, match=r"^patched: expected reduce to be 'last', "):
+        patched(reduce=wrong)
+
+
+def test_errors_are_this_packages() -> None:
+    """What it refuses; and what torch.nn refuses already: arguments that only ours take."""
+    x, bad = torch.rand(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99)
+    with patched(torch.uint8):
+        with pytest.raises(ValueError, match=r"^max_pool2d: expected a window of at most 256"):
+            torch_F.max_pool2d(torch.rand(1, 40, 40), 17, return_indices=True)
+        assert torch_F.max_pool2d(torch.rand(1, 40, 40), 17).shape == (1, 2, 2)
+        with pytest.raises(RuntimeError, match=r"^max_unpool2d: expected "):
+            torch_F.max_unpool2d(x, bad, 2)
+        with pytest.raises(TypeError, match=r"^max_pool2d: expected input to be a Tensor"):
+            torch_F.max_pool2d([1.0], 2)
+        for call in (
+            lambda: torch_F.max_pool2d(x, 2, index_dtype=torch.uint8),
+            lambda: torch.max_pool2d(x, 2, return_indices=True),
+            lambda: torch_F.max_unpool2d(x, bad, 2, reduce="sum"),
+        ):
+            with pytest.raises(TypeError, match="unexpected keyword argument"):
+                call()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_what_is_left_to_torchs_functions() -> None:
+    """Quantized and mkldnn tensors do not go round for ever."""
+    quantized = torch.quantize_per_tensor(IMAGE, 0.1, 0, torch.quint8)
+    expected = torch_F.max_pool2d(quantized, 2)
+    with patched(), patched(torch.uint8):
+        assert torch.equal(torch_F.max_pool2d(quantized, 2), expected)
+        assert torch.equal(torch.max_pool2d(quantized, 2), expected)
+        if torch.backends.mkldnn.is_available():
+            got = torch_F.max_pool2d(IMAGE.to_mkldnn(), 2)
+            assert torch.equal(got.to_dense(), torch_F.max_pool2d(IMAGE, 2))
+
+
+class Seen(Tensor):
+    """A subclass that notes what is called, and leaves it to Tensor."""
+
+    called: list[Any]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.called.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Knows(Tensor):
+    """A subclass with pooling of its own, and without unpooling."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch_F.max_pool2d:
+            return "its own"
+        if func is torch_F.max_unpool2d:
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_subclasses_have_their_turn() -> None:
+    """With PyTorch's functions, for they know no others; what they call is this package's."""
+    Seen.called = []
+    with patched(torch.int32), patched(torch.uint8):
+        results = round_trip(IMAGE.as_subclass(Seen))  # type: ignore[arg-type]
+        assert torch_F.max_pool2d(IMAGE.as_subclass(Knows), 2) == "its own"  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"^max_unpool2d: expected .* but got \['Knows'\]"):
+            torch_F.max_unpool2d(IMAGE.as_subclass(Knows), IMAGE.long(), 2)  # type: ignore[arg-type]
+    called = [func for func in Seen.called if "pool" in func.__name__]
+    assert called == [torch_F.max_pool2d_with_indices, torch_F.max_unpool2d]
+    assert all(type(result) is Seen for result in results)
+    assert all_same([result.as_subclass(Tensor) for result in results], OURS[1:])
+
+
+def test_threads() -> None:
+    """Each has its own; backward may run in any."""
+    seen: list[Any] = []
+
+    def elsewhere() -> None:
+        seen.append(dtype_of_indices())
+        loss.backward()
+
+    x = IMAGE.clone().requires_grad_()
+    with patched(torch.uint8):
+        loss = round_trip(x)[0].square().sum()
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert dtype_of_indices() == torch.uint8
+    assert seen == [torch.int64]
+    assert same(x.grad, OURS[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    def gradient(function: Callable[..., Any], backward_inside: bool) -> Tensor | None:
+        x = IMAGE.clone().requires_grad_()
+        with patched(torch.uint8):
+            loss = checkpoint(function, x, use_reentrant=reentrant)[0].square().sum()
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
+        return x.grad
+
+    for inside in (False, True):
+        assert same(gradient(patched(torch.uint8)(round_trip), inside), OURS[0])
+    if hasattr(torch.overrides, "redispatch_function"):
+        assert same(gradient(round_trip, True), OURS[0])
+    if not reentrant:  # PyTorch notices
+        with pytest.raises(torch.utils.checkpoint.CheckpointError):
+            gradient(round_trip, False)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradcheck_of_torchs_functions(dims: int, reduce: Any) -> None:
+    """With indices that several windows share, where torch.nn's unpooling fails."""
+    torch.manual_seed(0)
+    shape = (2, 5) if dims == 1 else (1, *(3, 2, 2)[-dims:])
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    cells = 2 * shape[-1] if dims == 1 else 2**dims * x[0].numel()
+    indices = torch.randint(cells // 3, shape)
+    unpool = getattr(torch_F, f"max_unpool{dims}d")
+    pool = getattr(torch_F, f"max_pool{dims}d")
+    spread = torch.randperm(4**dims).double().reshape(1, *[4] * dims).requires_grad_()
+    with patched(reduce=reduce):
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            assert check(lambda x: unpool(x, indices, 2).sin(), (x,))
+            assert check(lambda x: pool(x, 2, 1, return_indices=True)[0].sin(), (spread,))
+            assert check(lambda x: pool(x, 3, 1, 1).sin(), (spread,))
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(lambda x: unpool(x, indices, 2), (x,))
+
+
+def test_transforms() -> None:
+    x = IMAGE.double()
+
+    def loss(x: Tensor) -> Tensor:
+        return round_trip(x)[0].square().sum()
+
+    def ours(x: Tensor) -> Tensor:
+        return round_trip(x, F)[0].square().sum()
+
+    for transform in (
+        torch.func.grad,
+        lambda f: torch.vmap(torch.func.grad(f)),
+        lambda f: torch.func.jacrev(torch.func.grad(f)),
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+    ):
+        small = x[:, :1, :4, :4]
+        with patched():
+            got = transform(loss)(small)
+        assert same(got, transform(ours)(small))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(*WINDOW, return_indices=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = self.pool(x)
+        return torch_F.max_unpool2d(values, indices, *WINDOW, output_size=x.shape[-2:]), indices
+
+
+class Inside(Model):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with patched(torch.uint8):
+            return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*certain side effects")  # of a mode that comes and goes
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    with patched(torch.uint8):
+        around = torch.export.export(Model(), (IMAGE,), strict=strict)
+    inside = torch.export.export(Inside(), (IMAGE,), strict=strict)
+    for exported in (around, inside):
+        assert names(exported.graph_module) == OPERATORS
+        assert all_same(exported.module()(IMAGE), OURS[1:])
+
+
+def test_tracing() -> None:
+    with patched(torch.uint8):
+        made = make_fx(Model())(IMAGE)
+        symbolic = torch.fx.symbolic_trace(lambda x: round_trip(x))
+        traced = torch.jit.trace(Model(), IMAGE)
+    assert names(made) == OPERATORS
+    for graph in (made, symbolic, traced):
+        assert all_same(graph(IMAGE), OURS[1:])
+
+
+GLOBAL = patched(torch.uint8)
+
+
+def with_a_global(x: Tensor) -> tuple[Tensor, Tensor]:
+    with GLOBAL:
+        return round_trip(x)
+
+
+def nested(x: Tensor) -> tuple[Tensor, ...]:
+    with patched(torch.int32):
+        with patched(torch.uint8):
+            output, *inner = round_trip(x)
+        return output, *inner, round_trip(x)[1]
+
+
+COMPILED = [Inside(), GLOBAL(round_trip), with_a_global]
+
+
+@pytest.mark.parametrize("function", COMPILED, ids=["model", "decorated", "global"])
+def test_compiled_with_it_inside(function: Any) -> None:
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert all_same(with_gradient(compiled), OURS)
+
+
+def test_compiled_and_nested() -> None:
+    compiled = torch.compile(nested, fullgraph=True, backend="aot_eager")
+    *results, outer = with_gradient(compiled)
+    assert all_same(results, OURS)
+    assert outer.dtype == torch.int32
+
+
+def test_around_what_is_compiled() -> None:
+    """It is compiled anew inside, and neither result is the other's."""
+    model = torch.compile(Model(), fullgraph=True, backend="aot_eager")
+    theirs = with_gradient(Model())
+    for _ in range(2):
+        assert all_same(with_gradient(model), theirs)
+        with patched(torch.uint8):
+            assert all_same(with_gradient(model), OURS)
+        assert all_same(with_gradient(patched(torch.uint8)(model)), OURS)
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+def test_compiled_checkpoints_and_branches(place: str) -> None:
+    """Dynamo runs their functions apart from all modes."""
+
+    def checkpointed(x: Tensor) -> Any:
+        return checkpoint(round_trip, x, use_reentrant=False)
+
+    def indices(x: Tensor) -> Tensor:
+        return round_trip(x)[1].clone()
+
+    def branching(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, indices, lambda x: indices(x + 1), (x,))
+
+    def compiled(function: Any, backend: str) -> Any:
+        torch.compiler.reset()
+        mode = patched(torch.uint8)
+        function, inside = (function, mode) if place == "around" else (mode(function), lambda f: f)
+        return inside(torch.compile(function, fullgraph=True, backend=backend))
+
+    assert all_same(with_gradient(compiled(checkpointed, "aot_eager")), OURS)
+    assert same(compiled(branching, "eager")(IMAGE.abs()), round_trip_indices(IMAGE.abs()))
+
+
+def round_trip_indices(x: Tensor) -> Tensor:
+    return round_trip(x, F, index_dtype=torch.uint8)[1]
