@@ -59,7 +59,7 @@ _redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
 _BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad) if _redispatch else ()
 
 
-class patched(TorchFunctionMode):  # noqa: N801  # as torch.no_grad is written
+class patched:  # noqa: N801  # as torch.no_grad is written
     """Inside, max pooling and max unpooling of :mod:`torch.nn.functional` are this package's.
 
     A context manager, and a decorator for functions. It concerns ``max_pool1d/2d/3d``,
@@ -77,9 +77,9 @@ class patched(TorchFunctionMode):  # noqa: N801  # as torch.no_grad is written
     What PyTorch runs elsewhere or later is not reached: TorchScript; other threads, such as those
     of :class:`torch.nn.DataParallel`; and what :func:`torch.utils.checkpoint.checkpoint` computes
     again in a backward that does not run inside (before PyTorch 2.13: in any). There, decorate
-    ``forward``, or the function that is checkpointed. Under torch.compile, Dynamo refuses functions
-    that are decorated in what is checkpointed, or in a branch of ``torch.cond``: decorate what has
-    these in it.
+    ``forward``, or the function that is checkpointed. With ``fullgraph=True`` Dynamo refuses it
+    within what is checkpointed and within a branch of ``torch.cond``, but takes it around these;
+    and, in some releases, a ``with`` of an object that was made outside of what is compiled.
 
     Args:
         index_dtype: of the indices that pooling returns where it is asked for them: int64 and
@@ -109,11 +109,17 @@ class patched(TorchFunctionMode):  # noqa: N801  # as torch.no_grad is written
     """
 
     def __init__(self, index_dtype: torch.dtype = torch.int64, *, reduce: Reduce = "last") -> None:
-        super().__init__()
         check_index_dtype("patched", index_dtype)
         check_reduce("patched", reduce)
-        self.index_dtype = index_dtype
-        self.reduce = reduce
+        # This is none itself: Dynamo leaves modes on where a graph breaks inside of them.
+        self._mode: Any = _Mode(index_dtype, reduce)
+
+    def __enter__(self) -> patched:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._mode.__exit__(*exception)
 
     def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         begins_only = (
@@ -126,7 +132,15 @@ class patched(TorchFunctionMode):  # noqa: N801  # as torch.no_grad is written
                 "patched: expected a function that is done when it returns but got "
                 f"{function!r}; use `with patched():`"
             )
-        return functools.wraps(function)(_inside(self, function))
+        return functools.wraps(function)(_inside(self._mode, function))
+
+
+class _Mode(TorchFunctionMode):
+    """What PyTorch calls instead of its functions while this is on."""
+
+    def __init__(self, index_dtype: torch.dtype, reduce: Reduce) -> None:
+        super().__init__()
+        self.index_dtype, self.reduce = index_dtype, reduce
 
     def __torch_function__(
         self,
@@ -167,7 +181,7 @@ class patched(TorchFunctionMode):  # noqa: N801  # as torch.no_grad is written
         return func(*args, **kwargs)
 
 
-def _inside(mode: patched, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def _inside(mode: _Mode, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     def inside(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with mode:
             return function(*args, **kwargs)

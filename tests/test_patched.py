@@ -1,5 +1,6 @@
 """Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -457,13 +458,18 @@ def nested(x: Tensor) -> tuple[Tensor, ...]:
         return output, *inner, round_trip(x)[1]
 
 
-COMPILED = [Inside(), GLOBAL(round_trip), with_a_global]
-
-
-@pytest.mark.parametrize("function", COMPILED, ids=["model", "decorated", "global"])
+@pytest.mark.parametrize("function", [Inside(), GLOBAL(round_trip)], ids=["model", "decorated"])
 def test_compiled_with_it_inside(function: Any) -> None:
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert all_same(with_gradient(compiled), OURS)
+
+
+def test_compiled_with_one_from_outside() -> None:
+    """Dynamo takes it for what it is, or refuses it."""
+    compiled = torch.compile(with_a_global, fullgraph=True, backend="eager")
+    with contextlib.suppress(torch._dynamo.exc.Unsupported):
+        assert all_same(with_gradient(compiled), OURS)
+    assert all_same(with_gradient(torch.compile(with_a_global, backend="eager")), OURS)
 
 
 def test_compiled_and_nested() -> None:
@@ -509,3 +515,23 @@ def test_compiled_checkpoints_and_branches(place: str) -> None:
 
 def round_trip_indices(x: Tensor) -> Tensor:
     return round_trip(x, F, index_dtype=torch.uint8)[1]
+
+
+def breaking(x: Tensor) -> list[torch.dtype]:
+    found = []
+    with patched(torch.int32):
+        found.append(dtype_of_indices(x))
+        torch._dynamo.graph_break()
+        with GLOBAL:
+            torch._dynamo.graph_break()
+            found.append(dtype_of_indices(x))
+        found.append(dtype_of_indices(x))
+    return [*found, dtype_of_indices(x)]
+
+
+def test_graph_breaks() -> None:
+    """After which Dynamo leaves modes on that it knows for such."""
+    expected = [torch.int32, torch.uint8, torch.int32, torch.int64]
+    assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
+    with patched(torch.uint8):
+        assert torch.compile(breaking, backend="eager")(IMAGE) == [*expected[:3], torch.uint8]
