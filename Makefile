@@ -5,6 +5,7 @@
 #   make test-all  every test: the emulation of the CUDA kernels under sanitizers, the extension
 #                  under sanitizers, the machine code of the CUDA kernels
 #   make soak      the random tests, once for each of many fresh seeds
+#   make docs      builds the documents into out/docs
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
 #   make checks    what every change must pass beside make test; CI calls one after the other
@@ -55,7 +56,7 @@ demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 # The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
 # PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
 # the list, as it may fail: the PyTorch of tomorrow.
-CHECKS := lint check-newest check-oldest check-between
+CHECKS := lint check-docs check-newest check-oldest check-between
 NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # The emulation compiles no PyTorch but the headers of its number types, and the rehearsal of gpu-check
 # builds once more: once will do.
@@ -74,6 +75,13 @@ test-all: $(VENV)/.test-all
 
 soak: $(VENV)/.test
 	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
+
+.PHONY: docs
+# What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
+docs: .venv-docs/.docs
+	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
+
+check-docs: docs
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
@@ -115,6 +123,12 @@ $(REQUIREMENT):
 	$(PIP) --upgrade pip
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
+
+.venv-docs/.docs: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --upgrade pip
+	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
+	touch $@
 
 $(KERNELS): $(REQUIREMENT)
 	rm -f $(VENV)/.cuda-* && touch $@

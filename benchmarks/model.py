@@ -1,4 +1,4 @@
-"""What a case should cost, before it is measured. See MODEL.md for why."""
+"""What a case should cost, before it is measured. See docs/performance.md for why."""
 
 import math
 

@@ -1,7 +1,8 @@
 """PyTorch's issues about max unpooling and pooling, each replayed on torch.nn and on this package.
 
-ISSUES replays each report on the functions it is given, and says what came of it, in words. The
-README's table has the words for this package; `python tests/test_pytorch_issues.py` prints it anew.
+ISSUES replays each report on the functions it is given, and says what came of it, in words.
+docs/pytorch-issues.md has the words for this package; `python tests/test_pytorch_issues.py` prints
+its table anew.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ import maxunpool_cuda.functional
 import maxunpool_cuda.onnx
 
 THEIRS, OURS = torch.nn.functional, maxunpool_cuda.functional
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "pytorch-issues.md"
 # Of each issue: what was wrong there, and what is said here.
 ROWS = {
     int(number): (fault, here)
     for number, fault, here in re.findall(
-        r"^\| \[(\d+)\]\(.*\) \| (.*) \| .* \| (.*) \|$", README.read_text(), re.M
+        r"^\| \[(\d+)\]\(.*\) \| (.*) \| .* \| (.*) \|$", PAGE.read_text(), re.M
     )
 }
 
@@ -338,7 +339,7 @@ def test_issue(number: int, record_property: Callable[[str, object], None]) -> N
     assert replay(number, OURS) == ROWS[number][1]
 
 
-def test_every_row_of_the_readme_is_replayed() -> None:
+def test_every_row_of_the_page_is_replayed() -> None:
     assert list(ROWS) == list(ISSUES)
 
 

@@ -1,0 +1,38 @@
+"""How Sphinx builds the documents: ``make docs``."""
+
+import re
+
+from sphinx.application import Sphinx
+
+project = "maxunpool_cuda"
+extensions = ["autoapi.extension", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton"]
+
+html_theme = "furo"
+html_title = project
+html_copy_source = False
+html_show_copyright = html_show_sphinx = False
+
+# Links to headings are written as GitHub takes them. A broken one is an error, as every warning.
+myst_heading_anchors = 3
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# api.md takes the docstrings from what the package's source says, so that nothing is built for it.
+autoapi_dirs = ["../maxunpool_cuda"]
+autoapi_generate_api_docs = False
+autoapi_options = []
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+add_module_names = False
+
+
+def short_names(_: Sphinx, *described: str | None) -> tuple[str | None, ...]:
+    """The types of a signature, by the names that the source has for them."""
+    modules = r"maxunpool_cuda\._arguments\.|collections\.abc\."
+    return tuple(text and re.sub(modules, "", text) for text in described[-2:])
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", short_names)
