@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _devices, functional
-from ._ops import build_info, check_errors
+from ._ops import BUILT_FOR, build_info, check_errors
 from .convert import replace_max_pooling, replace_max_unpool
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
@@ -30,7 +30,7 @@ __all__ = [
     "replace_max_unpool",
 ]
 
-__version__ = "0.1.0"
+__version__: str = BUILT_FOR["version"]
 
 _devices.register()
 
