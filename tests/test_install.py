@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -128,7 +129,23 @@ def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
 
 def test_one_version() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    assert re.findall(r'^version = "(.+)"$', text, re.M) == [maxunpool_cuda.__version__]
+    version = maxunpool_cuda.__version__.split("+")[0]  # a wheel's says more
+    assert re.findall(r'^version = "(.+)"$', text, re.M) == [version]
+
+
+@pytest.mark.slow
+def test_the_source_archive_is_whole(tmp_path: Path) -> None:
+    """All that git has, but for what only serves a repository."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    at = ("egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path))
+    done = run(sys.executable, "setup.py", "--quiet", *at)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    assert {name for name in tracked if name[0] != "."} <= names
 
 
 def test_actions_are_pinned() -> None:
