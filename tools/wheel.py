@@ -129,7 +129,7 @@ def look(wheel: Path) -> None:
     """Its files, what it requires and what its library links."""
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
     with zipfile.ZipFile(wheel) as packed:
-        names = packed.namelist()
+        names = [name for name in packed.namelist() if not name.endswith("/")]
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         message = message_from_bytes(packed.read(metadata))
     expect("unexpected files", [], [name for name in names if not FILES.fullmatch(name)])
