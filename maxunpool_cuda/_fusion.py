@@ -27,11 +27,11 @@ def set_fusion(enabled: bool) -> None:
     PyTorch's own operators instead, wherever that needs no scatter: for unpooling from uint8
     indices whose windows do not overlap, and for the 1d and 2d pooling of at most 25 elements
     a window. Inductor then fuses them with what is around them, backward as well. Results are
-    equal; so are gradients, wherever the gradient of torch.nn's pooling is. A uint8 index that
-    names no cell of its window raises no error then: its element is dropped.
+    equal, and gradients but for the order of sums. A uint8 index that names no cell of its window
+    raises no error then: its element is dropped.
 
-    On CPUs the kernels were faster in most networks measured; which is faster on a GPU was not
-    measured. What was compiled before is compiled anew when it is called again.
+    Without fusion is the default because it was faster on the CPU wherever the two differed. On a
+    GPU neither was measured. What was compiled before is compiled anew when it is called again.
 
     Args:
         enabled: whether to fuse.

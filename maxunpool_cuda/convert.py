@@ -140,8 +140,7 @@ def replace_max_pooling(
         index_dtype: uint8, row-major offsets in the window; or int32 or int64, flat positions in
             the input plane.
         plain_pools: whether to replace pools that return no indices, too. Their backward keeps a
-            byte per output, for the usual windows, rather than eight. In compiled inference they
-            are slower than torch.nn's, which Inductor fuses with what is around them.
+            byte per output, for the usual windows, rather than eight.
         example: positional arguments of the model, or the tensor that is the only one.
 
     Returns:
@@ -240,8 +239,8 @@ def restore_max_pooling(model: Model) -> Model:
     return torch.nn's indices, flat int64 ones, and torch.nn's gradient of unpooling is wrong where
     windows overlap. Subclasses of this package's modules are left alone.
 
-    What looks up ``type(module)``, TorchScript and pickles for where this package is not installed
-    take the model then.
+    What looks up ``type(module)`` takes the model then, and so do TorchScript (which takes no
+    unpool of torch.nn's either) and pickles for where this package is not installed.
 
     Args:
         model: any module.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops, convert, functional, modules, onnx, patch
+from maxunpool_cuda import _fusion, _ops, convert, functional, modules, onnx, patch
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -24,7 +24,9 @@ from benchmarks import report, tables  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    "module", [functional, modules, convert, patch, onnx, _ops], ids=lambda module: module.__name__
+    "module",
+    [functional, modules, convert, patch, onnx, _fusion, _ops],
+    ids=lambda module: module.__name__,
 )
 def test_docstrings(module: object) -> None:
     results = doctest.testmod(module)
