@@ -27,6 +27,7 @@ from benchmarks import (  # noqa: E402
     compiled,
     contenders,
     data,
+    exported,
     memory,
     model,
     report,
@@ -388,6 +389,15 @@ def test_compiled_models(capsys: Captured, monkeypatch: Patch) -> None:
     assert len(figures) == 4
     assert min(figures) > 0
     assert not _fusion._enabled
+
+
+def test_exported_forms(monkeypatch: Patch) -> None:
+    pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
+    pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
+    monkeypatch.setattr(exported, "SHAPE", (1, 2, 6, 8))
+    nodes, of_where, *times = exported.measure((3, 2, 1), torch.uint8, rounds=1)
+    assert int(nodes) < int(of_where)
+    assert min(map(float, times)) >= 0
 
 
 TRITON_SCRIPT = """
