@@ -11,6 +11,7 @@ elementwise.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -182,14 +183,16 @@ def _candidates(
     for begin in itertools.product(*map(range, reached)):
         # The windows begin `back` blocks before the output.
         cells = torch.zeros((), dtype=torch.int32, device=values.device)
-        in_window = torch.ones((), dtype=torch.bool, device=values.device)
+        bounds = []  # of the windows, where they end within a block
         nearby = [values, offsets]
         for axis, (first, m, k, s) in enumerate(zip(begin, more, kernel_size, stride, strict=True)):
             dim, back = leading + 2 * axis, m - first
             at = _along(2 * axis + 1, 2 * dims, s, values.device) + back * s
-            cells, in_window = cells * k + at, in_window & (at < k)
+            cells = cells * k + at
+            bounds += [at < k] if (back + 1) * s > k else []
             nearby = [each.narrow(dim, first, blocks[axis]).unsqueeze(dim + 1) for each in nearby]
-        yield (nearby[1] == cells) & in_window, nearby[0]
+        named = functools.reduce(torch.logical_and, bounds, nearby[1] == cells)
+        yield named, nearby[0]
 
 
 def _neighbors(pooled: Ints, kernel_size: Ints, stride: Ints) -> Iterator[tuple[int, ...]]:
