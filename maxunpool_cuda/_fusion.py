@@ -51,13 +51,15 @@ def set_fusion(enabled: bool) -> None:
     _enabled = enabled
 
 
-def _compiled() -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+def _compiled(input: Tensor) -> bool:
+    """Subclasses keep the operators: DTensor, say, can shard these better than what they become."""
+    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return compiled and type(input) in (Tensor, torch.nn.Parameter)
 
 
 def max_unpool(input: Tensor, indices: Tensor, arguments: tuple[Any, ...]) -> Tensor | None:
     """The operator's result in PyTorch's operators; None where the operator is to be called."""
-    if not (_enabled and _compiled() and indices.dtype == torch.uint8):
+    if not (_enabled and _compiled(input) and indices.dtype == torch.uint8):
         return None
     _, kernel_size, stride, _, _ = arguments
     if any(k > s for k, s in zip(kernel_size, stride, strict=True)):
@@ -75,7 +77,7 @@ def max_pool(
     """
     kernel_size, stride, padding, dilation, ceil_mode, index_dtype = arguments
     dims = len(kernel_size)
-    if not _compiled() or dims > 2 or math.prod(kernel_size) > _INDUCTORS_WINDOW:
+    if not _compiled(input) or dims > 2 or math.prod(kernel_size) > _INDUCTORS_WINDOW:
         return None
     inference = not (return_indices or (torch.is_grad_enabled() and input.requires_grad))
     if not (_enabled or (inference and dims == 2)) or not input.dtype.is_floating_point:

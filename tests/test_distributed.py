@@ -285,6 +285,7 @@ from torch import distributed
 
 there = "torch.distributed.tensor" in sys.modules
 
+import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 F.max_pool2d(torch.rand(1, 2, 2), [2, 2])
@@ -308,6 +309,8 @@ whole = x.full_tensor()
 assert result.full_tensor().equal(F.max_unpool2d(*F.max_pool2d(whole, 2, return_indices=True), 2))
 result.sum().backward()
 assert x.grad.full_tensor().equal((result.full_tensor() != 0).float())
+maxunpool_cuda.set_fusion(True)  # which leaves a DTensor alone
+assert round_trip(x).placements == (Shard(1),)
 distributed.destroy_process_group()
 """
 
