@@ -23,12 +23,13 @@ _INDUCTORS_WINDOW = 25  # elements of the largest window whose pooling it compil
 def set_fusion(enabled: bool) -> None:
     """Choose what :func:`torch.compile` makes of compiled calls from now on.
 
-    Without fusion, the default, compiled graphs call this package's kernels. With fusion they hold
-    PyTorch's own operators instead, wherever that needs no scatter: for unpooling from uint8
-    indices whose windows do not overlap, and for the 1d and 2d pooling of at most 25 elements
-    a window. Inductor then fuses them with what is around them, backward as well. Results are
-    equal, and gradients but for the order of sums. A uint8 index that names no cell of its window
-    raises no error then: its element is dropped.
+    Without fusion, the default, compiled graphs call this package's kernels, but for 2d pooling
+    without indices and without a gradient. With fusion they hold PyTorch's own operators wherever
+    that needs no scatter: for unpooling from uint8 indices whose windows do not overlap, and for 2d
+    pooling with windows of at most 25 elements. Inductor then fuses these with what is around them,
+    backward as well. Results are equal, and gradients but for the order of sums. A uint8 index that
+    names no cell of its window raises no error then: its element is dropped. Exported programs and
+    subclasses of Tensor are as without fusion.
 
     Without fusion is the default because it was faster on the CPU wherever the two differed. On a
     GPU neither was measured. What was compiled before is compiled anew when it is called again.
@@ -76,22 +77,21 @@ def max_pool(
     Inference without indices has no use for what the kernels are better at.
     """
     kernel_size, stride, padding, dilation, ceil_mode, index_dtype = arguments
-    dims = len(kernel_size)
-    if not _compiled(input) or dims > 2 or math.prod(kernel_size) > _INDUCTORS_WINDOW:
+    if not _compiled(input) or not input.dtype.is_floating_point:
         return None
-    inference = not (return_indices or (torch.is_grad_enabled() and input.requires_grad))
-    if not (_enabled or (inference and dims == 2)) or not input.dtype.is_floating_point:
+    if len(kernel_size) != 2 or math.prod(kernel_size) > _INDUCTORS_WINDOW:
+        return None
+    if not _enabled and (return_indices or (torch.is_grad_enabled() and input.requires_grad)):
         return None
     values, indices = _ops.max_pool(input, *arguments)  # which check, and are never run
-    theirs = (torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d)[dims - 1]
-    if not return_indices:
-        pooled = theirs(input, kernel_size, stride, padding, dilation, ceil_mode)
-        return _laid_out_as(values, pooled), indices
-    pooled, positions = theirs(
-        input, kernel_size, stride, padding, dilation, ceil_mode, return_indices=True
+    # Not torch.nn's function, which may be this package's: see patched.
+    pooled, positions = torch.ops.aten.max_pool2d_with_indices(
+        input, kernel_size, stride, padding, dilation, ceil_mode
     )
+    if not return_indices:
+        return _laid_out_as(values, pooled), indices
     if index_dtype == torch.uint8:
-        positions = _offsets(positions, input.shape[-dims:], kernel_size, stride, padding)
+        positions = _offsets(positions, input.shape[-2:], kernel_size, stride, padding)
     return _laid_out_as(values, pooled), _laid_out_as(indices, positions.to(index_dtype))
 
 
