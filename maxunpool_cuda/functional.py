@@ -242,7 +242,9 @@ def _max_pool(
         return _ops.eager_max_pool(input, ready, bool(return_indices))
     arguments = rule(*given)
     fused = _fusion.max_pool(input, arguments, bool(return_indices))
-    results = _ops.max_pool(input, *arguments) if fused is None else fused
+    if fused is not None:
+        return fused
+    results = _ops.max_pool(input, *arguments)
     return results if return_indices else results[0]
 
 
