@@ -29,9 +29,9 @@ def set_fusion(enabled: bool) -> None:
     uint8 index that names no cell of its window raises no error then: its element is dropped.
     Exported programs and subclasses of Tensor are as without fusion.
 
-    On the CPU fusion was faster for channels_last tensors, and for contiguous ones in some
-    networks only. On a GPU neither was measured. What was compiled before is compiled anew when it
-    is called again.
+    On the CPU fusion was faster for channels_last tensors with something elementwise behind the
+    unpool, and slower for contiguous ones in most networks. On a GPU neither was measured. What was
+    compiled before is compiled anew when it is called again.
 
     Args:
         enabled: whether to fuse.
