@@ -51,10 +51,18 @@ def set_fusion(enabled: bool) -> None:
     _enabled = enabled
 
 
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+# As in _sharding.py: Dynamo calls it. What it traces there instead, in PyTorch 2.11, is True.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _compiled(input: Tensor) -> bool:
     """Subclasses keep the operators: DTensor, say, can shard these better than what they become."""
-    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return compiled and type(input) in (Tensor, torch.nn.Parameter)
+    plain = type(input) in (Tensor, torch.nn.Parameter)
+    return plain and torch.compiler.is_compiling() and not _exporting()
 
 
 def max_unpool(input: Tensor, indices: Tensor, arguments: tuple[Any, ...]) -> Tensor | None:
