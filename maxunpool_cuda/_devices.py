@@ -38,7 +38,7 @@ def _unpool_kernel(
                 good = (indices >= 0) & (indices < math.prod(output_size))
             if not good.all():  # the CPU's kernels say which is bad
                 operator(torch.zeros_like(values, device="cpu"), indices.cpu(), *arguments)
-            return _laid_out_as(like, portable(values, indices, *arguments))
+            return _portable.laid_out_as(like, portable(values, indices, *arguments))
 
     return kernel
 
@@ -47,7 +47,8 @@ def _pool_kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     like, like_indices = _ops.max_pool(_described(input), *arguments)
     with _lacking(f"max_pool{len(arguments[0])}d"):
         values, indices = _portable.max_pool(input, *arguments)
-        return _laid_out_as(like, values), _laid_out_as(like_indices, indices)
+        laid_out_as = _portable.laid_out_as
+        return laid_out_as(like, values), laid_out_as(like_indices, indices)
 
 
 @contextlib.contextmanager
@@ -65,12 +66,6 @@ def _described(tensor: Tensor) -> Tensor:
     """Without its data: by these the operators check their arguments and say what they return."""
     shape, stride = tensor.shape, tensor.stride()
     return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-
-
-def _laid_out_as(like: Tensor, result: Tensor) -> Tensor:
-    if result.stride() == like.stride():
-        return result
-    return torch.empty_like(like, device=result.device).copy_(result)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

@@ -124,6 +124,15 @@ def max_pool(
     return values, positions.to(index_dtype)
 
 
+def laid_out_as(like: Tensor, result: Tensor) -> Tensor:
+    """``result`` with the strides of ``like``, which need not be computed where this is traced."""
+    shape, stride = like.shape, like.stride()
+    if result.stride() == stride:
+        return result
+    laid_out = torch.empty_strided(shape, stride, dtype=result.dtype, device=result.device)
+    return laid_out.copy_(result)
+
+
 def positions_of(
     offsets: Tensor,
     sizes: Ints,

@@ -107,3 +107,15 @@ def poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def as_torch_runs(poisoned_memory: None) -> Iterator[None]:
+    """What torch.nn's unpooling runs under, to the same bits every time."""
+    import torch
+
+    torch.use_deterministic_algorithms(False)  # under which it raises
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # in more, any of the values that have the same index may win
+    yield
+    torch.set_num_threads(threads)

@@ -1,7 +1,6 @@
 """Models whose pools and unpools are replaced do what they did."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +23,7 @@ from maxunpool_cuda import (
 THEIRS = POOLS + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
-
-@pytest.fixture(autouse=True)
-def reproducible(poisoned_memory: None) -> Iterator[None]:
-    """What torch.nn's modules and convolutions run under, to the same bits every time."""
-    torch.use_deterministic_algorithms(False)  # under which torch.nn's raise
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more make small networks slower
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("as_torch_runs")
 
 
 def agree(got: list[Tensor], expected: list[Tensor], exact: int | None = None) -> None:

@@ -11,7 +11,7 @@ import copy
 import importlib
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from maxunpool_cuda import converted, patched, replace_max_pooling, restore_max_
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
 pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
+
+pytestmark = pytest.mark.usefixtures("as_torch_runs")
 
 Called = Callable[[Tensor], Tensor]
 Results = dict[str, Tensor]
@@ -158,17 +160,6 @@ def slow_but(*quick: str) -> pytest.MarkDecorator:
     assert set(quick) <= PUBLISHED.keys()
     marks = {name: () if name in quick else pytest.mark.slow for name in PUBLISHED}
     return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
-
-
-@pytest.fixture(autouse=True)
-def as_torch_runs(poisoned_memory: None) -> Iterator[None]:
-    """torch.nn's unpooling raises under deterministic algorithms, and in more threads than one any
-    of the values that have the same index may win."""
-    torch.use_deterministic_algorithms(False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @MODELS

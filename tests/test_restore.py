@@ -5,7 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,7 @@ from maxunpool_cuda import (
 THEIRS = POOLS + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
-
-@pytest.fixture(autouse=True)
-def reproducible(poisoned_memory: None) -> Iterator[None]:
-    """What torch.nn's modules and convolutions run under, to the same bits every time."""
-    torch.use_deterministic_algorithms(False)  # under which torch.nn's raise
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("as_torch_runs")
 
 
 def state(model: nn.Module) -> list[Any]:
