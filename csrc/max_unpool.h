@@ -33,13 +33,10 @@ struct UnpoolWindow : Window<Size> {
     if (reduce == "last") {
       return Reduce::last;
     }
-    if (reduce == "sum") {
-      return Reduce::sum;
-    }
     TORCH_CHECK_VALUE(
-        reduce == "mean", this->name(), ": expected reduce to be 'last', 'sum' or 'mean' but got '",
-        reduce, "'");
-    return Reduce::mean;
+        reduce == "sum", this->name(), ": expected reduce to be 'last' or 'sum' but got '", reduce,
+        "'");
+    return Reduce::sum;
   }
 };
 
@@ -130,8 +127,8 @@ std::vector<Size> check(
       named + 1, "d or ", named + 2, "d Tensor)");
   TORCH_CHECK_NOT_IMPLEMENTED(
       reduce == Reduce::last || is_arithmetic_type(values.scalar_type()), name,
-      ": expected a dtype that adds up for reduce='sum' and 'mean' but got a dtype it is not "
-      "implemented for: ",
+      ": expected a dtype that adds up for reduce='sum' but got a dtype it is not implemented "
+      "for: ",
       c10::toString(values.scalar_type()));
   if (forward) {
     TORCH_CHECK(
