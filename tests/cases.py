@@ -40,7 +40,7 @@ INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 # Where a call of the CUDA kernels goes another way because of its size (csrc/cuda/limits.h): the
 # usual limits, and ones so low that a test's small tensors go the ways of large ones.
 LIMITS = {
-    "narrow": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
+    "max_32bit_offset": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
     "slot_bytes": (32 << 20, 4096),  # global memory for some stray planes at once, or for one
     "shared_bytes": (32 << 10, 1 << 10, 0),  # a stray plane in one part, in some, in global memory
     "small_bytes": (16 << 10, 1 << 10, 0, 0),  # small planes whole, or none
