@@ -13,7 +13,7 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from . import _arguments, _fusion, _ops, _sharding
+from . import _arguments, _fusion, _ops
 from ._arguments import IntOrInts, Reduce
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
@@ -48,7 +48,6 @@ def _max_unpool(
     name = function.__name__
     _arguments.check_tensor(name, "input", input)
     _arguments.check_tensor(name, "indices", indices)
-    _sharding.register()
     rule = _arguments.unpool_arguments
     given = (dims, input.shape, kernel_size, stride, padding, output_size, reduce)
     ready = _arguments.remembered(_ops.UnpoolArguments, rule, given)
@@ -234,7 +233,6 @@ def _max_pool(
     if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
         theirs = getattr(torch.nn.functional, name)
         return theirs(input, *window, ceil_mode, return_indices)
-    _sharding.register()
     rule = _arguments.pool_arguments
     given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
     ready = _arguments.remembered(_ops.PoolArguments, rule, given)
