@@ -8,7 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional
-from ._fusion import set_fusion
 from ._ops import BUILT_FOR, build_info, check_errors
 from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
@@ -32,7 +31,6 @@ __all__ = [
     "replace_max_pooling",
     "replace_max_unpool",
     "restore_max_pooling",
-    "set_fusion",
 ]
 
 __version__: str = BUILT_FOR["version"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from . import _arguments, _fusion, _ops
+from . import _arguments, _ops
 from ._arguments import IntOrInts, Reduce
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
@@ -56,8 +57,7 @@ def _max_unpool(
     arguments = rule(*given)
     if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
         _arguments.check_fits_uint8(name, kernel_size=arguments[1])
-    fused = _fusion.max_unpool(input, indices, arguments)
-    return _ops.max_unpool(input, indices, *arguments) if fused is None else fused
+    return _ops.max_unpool(input, indices, *arguments)
 
 
 def max_unpool1d(
@@ -239,11 +239,36 @@ def _max_pool(
     if ready is not None:
         return _ops.eager_max_pool(input, ready, bool(return_indices))
     arguments = rule(*given)
-    fused = _fusion.max_pool(input, arguments, bool(return_indices))
-    if fused is not None:
-        return fused
+    if not return_indices and _fuses(input, arguments[0]):
+        return torch.ops.aten.max_pool2d_with_indices(input, *arguments[:-1])[0]
     results = _ops.max_pool(input, *arguments)
     return results if return_indices else results[0]
+
+
+def _fuses(input: Tensor, kernel_size: tuple[int, ...]) -> bool:
+    """Whether Inductor is compiling a plain pool that it fuses with what is around it.
+
+    Such a pool is PyTorch's operator, as fast as this package's kernels. Inductor compiles 2d
+    windows of at most 25 elements itself; a gradient would need the indices that it then keeps.
+    Subclasses of Tensor and exported programs keep this package's operator.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not _exporting()
+        and len(kernel_size) == 2
+        and math.prod(kernel_size) <= 25
+        and input.dtype.is_floating_point
+        and type(input) in (Tensor, torch.nn.Parameter)
+        and not (torch.is_grad_enabled() and input.requires_grad)
+    )
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def max_pool1d(
