@@ -18,7 +18,7 @@
 #   SEEDS   how many of them make soak takes
 #   TORCH   the PyTorch to install, as pip takes it:  make test TORCH=torch==2.13.0
 #   VENV    the virtual environment to make and use
-#   PYTHON  the interpreter to make it from; gpu-check uses it as it is
+#   PYTHON  the interpreter to make it from
 #   ARGS    handed on to the program that is run
 
 PYTHON ?= python3
@@ -62,10 +62,10 @@ demo test test-all soak: export OMP_WAIT_POLICY ?= passive
 CHECKS := lint check-docs check-newest check-oldest check-between
 NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # What hardly depends on the release of PyTorch: the emulation compiles no more of it than the headers
-# of its number types, and the rehearsal of gpu-check builds once more. Once will do.
-ONCE := $(patsubst %,--ignore tests/test_%.py,emulation gpu_check benchmarks docs)
+# of its number types. Once will do.
+ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
+.PHONY: demo test test-all soak bench budget lint clean checks $(CHECKS) check-nightly
 .PHONY: sdist wheel wheel-check
 
 demo: $(VENV)/.demo
@@ -98,9 +98,6 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
-
-gpu-check:
-	$(PYTHON) tools/gpu_check.py $(ARGS)
 
 sdist: $(REQUIREMENT)
 	$(VENV)/bin/python tools/wheel.py sdist
