@@ -4,7 +4,6 @@
 #   make test      tests what takes minutes
 #   make test-all  every test: the emulation of the CUDA kernels under sanitizers, the extension
 #                  under sanitizers, the machine code of the CUDA kernels
-#   make soak      the random tests, once for each of many fresh seeds
 #   make docs      builds the documents into out/docs
 #   make bench     times everything
 #   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
@@ -15,7 +14,6 @@
 #
 #   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
 #   SEED    what tests draw their inputs from: a number, or fresh for one that nobody knows
-#   SEEDS   how many of them make soak takes
 #   TORCH   the PyTorch to install, as pip takes it:  make test TORCH=torch==2.13.0
 #   VENV    the virtual environment to make and use
 #   PYTHON  the interpreter to make it from
@@ -24,7 +22,6 @@
 PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
-SEEDS ?= 20
 ifdef SEED
 export MAXUNPOOL_SEED := $(SEED)
 endif
@@ -54,7 +51,7 @@ REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
 KERNELS := $(VENV)/.cuda-$(CUDA)
 
 # Threads that spin while they wait take a busy machine's cores from those they wait for.
-demo test test-all soak: export OMP_WAIT_POLICY ?= passive
+demo test test-all: export OMP_WAIT_POLICY ?= passive
 
 # The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
 # PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
@@ -65,7 +62,7 @@ NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # of its number types. Once will do.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: demo test test-all soak bench budget lint clean checks $(CHECKS) check-nightly
+.PHONY: demo test test-all bench budget lint clean checks $(CHECKS) check-nightly
 .PHONY: sdist wheel wheel-check
 
 demo: $(VENV)/.demo
@@ -76,9 +73,6 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test-all
 	$(PYTEST) --all $(ARGS)
-
-soak: $(VENV)/.test
-	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
 
 .PHONY: docs
 # What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
