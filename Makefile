@@ -6,7 +6,6 @@
 #                  under sanitizers, the machine code of the CUDA kernels
 #   make docs      builds the documents into out/docs
 #   make bench     times everything
-#   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
 #   make sdist     the source archive, in dist/
 #   make wheel     a wheel for TORCH, in dist/, from that archive; CUDA=1 with CUDA kernels
 #   make wheel-check  installs WHEEL, else the newest in dist/, into a fresh environment, and tries it
@@ -62,7 +61,7 @@ NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # of its number types. Once will do.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: demo test test-all bench budget lint clean checks $(CHECKS) check-nightly
+.PHONY: demo test test-all bench lint clean checks $(CHECKS) check-nightly
 .PHONY: sdist wheel wheel-check
 
 demo: $(VENV)/.demo
@@ -83,9 +82,6 @@ check-docs: docs
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks $(ARGS)
-
-budget: $(VENV)/.test
-	$(VENV)/bin/python -m benchmarks.machine_code $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
