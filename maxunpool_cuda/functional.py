@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,32 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from . import _arguments, _fusion, _ops, _sharding
-from ._arguments import IntOrInts, Reduce
+from . import _arguments, _ops
+from ._arguments import IntOrInts, Reduce, per_dim
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
 Pooled = Any
+
+
+def _is_foreign(name: str, input: Tensor) -> bool:
+    """Whether no kernel of this package takes ``input``, so that the call is torch.nn's.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    known = input.is_cpu or input.is_cuda or input.is_meta
+    return not known or input.is_quantized or input.layout != torch.strided
+
+
+def _only_here(name: str, input: Tensor, what: str) -> NotImplementedError:
+    """The error of a call that torch.nn has to do, but which asks for what torch.nn lacks."""
+    kind = "quantized" if input.is_quantized else str(input.layout).removeprefix("torch.")
+    return NotImplementedError(
+        f"{name}: expected a strided tensor on a CPU or CUDA device for {what}, which torch.nn "
+        f"lacks, but got a {kind} tensor on {input.device.type}"
+    )
 
 
 def _max_unpool(
@@ -46,19 +68,19 @@ def _max_unpool(
         )
         return overridden
     name = function.__name__
-    _arguments.check_tensor(name, "input", input)
-    _arguments.check_tensor(name, "indices", indices)
-    _sharding.register()
-    rule = _arguments.unpool_arguments
-    given = (dims, input.shape, kernel_size, stride, padding, output_size, reduce)
-    ready = _arguments.remembered(_ops.UnpoolArguments, rule, given)
-    if ready is not None:
-        return _ops.eager_max_unpool(input, indices, ready)
-    arguments = rule(*given)
-    if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
-        _arguments.check_fits_uint8(name, kernel_size=arguments[1])
-    fused = _fusion.max_unpool(input, indices, arguments)
-    return _ops.max_unpool(input, indices, *arguments) if fused is None else fused
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
+    if _is_foreign(name, input):
+        if reduce != "last" or indices.dtype != torch.int64:
+            raise _only_here(name, input, f"{indices.dtype} indices and reduce={reduce!r}")
+        theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
+        return theirs(input, indices, kernel_size, stride, padding, output_size)
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
+    pads = per_dim(name, "padding", padding, dims)
+    sizes = _arguments.unpooled_size(name, input.shape, kernel, steps, pads, output_size)
+    output: Tensor = _ops.library().max_unpool(input, indices, sizes, kernel, steps, pads, reduce)
+    return output
 
 
 def max_unpool1d(
@@ -82,7 +104,7 @@ def max_unpool1d(
         padding: padding the pooling added.
         output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are
             ignored.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: ``"last"`` or ``"sum"``.
 
     Returns:
         ``(N, C, L_out)`` or ``(C, L_out)``.
@@ -114,8 +136,7 @@ def max_unpool2d(
     ``output[indices[j]] = input[j]``. Windows that overlap may hold the same index more than once:
 
     - ``reduce="last"``: the last ``j`` wins, on every device and with any number of threads;
-    - ``reduce="sum"``: they add up;
-    - ``reduce="mean"``: they are averaged (integers round toward minus infinity).
+    - ``reduce="sum"``: they add up.
 
     The gradient is the exact transpose: under ``"last"`` the winner receives it and the others
     receive zero.
@@ -125,8 +146,8 @@ def max_unpool2d(
     ``output_size`` says which was meant.
 
     Args:
-        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` and
-            ``"mean"`` one that adds up. A channels_last input gives a channels_last output.
+        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` one
+            that adds up. A channels_last input gives a channels_last output.
         indices: as ``input``. int64 or int32: flat positions in the output plane, as
             :func:`torch.nn.functional.max_pool2d` returns them. uint8: row-major offsets in the
             window of each element, which has at most 256 positions.
@@ -135,7 +156,7 @@ def max_unpool2d(
         padding: padding the pooling added.
         output_size: ``(H_out, W_out)``, within a stride of the default; or with two sizes before
             them (for an unbatched input, or with one), which are ignored, as torch.nn ignores them.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: ``"last"`` or ``"sum"``.
 
     Returns:
         ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``.
@@ -186,7 +207,7 @@ def max_unpool3d(
         padding: padding the pooling added.
         output_size: ``(D_out, H_out, W_out)``, or with two sizes before them (unbatched: or one),
             which are ignored.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: ``"last"`` or ``"sum"``.
 
     Returns:
         ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``.
@@ -215,8 +236,8 @@ def _max_pool(
 
     ``window``: kernel_size, stride, padding and dilation.
     """
+    kernel_size, stride, padding, dilation = window
     if has_torch_function_unary(input):
-        kernel_size, stride, padding, dilation = window
         return handle_torch_function(
             function,
             (input,),
@@ -230,22 +251,54 @@ def _max_pool(
             index_dtype=index_dtype,
         )
     name = function.__name__
-    _arguments.check_tensor(name, "input", input)
-    if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
+    if _is_foreign(name, input):
+        if return_indices and index_dtype != torch.int64:
+            raise _only_here(name, input, f"{index_dtype} indices")
         theirs = getattr(torch.nn.functional, name)
         return theirs(input, *window, ceil_mode, return_indices)
-    _sharding.register()
-    rule = _arguments.pool_arguments
-    given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
-    ready = _arguments.remembered(_ops.PoolArguments, rule, given)
-    if ready is not None:
-        return _ops.eager_max_pool(input, ready, bool(return_indices))
-    arguments = rule(*given)
-    fused = _fusion.max_pool(input, arguments, bool(return_indices))
-    if fused is not None:
-        return fused
-    results = _ops.max_pool(input, *arguments)
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(
+            f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
+            f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
+        )
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    no_stride = stride is None or (isinstance(stride, Sequence) and not stride)
+    steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
+    pads = per_dim(name, "padding", padding, dims)
+    spread = per_dim(name, "dilation", dilation, dims)
+    if not return_indices:
+        if _fuses(input, kernel):
+            arguments = (input, kernel, steps, pads, spread, ceil_mode)
+            return torch.ops.aten.max_pool2d_with_indices(*arguments)[0]
+        index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, spread)
+    results = _ops.library().max_pool(input, kernel, steps, pads, spread, ceil_mode, index_dtype)
     return results if return_indices else results[0]
+
+
+def _fuses(input: Tensor, kernel_size: tuple[int, ...]) -> bool:
+    """Whether Inductor is compiling a plain pool that it fuses with what is around it.
+
+    Such a pool is PyTorch's operator, as fast as this package's kernels. Inductor compiles 2d
+    windows of at most 25 elements itself; a gradient would need the indices that it then keeps.
+    Subclasses of Tensor and exported programs keep this package's operator.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not _exporting()
+        and len(kernel_size) == 2
+        and math.prod(kernel_size) <= 25
+        and input.dtype.is_floating_point
+        and type(input) in (Tensor, torch.nn.Parameter)
+        and not (torch.is_grad_enabled() and input.requires_grad)
+    )
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def max_pool1d(

@@ -87,7 +87,7 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: what becomes of values with the same index: ``"last"`` or ``"sum"``.
 
     Example:
         >>> import torch
@@ -105,7 +105,7 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: what becomes of values with the same index: ``"last"`` or ``"sum"``.
 
     Shape:
         - input, indices: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
@@ -133,7 +133,7 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: what becomes of values with the same index: ``"last"`` or ``"sum"``.
 
     Example:
         >>> import torch
