@@ -71,8 +71,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
     from maxunpool_cuda import _C
 
-    narrow = {"narrow": 1} if request.param == WIDE else {"narrow": 2**31, "small_bytes": 0}
-    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | narrow)
+    chosen = {"max_32bit_offset": 2**31, "small_bytes": 0}
+    if request.param == WIDE:
+        chosen = {"max_32bit_offset": 1}
+    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | chosen)
     yield "cuda"
     _C.set_cuda_limits()
 
