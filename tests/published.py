@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from networks import NETWORKS
 from torch import Tensor, nn
-from torch.nn.modules.pooling import _MaxUnpoolNd
 
 
 def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
@@ -30,13 +29,11 @@ class FastSurferBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv0, self.bn1 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
-        self.conv1, self.bn2 = nn.Conv2d(width, width, 1), nn.BatchNorm2d(width)
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
         self.prelu = nn.PReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.maximum(self.bn1(self.conv0(self.prelu(x))), x)
-        return self.bn2(self.conv1(self.prelu(x)))
+        return torch.maximum(self.norm(self.conv(self.prelu(x))), x)
 
 
 class FastSurferEncoder(FastSurferBlock):
@@ -67,77 +64,31 @@ class FastSurfer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, 4, 1)
+        self.first, self.last = nn.Conv2d(3, 4, 1), FastSurferBlock(4)
         self.encode1, self.encode2 = FastSurferEncoder(4), FastSurferEncoder(4)
-        self.bottleneck = FastSurferBlock(4)
         self.decode2, self.decode1 = FastSurferDecoder(4), FastSurferDecoder(4)
 
     def forward(self, x: Tensor) -> Tensor:
         x, skip1, indices1 = self.encode1.forward(self.first(x))
         x, skip2, indices2 = self.encode2.forward(x)
-        x = self.decode2.forward(self.bottleneck(x), skip2, indices2)
+        x = self.decode2.forward(self.last(x), skip2, indices2)
         return self.decode1.forward(x, skip1, indices1)
 
 
 class QuickNATBlock(nn.Module):
-    """Dense, of all its children but those that pool, unpool or drop out."""
+    """All its children but those that pool or unpool, between a pool and an unpool."""
 
-    def __init__(self, inputs: int, width: int) -> None:
+    def __init__(self, inside: nn.Module, max_pool: nn.Module, un_pool: nn.Module) -> None:
         super().__init__()
-        self.first, self.second = convolved(inputs, width), convolved(inputs + width, width)
-
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        for child in self.children():
-            if isinstance(child, (nn.MaxPool2d, nn.MaxUnpool2d, nn.Dropout2d)):
-                continue
-            out = child(x)
-            x = torch.cat((x, out), 1)
-        return out, indices
-
-
-class QuickNATEncoder(QuickNATBlock):
-    def __init__(self, inputs: int, width: int, max_pool: nn.Module) -> None:
-        super().__init__(inputs, width)
-        self.max_pool = max_pool
-
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        x, indices = self.max_pool(x)
-        return super().forward(x)[0], indices
-
-
-class QuickNATDecoder(QuickNATBlock):
-    def __init__(self, inputs: int, width: int, un_pool: nn.Module) -> None:
-        super().__init__(inputs, width)
-        self.un_pool = un_pool
-
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return self.un_pool(super().forward(x)[0], indices), None
-
-
-class QuickNATBottleneck(QuickNATBlock):
-    def __init__(self, inputs: int, max_pool: nn.Module, un_pool: nn.Module) -> None:
-        super().__init__(inputs, inputs)
+        self.first, self.inside, self.last = convolved(4, 4), inside, convolved(4, 4)
         self.max_pool, self.un_pool = max_pool, un_pool
 
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        x, own = self.max_pool(x)
-        return self.un_pool(super().forward(x)[0], own), indices
-
-
-class QuickNATSequential(nn.Sequential):
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        for module in self:
-            x, indices = module(x, indices)
-        return x, indices
-
-
-class QuickNATSkip(nn.Module):
-    def __init__(self, submodule: nn.Module) -> None:
-        super().__init__()
-        self.submodule = submodule
-
-    def forward(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return torch.cat((x, self.submodule(x, indices)[0]), 1), indices
+    def forward(self, x: Tensor) -> Tensor:
+        x, indices = self.max_pool(x)
+        for child in self.children():
+            if not isinstance(child, (nn.MaxPool2d, nn.MaxUnpool2d)):
+                x = child(x)
+        return self.un_pool(x, indices)
 
 
 class QuickNAT(nn.Module):
@@ -147,72 +98,16 @@ class QuickNAT(nn.Module):
     their children by what they are instances of.
     """
 
-    def __init__(self, width: int = 4) -> None:
+    def __init__(self) -> None:
         super().__init__()
         pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True, ceil_mode=True)
         unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
-        inner = QuickNATBottleneck(width, pool, unpool)
-        middle = QuickNATSequential(
-            QuickNATEncoder(width, width, pool),
-            QuickNATSkip(inner),
-            QuickNATDecoder(2 * width, width, unpool),
-        )
-        outer = QuickNATBlock(3, width), QuickNATSkip(middle), QuickNATBlock(2 * width, width)
-        self.model = QuickNATSequential(*outer)
+        inner = QuickNATBlock(nn.Dropout2d(), pool, unpool)
+        self.first, self.outer = convolved(3, 4), QuickNATBlock(inner, pool, unpool)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(x, None)[0]
-
-
-class MattingEncoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer1, self.layer2 = self._make_layer(3, 4), self._make_layer(4, 5)
-
-    def _make_layer(self, inputs: int, outputs: int) -> nn.Sequential:
-        pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
-        return nn.Sequential(*convolved(inputs, outputs), pool)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        out, max_idx_1 = self.layer1(x)
-        out, max_idx_2 = self.layer2(out)
-        return {"out": out, "max_idx_1": max_idx_1, "max_idx_2": max_idx_2}
-
-
-class UnpoolForOnnx(_MaxUnpoolNd):
-    """None of torch.nn's three, and so may want int64 indices."""
-
-    def __init__(self, kernel_size: int) -> None:
-        super().__init__()
-        self.kernel_size = self.stride = (kernel_size, kernel_size)
-        self.padding = (0, 0)
-
-    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
-        return F.max_unpool2d(x, indices, self.kernel_size, self.stride, self.padding)
-
-
-class Matting(nn.Module):
-    """open-mmlab/mmagic, encoders/vgg.py and decoders/plain_decoder.py.
-
-    The indices come in a dict, and beside torch.nn's unpool there is one for the exporter alone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = MattingEncoder()
-        self.deconv2, self.deconv1 = nn.Conv2d(5, 4, 5, padding=2), nn.Conv2d(4, 1, 5, padding=2)
-        self.deconv3, self.relu = nn.Conv2d(5, 5, 1), nn.ReLU(inplace=True)
-        self.max_unpool2d_for_onnx = UnpoolForOnnx(2)
-        self.max_unpool2d = nn.MaxUnpool2d(kernel_size=2, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inputs = self.encoder(x)
-        unpool = self.max_unpool2d
-        if torch.onnx.is_in_onnx_export():
-            unpool = self.max_unpool2d_for_onnx
-        out = unpool(self.relu(self.deconv3(inputs["out"])), inputs["max_idx_2"])
-        out = unpool(self.relu(self.deconv2(out)), inputs["max_idx_1"])
-        return self.deconv1(out)
+        x = self.first(x)
+        return torch.cat((x, self.outer(x)), 1)
 
 
 class SegResNet(nn.Module):
@@ -277,30 +172,24 @@ class PhotoWCT(nn.Module):
 
 
 class Inception(nn.Module):
-    def __init__(self, inputs: int, filters: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(inputs, filters, 5, padding=2, bias=False)
         self.max_pool = nn.MaxPool1d(kernel_size=3, stride=1, padding=1, return_indices=True)
-        self.conv_from_maxpool = nn.Conv1d(inputs, filters, 1, bias=False)
-        self.batch_norm = nn.BatchNorm1d(2 * filters)
+        self.conv, self.conv_from_maxpool = (convolved(inputs, outputs, 1) for _ in range(2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         pooled, indices = self.max_pool(x)
-        out = torch.cat((self.convolution(x), self.conv_from_maxpool(pooled)), 1)
-        return torch.relu(self.batch_norm(out)), indices
+        return torch.cat((self.conv(x), self.conv_from_maxpool(pooled)), 1), indices
 
 
 class InceptionTranspose(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.convolution = nn.ConvTranspose1d(inputs, outputs, 5, padding=2, bias=False)
-        self.conv_to_maxpool = nn.Conv1d(inputs, outputs, 1, bias=False)
         self.max_unpool = nn.MaxUnpool1d(kernel_size=3, stride=1, padding=1)
-        self.batch_norm = nn.BatchNorm1d(outputs)
+        self.conv, self.conv_to_maxpool = (convolved(inputs, outputs, 1) for _ in range(2))
 
     def forward(self, x: Tensor, indices: Tensor) -> Tensor:
-        unpooled = self.max_unpool(self.conv_to_maxpool(x), indices)
-        return torch.relu(self.batch_norm(self.convolution(x) + unpooled))
+        return self.conv(x) + self.max_unpool(self.conv_to_maxpool(x), indices)
 
 
 class InceptionTime(nn.Module):
@@ -346,83 +235,21 @@ class UNet3d(nn.Module):
         return self.up1(torch.cat((skip1, x), 1))
 
 
-class PadMaxPool3d(nn.Module):
-    def __init__(self, kernel_size: int, stride: int) -> None:
-        super().__init__()
-        self.stride = stride
-        self.pool = nn.MaxPool3d(kernel_size, stride, return_indices=False)
-
-    def set_new_return(self) -> None:
-        self.pool.return_indices = True
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        depth, height, width = (-size % self.stride for size in x.shape[2:])
-        padding = (width, 0, height, 0, depth, 0)
-        return *self.pool(F.pad(x, padding)), padding
-
-
-class CropMaxUnpool3d(nn.Module):
-    def __init__(self, kernel_size: int, stride: int) -> None:
-        super().__init__()
-        self.unpool = nn.MaxUnpool3d(kernel_size, stride)
-
-    def forward(self, x: Tensor, indices: Tensor, padding: tuple[int, ...]) -> Tensor:
-        return self.unpool(x, indices)[:, :, padding[4] :, padding[2] :, padding[0] :]
-
-
-class ClinicaDL(nn.Module):
-    """aramis-lab/clinicadl, clinicadl/utils/network/network_utils.py.
-
-    Wrapped pools pad odd sizes at their beginning, and wrapped unpools crop; the model finds either
-    by its class, in a Sequential, and makes the pools return indices.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        pools = PadMaxPool3d(2, 2), PadMaxPool3d(2, 2)
-        self.encoder = nn.Sequential(*convolved(1, 3, 3), pools[0], *convolved(3, 4, 3), pools[1])
-        unpools = CropMaxUnpool3d(2, 2), CropMaxUnpool3d(2, 2)
-        last = nn.ConvTranspose3d(3, 1, 3, padding=1)
-        self.decoder = nn.Sequential(unpools[0], *convolved(4, 3, 3), unpools[1], last)
-        for pool in pools:
-            pool.set_new_return()
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept: list[Any] = []
-        for layer in self.encoder:
-            if isinstance(layer, PadMaxPool3d):
-                x, *indices_and_padding = layer(x)
-                kept.append(indices_and_padding)
-            else:
-                x = layer(x)
-        for layer in self.decoder:
-            x = layer(x, *kept.pop()) if isinstance(layer, CropMaxUnpool3d) else layer(x)
-        return x
-
-
 class FunctionalSegNet(nn.Module):
     """delta-onera/segnet_pytorch, segnet.py: all pooling and unpooling is functions' calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 5, 3, padding=1), nn.BatchNorm2d(5)
-        self.conv2d, self.bn2d = nn.Conv2d(5, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.conv1d = nn.Conv2d(4, 2, 3, padding=1)
+        self.down1, self.down2 = convolved(3, 4), convolved(4, 5)
+        self.up2, self.up1 = convolved(5, 4), nn.Conv2d(4, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x1 = F.relu(self.bn1(self.conv1(x)))
-        x1p, id1 = F.max_pool2d(x1, kernel_size=2, stride=2, return_indices=True)
-        x2 = F.relu(self.bn2(self.conv2(x1p)))
-        x2p, id2 = F.max_pool2d(x2, kernel_size=2, stride=2, return_indices=True)
-        x2d = F.max_unpool2d(x2p, id2, kernel_size=2, stride=2)
-        x1p = F.relu(self.bn2d(self.conv2d(x2d)))
-        x1d = F.max_unpool2d(x1p, id1, kernel_size=2, stride=2)
-        return self.conv1d(x1d)
+        x, id1 = F.max_pool2d(self.down1(x), kernel_size=2, stride=2, return_indices=True)
+        x, id2 = F.max_pool2d(self.down2(x), kernel_size=2, stride=2, return_indices=True)
+        x = self.up2(F.max_unpool2d(x, id2, kernel_size=2, stride=2))
+        return self.up1(F.max_unpool2d(x, id1, kernel_size=2, stride=2))
 
 
-MATTING_POOLS = ("encoder.layer1.3", "encoder.layer2.3")
-PRIVATE = "UnpoolForOnnx, a subclass of _MaxUnpoolNd, may want int64 indices"
 ALONE = "there is no MaxUnpool2d to take the indices"
 
 
@@ -433,7 +260,7 @@ class Published:
     reasons: of replace_max_pooling, for uint8. parts: those that are converted, each by itself.
     modules, functions: whether modules, and whether functions that a forward calls, pool or unpool.
     overlaps: whether windows do, where torch.nn's gradient is wrong. strays: whether indices lie
-    outside the windows of the unpool.
+    outside the windows of the unpool, so that offsets mean nothing to it.
     """
 
     make: Callable[[], nn.Module]
@@ -446,10 +273,11 @@ class Published:
     strays: bool = False
 
 
+ALONE_IN_PHOTOWCT = {"maxpool1": ALONE, "maxpool2": ALONE}
 PUBLISHED = {
+    "SegNet": Published(NETWORKS["SegNet"][0], (2, 3, 9, 14)),
     "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
     "QuickNAT": Published(QuickNAT, (2, 3, 8, 12)),
-    "mmagic": Published(Matting, (2, 3, 8, 12), dict.fromkeys(MATTING_POOLS, PRIVATE)),
     "SegResNet": Published(
         SegResNet,
         (2, 3, 16, 24),
@@ -458,11 +286,8 @@ PUBLISHED = {
         overlaps=True,
         strays=True,
     ),
-    "PhotoWCT": Published(
-        PhotoWCT, (2, 3, 9, 14), {"maxpool1": ALONE, "maxpool2": ALONE}, ("encoder", "decoder")
-    ),
+    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), ALONE_IN_PHOTOWCT, ("encoder", "decoder")),
     "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
-    "ClinicaDL": Published(ClinicaDL, (2, 1, 5, 6, 7)),
     "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
 }
