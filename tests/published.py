@@ -24,49 +24,41 @@ def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
     )
 
 
-class FastSurferBlock(nn.Module):
-    """Competitive: what goes round a convolution competes with what comes out of it."""
-
-    def __init__(self, width: int) -> None:
+class FastSurferEncoder(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.prelu = nn.PReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.maximum(self.norm(self.conv(self.prelu(x))), x)
-
-
-class FastSurferEncoder(FastSurferBlock):
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
         self.maxpool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        skip = super().forward(x)
+        skip = torch.maximum(self.norm(self.conv(self.prelu(x))), x)
         out, indices = self.maxpool(skip)
         return out, skip, indices
 
 
-class FastSurferDecoder(FastSurferBlock):
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
+class FastSurferDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
         self.unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
+        self.conv = convolved(4, 4)
 
     def forward(self, x: Tensor, skip: Tensor, indices: Tensor) -> Tensor:
-        return super().forward(torch.maximum(self.unpool(x, indices), skip))
+        return self.conv(torch.maximum(self.unpool(x, indices), skip))
 
 
 class FastSurfer(nn.Module):
     """Deep-MI/FastSurfer, FastSurferCNN/models/{sub_module,networks}.py.
 
-    Blocks return triples with the indices, and are called by their forward, without hooks.
+    Blocks return triples with the indices, and are called by their forward, without hooks. What is
+    unpooled competes with the skip connection.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Conv2d(3, 4, 1), FastSurferBlock(4)
-        self.encode1, self.encode2 = FastSurferEncoder(4), FastSurferEncoder(4)
-        self.decode2, self.decode1 = FastSurferDecoder(4), FastSurferDecoder(4)
+        self.first, self.last = nn.Conv2d(3, 4, 1), convolved(4, 4)
+        self.encode1, self.encode2 = FastSurferEncoder(), FastSurferEncoder()
+        self.decode2, self.decode1 = FastSurferDecoder(), FastSurferDecoder()
 
     def forward(self, x: Tensor) -> Tensor:
         x, skip1, indices1 = self.encode1.forward(self.first(x))
@@ -134,30 +126,23 @@ class SegResNet(nn.Module):
 class PhotoWCTEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.conv3 = convolved(3, 4), convolved(4, 5), convolved(5, 6)
+        self.conv1, self.conv2 = convolved(3, 4), convolved(4, 5)
         self.maxpool1 = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
-        self.maxpool2 = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, torch.Size, Tensor, torch.Size]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
         pool1 = self.conv1(x)
         out, indices1 = self.maxpool1(pool1)
-        pool2 = self.conv2(out)
-        out, indices2 = self.maxpool2(pool2)
-        return self.conv3(out), indices1, pool1.size(), indices2, pool2.size()
+        return self.conv2(out), indices1, pool1.size()
 
 
 class PhotoWCTDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv3, self.conv2, self.conv1 = convolved(6, 5), convolved(5, 4), nn.Conv2d(4, 3, 1)
-        self.unpool2 = nn.MaxUnpool2d(kernel_size=2, stride=2)
+        self.conv2, self.conv1 = convolved(5, 4), nn.Conv2d(4, 3, 1)
         self.unpool1 = nn.MaxUnpool2d(kernel_size=2, stride=2)
 
-    def forward(
-        self, x: Tensor, indices1: Tensor, size1: torch.Size, indices2: Tensor, size2: torch.Size
-    ) -> Tensor:
-        out = self.unpool2(self.conv3(x), indices2, output_size=size2)
-        return self.conv1(self.unpool1(self.conv2(out), indices1, output_size=size1))
+    def forward(self, x: Tensor, indices1: Tensor, size1: torch.Size) -> Tensor:
+        return self.conv1(self.unpool1(self.conv2(x), indices1, output_size=size1))
 
 
 class PhotoWCT(nn.Module):
@@ -171,45 +156,26 @@ class PhotoWCT(nn.Module):
         return self.decoder(*self.encoder(x))
 
 
-class Inception(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.max_pool = nn.MaxPool1d(kernel_size=3, stride=1, padding=1, return_indices=True)
-        self.conv, self.conv_from_maxpool = (convolved(inputs, outputs, 1) for _ in range(2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        pooled, indices = self.max_pool(x)
-        return torch.cat((self.conv(x), self.conv_from_maxpool(pooled)), 1), indices
-
-
-class InceptionTranspose(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.max_unpool = nn.MaxUnpool1d(kernel_size=3, stride=1, padding=1)
-        self.conv, self.conv_to_maxpool = (convolved(inputs, outputs, 1) for _ in range(2))
-
-    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
-        return self.conv(x) + self.max_unpool(self.conv_to_maxpool(x), indices)
-
-
 class InceptionTime(nn.Module):
     """TheMrGhostman/InceptionTime-Pytorch, inception.py, as an autoencoder.
 
-    The windows of its pools and unpools, of strides one, overlap; indices are returned in a list.
+    The windows of its pools and unpools, of stride one, overlap; indices are kept in a list.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.ModuleList((Inception(2, 2), Inception(4, 2)))
-        self.decoder = nn.ModuleList((InceptionTranspose(4, 4), InceptionTranspose(4, 2)))
+        self.pools = nn.ModuleList(nn.MaxPool1d(3, 1, 1, return_indices=True) for _ in range(2))
+        self.unpools = nn.ModuleList(nn.MaxUnpool1d(3, 1, 1) for _ in range(2))
+        self.convs = nn.ModuleList(convolved(2, 2, dims=1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         every: list[Tensor] = []
-        for block in self.encoder:
-            x, indices = block(x)
+        for conv, pool in zip(self.convs, self.pools, strict=False):
+            pooled, indices = pool(x)
+            x = conv(x) + pooled
             every.append(indices)
-        for block in self.decoder:
-            x = block(x, every.pop())
+        for conv, unpool in zip(self.convs[2:], self.unpools, strict=True):
+            x = conv(x) + unpool(x, every.pop())
         return x
 
 
@@ -218,10 +184,9 @@ class UNet3d(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down1, self.down2, self.down3 = (
-            convolved(*widths, dims=3) for widths in ((2, 3), (3, 4), (4, 4))
+        self.down1, self.down2, self.up1 = (
+            convolved(*widths, dims=3) for widths in ((2, 3), (3, 3), (6, 2))
         )
-        self.up2, self.up1 = convolved(8, 3, dims=3), nn.Conv3d(6, 2, 1)
         self.pool, self.unpool = nn.MaxPool3d(2, 2, return_indices=True), nn.MaxUnpool3d(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -229,8 +194,7 @@ class UNet3d(nn.Module):
         x, indices1 = self.pool(skip1)
         skip2 = self.down2(x)
         x, indices2 = self.pool(skip2)
-        x = self.unpool(self.down3(x), indices2, output_size=skip2.size())
-        x = self.up2(torch.cat((skip2, x), 1))
+        x = self.unpool(x, indices2, output_size=skip2.size())
         x = self.unpool(x, indices1, output_size=skip1.size())
         return self.up1(torch.cat((skip1, x), 1))
 
@@ -273,7 +237,6 @@ class Published:
     strays: bool = False
 
 
-ALONE_IN_PHOTOWCT = {"maxpool1": ALONE, "maxpool2": ALONE}
 PUBLISHED = {
     "SegNet": Published(NETWORKS["SegNet"][0], (2, 3, 9, 14)),
     "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
@@ -282,11 +245,9 @@ PUBLISHED = {
         SegResNet,
         (2, 3, 16, 24),
         {"first_conv.3": ALONE},
-        functions=True,
-        overlaps=True,
-        strays=True,
+        **dict.fromkeys(("functions", "overlaps", "strays"), True),
     ),
-    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), ALONE_IN_PHOTOWCT, ("encoder", "decoder")),
+    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"maxpool1": ALONE}, ("encoder", "decoder")),
     "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
     "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
