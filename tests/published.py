@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from networks import NETWORKS
+from networks import SegNet
 from torch import Tensor, nn
 
 
@@ -238,7 +238,7 @@ class Published:
 
 
 PUBLISHED = {
-    "SegNet": Published(NETWORKS["SegNet"][0], (2, 3, 9, 14)),
+    "SegNet": Published(lambda: SegNet(widths=(4, 5), depths=(1, 2)), (2, 3, 9, 14)),
     "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
     "QuickNAT": Published(QuickNAT, (2, 3, 8, 12)),
     "SegResNet": Published(

@@ -105,12 +105,13 @@ def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
             for dims in (1, 2, 3):
                 patch.setattr(nn.functional, f"max_unpool{dims}d", defined)
             expected = results(model, x)
-        if all(bool(tensor.any()) for tensor in expected.values() if tensor.dim() > 1):
+        parts = [tensor for tensor in expected.values() if tensor.dim() > 1]
+        # Far below 2^24, in steps far above its inverse: nothing was rounded.
+        small = all(float(tensor.abs().max()) < 2**20 for tensor in expected.values())
+        if small and all(bool(tensor.any()) for tensor in parts):
             break
     else:
-        pytest.fail("every model that was drawn has parts without a gradient")
-    # Nothing was rounded: all is far below 2^53, in steps far above its inverse.
-    assert all(float(tensor.abs().max()) < 2**32 for tensor in expected.values())
+        pytest.fail("every model that was drawn has parts without a gradient, or large numbers")
     assert not any(bool((tensor * 2**10).frac().any()) for tensor in expected.values())
     return model, x, expected
 
@@ -209,8 +210,8 @@ def test_there_and_back(name: str) -> None:
         assert_equal(results(model, x), with_torch)
 
 
-@pytest.mark.parametrize(("name", "way"), [case(name, "onnx") for name in PUBLISHED])
-def test_onnx(name: str, way: str) -> None:
+@pytest.mark.parametrize(("name", "_"), [case(name, "onnx") for name in PUBLISHED])
+def test_onnx(name: str, _: str) -> None:
     """In float32, as ONNX Runtime has no convolutions of float64; of the same whole numbers."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
     pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
