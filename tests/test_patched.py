@@ -230,7 +230,7 @@ def test_errors_are_this_packages() -> None:
     """What it refuses; and what torch.nn refuses already: arguments that only ours take."""
     x, bad = torch.rand(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99)
     with patched(torch.uint8):
-        with pytest.raises(ValueError, match=r"^max_pool2d: expected a window of at most 256"):
+        with pytest.raises(ValueError, match=r"^max_pool2d: expected kernel_size of at most 256"):
             torch_F.max_pool2d(torch.rand(1, 40, 40), 17, return_indices=True)
         assert torch_F.max_pool2d(torch.rand(1, 40, 40), 17).shape == (1, 2, 2)
         with pytest.raises(RuntimeError, match=r"^max_unpool2d: expected "):
