@@ -53,41 +53,13 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
     padding = (0, 0)
 
 
-class Shared(nn.Module):
-    """One pool and one unpool, each used twice and known by other names as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = self.again = nn.MaxPool2d(2, return_indices=True)
-        self.deep = nn.ModuleDict({"unpool": nn.MaxUnpool2d(2)})
-        self.listed = [self.pool, self.deep["unpool"]]
-
-    def forward(self, x: Tensor) -> Tensor:
-        once, inner = self.pool(x)
-        twice, outer = self.again(once)
-        once = self.deep["unpool"](twice, outer, output_size=once.shape)
-        return self.listed[1](once, inner, output_size=x.shape)
-
-
 def state(model: nn.Module) -> list[Any]:
     """Of all its modules: which they are, their classes and their attributes, hooks among them."""
-
-    def inside(value: Any) -> Any:
-        return list(value.items()) if isinstance(value, dict) else value
-
-    return [
-        (id(module), type(module), {name: inside(value) for name, value in vars(module).items()})
-        for module in model.modules()
-    ]
+    return [(id(m), type(m), copy.copy(m.__dict__), [*m._forward_hooks]) for m in model.modules()]
 
 
 def pool(*window: Any, of: type = nn.MaxPool2d, **options: Any) -> nn.Module:
     return of(*window, return_indices=True, **options)
-
-
-def with_stride(module: nn.Module, stride: Any) -> nn.Module:
-    module.stride = stride
-    return module
 
 
 def round_trip() -> nn.Sequential:
@@ -95,57 +67,58 @@ def round_trip() -> nn.Sequential:
     return nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(3, 2))
 
 
-EVERY_POOL = tuple(pool(2, of=rank) for rank in POOLS)
+def with_stride(module: nn.Module, stride: Any) -> nn.Module:
+    module.stride = stride
+    return module
+
+
 EVERY_UNPOOL = tuple(unpool(2) for unpool in UNPOOLS)
-NO_PLACE = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
-FOREIGN = "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices"
-NO_UINT8, NO_INT32 = {torch.uint8}, {torch.uint8, torch.int32}
-# Modules; and why the first, and no other pool, does not return indices of which dtypes.
-CASES: list[tuple[tuple[nn.Module, ...], str, set[torch.dtype]]] = [
-    (
-        (pool(17, 2), nn.MaxUnpool2d(17, 2)),
-        "kernel_size (17, 17) has more than 256 elements",
-        NO_UINT8,
-    ),
-    ((pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)), "dilation (1, 2) is not 1", NO_UINT8),
-    *(
-        (
-            (pool(*window), unpool, pool(unpool.kernel_size, unpool.stride, unpool.padding)),
-            NO_PLACE(*window),
-            NO_UINT8,
+# Modules, by the reason why the first of the pools, and no other, does not return uint8 indices.
+NOT_UINT8 = {
+    "kernel_size (17, 17) has more than 256 elements": (pool(17, 2), nn.MaxUnpool2d(17, 2)),
+    "dilation (1, 2) is not 1": (pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
+    **{
+        f"no MaxUnpool2d has kernel_size {window[0]}, stride {window[1]} and padding {window[2]}": (
+            pool(*window),
+            unpool,
+            pool(unpool.kernel_size, unpool.stride, unpool.padding),
         )
         for window, unpool in (
             (((2, 2), (2, 2), (0, 0)), nn.MaxUnpool2d((2, 3), 2)),
             (((3, 2), (3, 2), (0, 0)), nn.MaxUnpool2d((3, 2), (3, 3))),
             (((3, 3), (2, 2), (1, 1)), nn.MaxUnpool2d(3, 2)),
         )
+    },
+}
+# Nor int32 ones; what concerns one number of dimensions leaves pools of another alone.
+NOT_SMALL = {
+    "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices": (
+        *(pool(2), pool(2, of=nn.MaxPool1d), pool(2, of=nn.MaxPool3d)),
+        *(*EVERY_UNPOOL, OwnUnpool(2)),
     ),
-    (  # which concerns the pools of its rank
-        (EVERY_POOL[1], EVERY_POOL[0], EVERY_POOL[2], *EVERY_UNPOOL, OwnUnpool(2)),
-        "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices",
-        NO_INT32,
+    "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices": (
+        *(pool(2), *EVERY_UNPOOL, Foreign()),
     ),
-    *(((each, *EVERY_UNPOOL, Foreign()), FOREIGN, NO_INT32) for each in EVERY_POOL),
-    *(
-        (
-            (EVERY_POOL[dims], *EVERY_UNPOOL[:dims], *EVERY_UNPOOL[dims + 1 :]),
-            f"there is no MaxUnpool{dims + 1}d to take the indices",
-            NO_INT32,
+    **{
+        f"there is no MaxUnpool{dims}d to take the indices": (
+            *(pool(2, of=POOLS[dims - 1]), *EVERY_UNPOOL[: dims - 1], *EVERY_UNPOOL[dims:]),
         )
-        for dims in range(3)
-    ),
-    # Windows are the same however they are written; None is in pickles of old modules.
-    *(
-        (modules, "", set())
-        for modules in (
-            (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
-            (pool((3,)), nn.MaxUnpool2d(3)),
-            (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
-            (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
-            (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
-            *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
-        )
-    ),
+        for dims in (1, 2, 3)
+    },
+}
+# Windows are the same however they are written; None is in pickles of old modules.
+FINE = (
+    (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
+    (pool((3,)), nn.MaxUnpool2d(3)),
+    (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
+    (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
+    (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
+    *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
+)
+CASES = [
+    *((modules, reason, {torch.uint8}) for reason, modules in NOT_UINT8.items()),
+    *((modules, reason, {torch.uint8, torch.int32}) for reason, modules in NOT_SMALL.items()),
+    *((modules, "fine", set()) for modules in FINE),
 ]
 
 
@@ -160,9 +133,7 @@ def left_alone(model: nn.Sequential) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("modules", "reason", "refused"), CASES, ids=[reason or "fine" for _, reason, _ in CASES]
-)
+@pytest.mark.parametrize(("modules", "reason", "refused"), CASES, ids=[case[1] for case in CASES])
 def test_which_pools_return_what(
     modules: tuple[nn.Module, ...], reason: str, refused: set[torch.dtype], dtype: torch.dtype
 ) -> None:
@@ -244,24 +215,30 @@ def test_reduce() -> None:
 
 def test_modules_stay_the_same_objects() -> None:
     """With their hooks and all else, replaced, restored and meanwhile; shared ones, too."""
-    model, x = Shared().eval(), torch.rand(2, 3, 11, 9)
-    model.pool.note = "mine"
+    model = nn.ModuleDict({"pool": pool(2), "deep": nn.Sequential(nn.MaxUnpool2d(2))}).eval()
+    model["again"], model.listed, model["pool"].note = model["pool"], [*model["deep"]], "mine"
     calls: list[torch.dtype] = []
-    model.pool.register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
-    before, expected = state(model), model(x)
+    model["pool"].register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
+    before = state(model)
+
+    def check_replaced(dtype: torch.dtype) -> None:
+        assert [id(module) for module in model.modules()] == [entry[0] for entry in before]
+        assert model["again"] is model["pool"]
+        assert model.listed[0] is model["deep"][0]
+        assert [type(model["pool"]), type(model.listed[0])] == [MaxPool2d, MaxUnpool2d]
+        assert (model["pool"].training, model["pool"].note) == (False, "mine")
+        assert model["again"](torch.rand(1, 4, 4))[1].dtype == dtype
+
     for dtype in INDEX_DTYPES:
         assert replace_max_pooling(model, dtype) == {}
-        assert [id(module) for module in model.modules()] == [entry[0] for entry in before]
-        assert [model.again, model.deep["unpool"]] == model.listed
-        assert (type(model.pool), model.pool.training) == (MaxPool2d, False)
-        assert same(model(x), expected)
+        check_replaced(dtype)
         assert restore_max_pooling(model) is model
         assert state(model) == before
         with converted(model, dtype) as given:
             assert given is model
-            assert same(model(x), expected)
+            check_replaced(dtype)
         assert state(model) == before
-    assert calls == [torch.int64] * 2 + [dtype for dtype in INDEX_DTYPES for _ in range(4)]
+    assert calls == [dtype for dtype in INDEX_DTYPES for _ in range(2)]
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -291,13 +268,8 @@ def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], word
             restore_max_pooling(**wrong)
 
 
-class Functional(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.max_pool2d(x, 2)
-
-
 NOTHING = {
-    "functional": Functional,
+    "neither": lambda: nn.Linear(1, 1),
     "scripted": lambda: torch.jit.script(nn.Sequential(pool(2))),
     "subclasses": lambda: nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2)),
 }
