@@ -18,13 +18,11 @@ from ._arguments import Reduce, check_index_dtype, check_reduce
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _with_indices(pool: Callable[..., Any]) -> Callable[..., Any]:
+def _with_indices(
+    pool: Callable[..., Any], *args: Any, return_indices: bool = False, **kwargs: Any
+) -> Any:
     """``pool`` as torch.nn has it twice: this one returns indices, whatever ``return_indices``."""
-
-    def pool_with_indices(*args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
-        return pool(*args[:6], return_indices=True, **kwargs)  # the seventh is return_indices
-
-    return pool_with_indices
+    return pool(*args[:6], return_indices=True, **kwargs)  # the seventh is return_indices
 
 
 # For each of PyTorch's functions, the one to call, and the options of patched that it takes.
@@ -34,7 +32,7 @@ for _dims in (1, 2, 3):
     for _place in (torch, torch.nn.functional):
         _OURS[getattr(_place, f"max_pool{_dims}d")] = _pool, ("index_dtype",)
         if _theirs := getattr(_place, f"max_pool{_dims}d_with_indices", None):
-            _OURS[_theirs] = _with_indices(_pool), ("index_dtype",)
+            _OURS[_theirs] = functools.partial(_with_indices, _pool), ("index_dtype",)
     _OURS[getattr(torch.nn.functional, f"max_unpool{_dims}d")] = _unpool, ("reduce",)
 
 # Calls a function unseen by the mode, which sees what is called in there. Not in PyTorch 2.11.

@@ -11,7 +11,7 @@ import torch.nn.functional as torch_F
 from cases import INDEX_DTYPES, same
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import maxunpool_cuda.functional as F
@@ -63,73 +63,54 @@ OPERATORS = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.defau
 
 
 def test_torchs_gradient_is_another() -> None:
-    """What all else here tells the two apart by, beside the dtype of the indices."""
-    theirs = with_gradient(round_trip)
+    """What all else here tells the two apart by, beside the dtype of the indices and the node."""
+    theirs, x = with_gradient(round_trip), IMAGE.clone().requires_grad_()
+    assert torch_F.max_pool2d(x, 2).grad_fn.name() != F.max_pool2d(x, 2).grad_fn.name()
     assert same(theirs[1], OURS[1])
     assert not torch.allclose(theirs[0], OURS[0])
 
 
-def calls(dims: int) -> dict[str, tuple[Callable[[], Any], Callable[[torch.dtype], Any]]]:
-    """Calls of PyTorch's functions, and what they are to return, of indices of a dtype."""
-    x = IMAGE if dims == 2 else IMAGE[0] if dims == 1 else IMAGE[:, :, None].expand(2, 3, 4, 9, 8)
-    name, window = f"max_pool{dims}d", (3, 2, 1)
+@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_form_of_a_call(dims: int, dtype: torch.dtype) -> None:
+    x = IMAGE[0] if dims == 1 else IMAGE if dims == 2 else IMAGE[:, :, None].expand(2, 3, 4, 9, 8)
+    x = x.clone().requires_grad_()
+    name, size = f"max_pool{dims}d", x.shape[-dims:]
     ours, theirs = getattr(F, name), getattr(torch_F, name)
-    also, plain = getattr(torch_F, f"{name}_with_indices"), getattr(torch, name)
+    both = {"return_indices": True}
+    for function, asked, returned in (
+        (theirs, {}, {}),
+        (theirs, both, both),
+        (getattr(torch_F, f"{name}_with_indices"), {}, both),
+        (getattr(torch_F, f"{name}_with_indices"), {"return_indices": False}, both),
+        (getattr(torch, name), {}, {}),
+    ):
+        for arguments, named in (
+            ((x, 3, 2, 1), {}),
+            ((x, 3), {"stride": [], "ceil_mode": True}),
+            ((), {"padding": 1, "kernel_size": [3], "input": x, "dilation": 1}),
+        ):
+            with patched(dtype):
+                got = function(*arguments, **named, **asked)
+            check(got, ours(*arguments, **named, **returned, index_dtype=dtype))
     pooled, indices = theirs(x, 2, return_indices=True)
     unpool, our_unpool = (getattr(of, f"max_unpool{dims}d") for of in (torch_F, F))
-    size = x.shape[-dims:]
-    named = {"input": x, "kernel_size": 3, "padding": 1, "ceil_mode": True}
-    by_name = {"input": pooled, "indices": indices, "kernel_size": 2, "output_size": list(size)}
-    return {
-        "values": (lambda: theirs(x, 2), lambda _: ours(x, 2)),
-        "by position": (
-            lambda: theirs(x, *window, 1, True, True),
-            lambda dtype: ours(x, *window, 1, True, True, index_dtype=dtype),
-        ),
-        "by name": (
-            lambda: theirs(return_indices=True, stride=None, **named),
-            lambda dtype: ours(x, 3, None, 1, 1, True, True, index_dtype=dtype),
-        ),
-        "with indices, told not to": (
-            lambda: also(x, *window, 1, False, False),
-            lambda dtype: ours(x, *window, return_indices=True, index_dtype=dtype),
-        ),
-        "torch's": (lambda: plain(x, 3, [], 1), lambda _: ours(x, 3, None, 1)),
-        "torch's by name": (lambda: plain(**named), lambda _: ours(x, 3, None, 1, 1, True)),
-        "unpool": (
-            lambda: unpool(pooled, indices, 2, 2, 0, size),
-            lambda _: our_unpool(pooled, indices, 2, 2, 0, size),
-        ),
-        "unpool by name": (
-            lambda: unpool(**by_name),
-            lambda _: our_unpool(pooled, indices, 2, output_size=size),
-        ),
-    }
+    with patched(dtype):
+        check(
+            theirs(x, 3, 2, 1, 1, True, True),
+            ours(x, 3, 2, 1, 1, True, True, index_dtype=dtype),
+        )
+        expected = our_unpool(pooled, indices, 2, output_size=size)
+        check(unpool(pooled, indices, 2, 2, 0, size), expected)
+        check(unpool(indices=indices, output_size=[*size], kernel_size=2, input=pooled), expected)
+        assert torch.max_pool1d_with_indices(IMAGE[0], 2)[1].dtype == dtype
 
 
-class Recorder(TorchFunctionMode):
-    """Inside all others, what they call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.append(getattr(func, "__module__", None))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_form_of_a_call(dims: int) -> None:
-    for name, (call, expected) in calls(dims).items():
-        for dtype in INDEX_DTYPES:
-            with Recorder() as recorder, patched(dtype):
-                got = call()
-            wanted = expected(dtype)
-            assert all_same(*([r] if isinstance(r, Tensor) else r for r in (got, wanted))), name
-            assert F.__name__ in recorder.called, name
-    with patched(torch.uint8):
-        assert torch.max_pool1d_with_indices(IMAGE[0], 2)[1].dtype == torch.uint8
+def check(got: Any, expected: Any) -> None:
+    """Equal, and by the same operator."""
+    got, expected = ([r] if isinstance(r, Tensor) else r for r in (got, expected))
+    assert all_same(got, expected)
+    assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
 def test_modules_and_reduce() -> None:
