@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _MaxPoolNd, _MaxUnpoolNd
 
 from . import modules
-from ._arguments import IntOrInts, Ints, Reduce, check_index_dtype, check_reduce, fits_uint8
+from ._arguments import Ints, Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -34,15 +34,15 @@ def replace_max_pooling(
 ) -> dict[str, str]:
     """Make every torch.nn.MaxPool1d/2d/3d and MaxUnpool1d/2d/3d of this package, in place.
 
-    Every module stays the same object, wherever else it is used. The model's results and gradients
-    do not change, except where torch.nn's gradient of unpooling is wrong: where windows overlap.
+    Every module stays the same object, wherever else it is used. By default pools return flat int64
+    indices, as torch.nn's do, and results and gradients of the model stay the same, except where
+    torch.nn's gradient of unpooling is wrong: where windows overlap.
 
-    By default pools return flat int64 indices, as torch.nn's do, so whatever a model does with
-    indices stays right. Smaller indices take less memory, for models that hand indices to unpools
-    and to nothing else. A pool keeps the indices that it has unless the modules of the model speak
-    for smaller ones: uint8 needs a window that a byte can name and an unpool with the same window,
-    int32 needs an unpool, and both need that no unpool of the model is of an unknown class. What a
-    ``forward`` does with indices is not seen. So compare the model before and after, as below.
+    Smaller indices take less memory. They suit models that hand indices to unpools and do nothing
+    else with them. This is not checked, so compare the model before and after, as in the example.
+    A pool keeps the indices that it has unless the modules of the model allow the smaller ones:
+    uint8 needs a window that a byte can name and an unpool with the same window, int32 needs an
+    unpool, and an unpool that is left alone rules out both.
 
     Args:
         model: any module.
@@ -52,8 +52,8 @@ def replace_max_pooling(
             theirs, and the others get ``"last"``.
 
     Returns:
-        By path, why a pool with indices does not return ``index_dtype``, or why it or an unpool is
-        left alone, as subclasses are.
+        By name, why a module is not as asked: a pool that returns indices of another dtype, or a
+        pool with indices or an unpool that is left alone, as subclasses of these classes are.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -88,7 +88,7 @@ def _convert(
         check_reduce(name, reduce)
     named: list[tuple[str, Any]] = [*model.named_modules()]
     unpools = [module for _, module in named if isinstance(module, _MaxUnpoolNd)]
-    whys = ((path, _why_not(module, unpools, index_dtype, reduce)) for path, module in named)
+    whys = [(path, _why_not(module, unpools, index_dtype, reduce)) for path, module in named]
     reasons = {path: why for path, why in whys if why is not None}
     for path, module in named:
         if type(module) in _OURS:
@@ -226,7 +226,7 @@ def _why_not_smaller(pool: Any, unpools: list[Any], index_dtype: torch.dtype) ->
     dims = _POOLS.index(_base(pool)) + 1
     kernel_size, stride, padding = window = _window(pool, dims)
     if index_dtype == torch.uint8:
-        dilation = _per_dim(pool.dilation, dims)
+        dilation = per_dim(type(pool).__name__, "dilation", pool.dilation, dims)
         if not fits_uint8(kernel_size):
             return f"kernel_size {kernel_size} has more than 256 elements"
         if not fits_uint8((), dilation):
@@ -257,12 +257,7 @@ def _why_not_back(module: Any) -> str | None:
 
 def _window(module: Any, dims: int) -> tuple[Ints, Ints, Ints]:
     """The kernel size, stride and padding of a pool or an unpool."""
-    kernel_size = _per_dim(module.kernel_size, dims)
-    stride = () if module.stride is None else _per_dim(module.stride, dims)
-    return kernel_size, stride or kernel_size, _per_dim(module.padding, dims)
-
-
-def _per_dim(value: IntOrInts, dims: int) -> Ints:
-    """One int per dimension. A wrong number of them is left for the module's call to refuse."""
-    ints = tuple(value) if isinstance(value, Iterable) else (value,)
-    return ints * dims if len(ints) == 1 else ints
+    name, stride = type(module).__name__, module.stride or module.kernel_size  # None or [] in pools
+    kernel_size = per_dim(name, "kernel_size", module.kernel_size, dims)
+    padding = per_dim(name, "padding", module.padding, dims)
+    return kernel_size, per_dim(name, "stride", stride, dims), padding
