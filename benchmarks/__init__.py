@@ -3,8 +3,7 @@
 ``python -m benchmarks --help``, or ``make bench``. What is predicted, and why: docs/performance.md.
 
 What is timed is in cases.py, its tensors in data.py, who is timed in contenders.py; runner.py does
-one case, __main__.py all that were asked for. machine_code.py stands apart: it reads what the CUDA
-kernels' instructions allow.
+one case, __main__.py all that were asked for.
 """
 
 import sys

@@ -5,6 +5,7 @@
 #include "handles.h"
 
 #include <ATen/core/DimVector.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/extension.h>
 
@@ -61,16 +62,16 @@ auto without_gil(const Call& call) {
 
 // Tensor that Python owns, borrowed for the length of a call. An owning reference would take the
 // GIL twice, when it is made and when it is dropped.
-const at::Tensor& borrowed(pybind11::handle object) {
+const at::Tensor& borrowed(const char* op, pybind11::handle object) {
   TORCH_CHECK_TYPE(
-      THPVariable_Check(object.ptr()), "expected a Tensor but got ",
+      THPVariable_Check(object.ptr()), op, ": expected a Tensor but got ",
       Py_TYPE(object.ptr())->tp_name);
   return THPVariable_Unpack(object.ptr());
 }
 
 // A tuple of ints, of which tracing may have made some symbolic. PyTorch's own conversion first
 // asks of each int whether it is a tensor.
-c10::SymDimVector ints(const pybind11::tuple& numbers) {
+c10::SymDimVector ints(const char* op, const pybind11::tuple& numbers) {
   c10::SymDimVector result;
   for (const pybind11::handle number : numbers) {
     if (!PyLong_Check(number.ptr())) {
@@ -80,7 +81,8 @@ c10::SymDimVector ints(const pybind11::tuple& numbers) {
     int overflow = 0;
     result.emplace_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
     TORCH_CHECK_TYPE(
-        overflow == 0, "expected 64-bit ints but got ", pybind11::str(number).cast<std::string>());
+        overflow == 0, op, ": expected 64-bit ints but got ",
+        pybind11::str(number).cast<std::string>());
   }
   return result;
 }
@@ -89,9 +91,10 @@ at::Tensor max_unpool(
     pybind11::handle input, pybind11::handle indices, const pybind11::tuple& output_size,
     const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
     const pybind11::tuple& padding, const std::string& reduce) {
-  const at::Tensor &values = borrowed(input), &positions = borrowed(indices);
-  const auto sizes = ints(output_size), kernel = ints(kernel_size), steps = ints(stride),
-             pads = ints(padding);
+  constexpr const char* op = "max_unpool";
+  const at::Tensor &values = borrowed(op, input), &positions = borrowed(op, indices);
+  const auto sizes = ints(op, output_size), kernel = ints(op, kernel_size),
+             steps = ints(op, stride), pads = ints(op, padding);
   return without_gil([&] {
     return unpool_handle<true>().call(values, positions, sizes, kernel, steps, pads, reduce);
   });
@@ -100,13 +103,17 @@ at::Tensor max_unpool(
 std::tuple<at::Tensor, at::Tensor> max_pool(
     pybind11::handle input, const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
     const pybind11::tuple& padding, const pybind11::tuple& dilation, bool ceil_mode,
-    c10::ScalarType index_dtype) {
-  const at::Tensor& unpooled = borrowed(input);
-  const auto kernel = ints(kernel_size), steps = ints(stride), pads = ints(padding),
-             spread = ints(dilation);
-  return without_gil([&] {
-    return pool_handle().call(unpooled, kernel, steps, pads, spread, ceil_mode, index_dtype);
-  });
+    pybind11::handle index_dtype) {
+  constexpr const char* op = "max_pool";
+  const at::Tensor& unpooled = borrowed(op, input);
+  const auto kernel = ints(op, kernel_size), steps = ints(op, stride), pads = ints(op, padding),
+             spread = ints(op, dilation);
+  TORCH_CHECK_TYPE(
+      THPDtype_Check(index_dtype.ptr()), op, ": expected index_dtype to be a torch.dtype but got ",
+      Py_TYPE(index_dtype.ptr())->tp_name);
+  const c10::ScalarType type = index_dtype.cast<c10::ScalarType>();
+  return without_gil(
+      [&] { return pool_handle().call(unpooled, kernel, steps, pads, spread, ceil_mode, type); });
 }
 
 } // namespace

@@ -60,7 +60,7 @@ def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     if type(value) is int:
         return (value,) * dims
     one = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
-    result = _ints(name, argument, (value,) if one else value)  # type: ignore[arg-type]
+    result = _ints(name, argument, value, (value,) if one else value)  # type: ignore[arg-type]
     if len(result) not in (1, dims):
         raise RuntimeError(
             f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
@@ -105,7 +105,7 @@ def unpooled_size(
             f"but got {list(sizes)} (output_size should be a sequence containing "
             f"{' or '.join(map(str, lengths))} elements, but it has a length of '{len(sizes)}')"
         )
-    sizes = _ints(name, "output_size", sizes[-dims:])
+    sizes = _ints(name, "output_size", output_size, sizes[-dims:])
     for dim, (size, middle, step) in enumerate(zip(sizes, default, stride, strict=False)):
         if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
             raise ValueError(
@@ -116,12 +116,12 @@ def unpooled_size(
     return sizes
 
 
-def _ints(name: str, argument: str, values: Iterable[int]) -> Ints:
-    """``values`` as ints; symbolic ones stay symbolic."""
+def _ints(name: str, argument: str, given: object, values: Iterable[int]) -> Ints:
+    """``values``, which the caller has ``given``, as ints; symbolic ones stay symbolic."""
     try:
         return tuple(v if isinstance(v, int | torch.SymInt) else operator.index(v) for v in values)
     except TypeError:
-        raise TypeError(f"{name}: expected {argument} to be ints but got {values!r}") from None
+        raise TypeError(f"{name}: expected {argument} to be ints but got {given!r}") from None
 
 
 def _may_hold(condition: bool) -> bool:

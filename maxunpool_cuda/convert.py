@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.nn.modules.pooling import _MaxUnpoolNd
-from torch.nn.parameter import is_lazy
 
 from ._arguments import IntOrInts, Ints, Reduce, check_index_dtype, check_reduce, fits_uint8
-from ._trial import Trial, same
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -104,7 +101,6 @@ def replace_max_pooling(
     index_dtype: torch.dtype = torch.uint8,
     *,
     plain_pools: bool = False,
-    example: tuple[Any, ...] | Tensor | None = None,
 ) -> dict[str, str]:
     """Make torch.nn.MaxPool1d/2d/3d with indices and MaxUnpool1d/2d/3d of this package, in place.
 
@@ -124,16 +120,13 @@ def replace_max_pooling(
     an unpool at all; for both, that every unpool be of torch.nn's classes or of this package's:
     subclasses, and others with their base ``_MaxUnpoolNd``, may want int64. A model that takes
     indices to another place as well, or casts them before an unpool, wants
-    ``pool.index_dtype = torch.int64`` for this pool, or an ``example``.
+    ``pool.index_dtype = torch.int64`` for this pool.
 
-    With an ``example`` the model is run on it, in eval mode, and only those pools return
-    ``index_dtype`` whose indices leave what it returns as it is with flat ones, in this package's
-    modules, to the last bit. So pools keep flat indices that the model returns, and those that
-    right an ``output_size`` that was not given. It takes three forward passes and, if something
-    changes, one more for each pool that might return ``index_dtype``; forward hooks run in each.
-    Compiled models run without being compiled. Buffers, other tensors and attributes of the
-    modules, modes and random numbers are as before afterwards. What the example does not reach is
-    not checked, and it shows little if it is all zeros, or no larger than a window.
+    Three lines show that a conversion changes nothing::
+
+        before = model.eval()(x)
+        replace_max_pooling(model)
+        assert torch.equal(model(x), before)
 
     Args:
         model: any module.
@@ -141,7 +134,6 @@ def replace_max_pooling(
             the input plane.
         plain_pools: whether to replace pools that return no indices, too. Their backward keeps a
             byte per output, for the usual windows, rather than eight.
-        example: positional arguments of the model, or the tensor that is the only one.
 
     Returns:
         Why a pool in ``model`` that returns indices does not return ``index_dtype``, under the name
@@ -149,9 +141,8 @@ def replace_max_pooling(
         the functions that a forward calls and what is in a scripted module, nothing is said.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``example`` neither a tuple nor a tensor.
-        ValueError: ``index_dtype`` is none of those allowed, or the model cannot be run on
-            ``example``; it is as it was then.
+        TypeError: ``model`` is not a module.
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Warns:
         UserWarning: nothing in ``model`` was replaced, or is of this package already.
@@ -168,7 +159,7 @@ def replace_max_pooling(
         >>> model["pool"](torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
         (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
     """
-    return _convert("replace_max_pooling", model, index_dtype, plain_pools, example, stacklevel=4)
+    return _convert("replace_max_pooling", model, index_dtype, plain_pools, stacklevel=4)
 
 
 def _convert(
@@ -176,19 +167,11 @@ def _convert(
     model: torch.nn.Module,
     index_dtype: torch.dtype,
     plain_pools: bool,
-    example: tuple[Any, ...] | Tensor | None,
     stacklevel: int,
 ) -> dict[str, str]:
     """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of a warning."""
     _check_model(name, model)
     check_index_dtype(name, index_dtype)
-    if isinstance(example, Tensor):
-        example = (example,)
-    if not isinstance(example, tuple | None):
-        raise TypeError(
-            f"{name}: expected example to be a tuple of the model's positional arguments, or a "
-            f"Tensor, but got {type(example).__name__}"
-        )
     pools: dict[str, Any] = {
         path: module
         for path, module in model.named_modules()
@@ -205,23 +188,10 @@ def _convert(
         elif type(pool) in _POOLS + _THEIR_POOLS:
             wanted[path] = index_dtype
 
-    def convert(index_dtypes: Mapping[str, torch.dtype]) -> None:
-        _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
-        _replace(model.modules() if plain_pools else pools.values(), _THEIR_POOLS, _POOLS)
-        for path, dtype in index_dtypes.items():
-            pools[path].index_dtype = dtype
-
-    if example is not None:
-        if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-            raise ValueError(
-                f"{name}: expected a model that has been run before, to run it on example, "
-                "but got one with uninitialized parameters"
-            )
-        flat = {path: _flat(pools[path], index_dtype) for path in wanted}
-        changed = _what_changes(name, Trial(model, example), convert, flat, index_dtype)
-        wanted.update({path: flat[path] for path in changed})
-        reasons |= changed
-    convert(wanted)
+    _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
+    _replace(model.modules() if plain_pools else pools.values(), _THEIR_POOLS, _POOLS)
+    for path, dtype in wanted.items():
+        pools[path].index_dtype = dtype
     if not any(isinstance(module, _POOLS + _UNPOOLS) for module in model.modules()):
         looked_for = "torch.nn.MaxUnpool1d/2d/3d and MaxPool1d/2d/3d with return_indices=True"
         if any(type(module) in _THEIR_POOLS for module in model.modules()):
@@ -286,7 +256,6 @@ def converted(
     index_dtype: torch.dtype = torch.uint8,
     *,
     plain_pools: bool = False,
-    example: tuple[Any, ...] | Tensor | None = None,
 ) -> Iterator[Model]:
     """Inside, ``model`` is as :func:`replace_max_pooling` makes it; afterwards, as it was.
 
@@ -298,7 +267,6 @@ def converted(
         model: any module.
         index_dtype: see :func:`replace_max_pooling`.
         plain_pools: see :func:`replace_max_pooling`.
-        example: see :func:`replace_max_pooling`.
 
     Returns:
         A context manager, which gives ``model``.
@@ -322,7 +290,7 @@ def converted(
     """
     _check_model("converted", model)
     before = [(module, _state(module)) for module in model.modules()]
-    _convert("converted", model, index_dtype, plain_pools, example, stacklevel=5)
+    _convert("converted", model, index_dtype, plain_pools, stacklevel=5)
     changed = [(module, state) for module, state in before if _state(module) != state]
     try:
         yield model
@@ -344,72 +312,6 @@ def _put_back(module: torch.nn.Module, state: tuple[type, dict[str, Any]]) -> No
             setattr(module, name, attributes[name])
         elif name in vars(module):
             delattr(module, name)
-
-
-def _flat(pool: Any, index_dtype: torch.dtype) -> torch.dtype:
-    """What ``pool`` returns if it does not return ``index_dtype``: the flat ones that it has."""
-    has: torch.dtype = getattr(pool, "index_dtype", torch.int64)
-    return torch.int64 if has in (torch.uint8, index_dtype) else has
-
-
-def _what_changes(
-    name: str,
-    trial: Trial,
-    convert: Callable[[Mapping[str, torch.dtype]], None],
-    flat: Mapping[str, torch.dtype],
-    index_dtype: torch.dtype,
-) -> dict[str, str]:
-    """Why pools of those in ``flat`` cannot return ``index_dtype``, as far as ``trial`` shows.
-
-    ``convert`` converts the model, to the dtypes that it is given.
-    """
-    try:
-        expected = trial.run(lambda: convert(flat))
-    except Exception as error:
-        raise _cannot_run(name, trial, error) from error
-    others = [path for path, dtype in flat.items() if dtype != index_dtype]
-    if not others:
-        return {}
-    dtype = str(index_dtype).removeprefix("torch.")
-    if not same(trial.run(lambda: convert(flat)), expected):
-        reason = f"two runs of the model differ, so {dtype} indices cannot be checked"
-        return dict.fromkeys(others, reason)
-
-    def why_not(paths: Iterable[str]) -> str | None:
-        try:
-            result = trial.run(lambda: convert({**flat, **dict.fromkeys(paths, index_dtype)}))
-        except Exception as error:
-            return f"with {dtype} indices the model raises {_said(error).splitlines()[0]}"
-        return None if same(result, expected) else f"{dtype} indices change what the model returns"
-
-    if why_not(others) is None:
-        return {}
-    kept: list[str] = []
-    reasons = {}
-    for path in others:
-        found = why_not([*kept, path])
-        if found is None:
-            kept.append(path)
-        else:
-            reasons[path] = found
-    return reasons
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _cannot_run(name: str, trial: Trial, error: Exception) -> ValueError:
-    """That of a model which raised ``error`` once converted."""
-    try:
-        trial.run()
-    except Exception as before:
-        said = _said(before)
-        return ValueError(f"{name}: expected an example that the model runs on but got {said}")
-    return ValueError(
-        f"{name}: expected a model that runs with this package's modules as well, "
-        f"with flat indices, but got {_said(error)}"
-    )
 
 
 def _why_not(

@@ -95,19 +95,11 @@ def max_unpool1d(
 ) -> Tensor:
     """Scatter pooled signals back to where ``indices`` say; see :func:`max_unpool2d`.
 
-    Args:
-        input: ``(N, C, L_in)`` or ``(C, L_in)``.
-        indices: as ``input``; flat positions in the output's ``L_out``, or uint8 offsets in the
-            windows.
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are
-            ignored.
-        reduce: ``"last"`` or ``"sum"``.
+    Arguments and errors are those of :func:`max_unpool2d`.
 
-    Returns:
-        ``(N, C, L_out)`` or ``(C, L_out)``.
+    Shape:
+        - input, indices: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output: ``(N, C, L_out)`` or ``(C, L_out)``
 
     Example:
         >>> import torch
@@ -163,15 +155,14 @@ def max_unpool2d(
 
     Raises:
         RuntimeError: shapes, devices or index dtype do not fit; a plane is empty; ``kernel_size``
-            or ``stride`` is not positive, ``padding`` is negative, or sizes overflow; an index lies
-            outside its output plane (on CUDA: raised by the next call or by
-            :func:`maxunpool_cuda.check_errors`).
+            or ``stride`` is not positive, ``padding`` is negative, sizes overflow, or there are
+            neither one nor as many numbers as dimensions; an index lies outside its output plane
+            (on CUDA the next call raises this, or :func:`maxunpool_cuda.check_errors`).
         ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
-            output, is not given by as many numbers as there are dimensions, or has too many
-            elements for uint8 indices.
-        TypeError: ``input`` or ``indices`` is no tensor; a size or a part of the window is no
-            64-bit int.
-        NotImplementedError: the dtype does not add up, or the device has no kernels.
+            output, or has too many elements for uint8 indices.
+        TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int.
+        NotImplementedError: the dtype does not add up, or ``input`` is of a device or layout that
+            only torch.nn takes, and the call asks for what torch.nn lacks.
 
     Example:
         >>> import torch
@@ -198,19 +189,11 @@ def max_unpool3d(
 ) -> Tensor:
     """Scatter pooled volumes back to where ``indices`` say; see :func:`max_unpool2d`.
 
-    Args:
-        input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
-        indices: as ``input``; flat positions in the output's ``(D_out, H_out, W_out)``, or uint8
-            offsets in the windows.
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        output_size: ``(D_out, H_out, W_out)``, or with two sizes before them (unbatched: or one),
-            which are ignored.
-        reduce: ``"last"`` or ``"sum"``.
+    Arguments and errors are those of :func:`max_unpool2d`.
 
-    Returns:
-        ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``.
+    Shape:
+        - input, indices: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``
 
     Example:
         >>> import torch
@@ -314,18 +297,11 @@ def max_pool1d(
 ) -> Pooled:
     """Take the largest of each window of a signal; see :func:`max_pool2d`.
 
-    Args:
-        input: ``(N, C, L_in)`` or ``(C, L_in)``.
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        ceil_mode: whether a last window may reach beyond the padding.
-        return_indices: whether to return where the maxima are, too.
-        index_dtype: int64, int32 or uint8.
+    Arguments and errors are those of :func:`max_pool2d`.
 
-    Returns:
-        ``(N, C, L_out)`` or ``(C, L_out)``, or two such tensors: values and indices.
+    Shape:
+        - input: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output: ``(N, C, L_out)`` or ``(C, L_out)``, once or twice
 
     Example:
         >>> import torch
@@ -358,8 +334,8 @@ def max_pool2d(
 
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
-            integers. A channels_last input gives channels_last results. Quantized and mkldnn
-            tensors are left to torch.nn's function.
+            integers. A channels_last input gives channels_last results. torch.nn's function pools
+            quantized and mkldnn tensors, and those of devices other than CPU and CUDA.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: cells of minus infinity on both sides; at most half of ``kernel_size``.
@@ -375,10 +351,10 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a part of the window no 64-bit
-            int.
-        NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
-            is asked for where dilation leaves a window without an element of the input.
+        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a size no 64-bit int.
+        NotImplementedError: the dtype does not compare; a derivative is needed where dilation
+            leaves a window without an element of the input; torch.nn has to pool ``input``, but
+            lacks ``index_dtype``.
 
     Example:
         >>> import torch
@@ -405,19 +381,11 @@ def max_pool3d(
 ) -> Pooled:
     """Take the largest of each window of a volume; see :func:`max_pool2d`.
 
-    Args:
-        input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        ceil_mode: whether a last window may reach beyond the padding.
-        return_indices: whether to return where the maxima are, too.
-        index_dtype: int64, int32 or uint8.
+    Arguments and errors are those of :func:`max_pool2d`.
 
-    Returns:
-        ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, or two such tensors: values
-        and indices.
+    Shape:
+        - input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, once or twice
 
     Example:
         >>> import torch

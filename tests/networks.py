@@ -69,36 +69,24 @@ class ENet(nn.Module):
         return self.last(x, output_size=size)
 
 
-def unchanged(indices: Tensor) -> Tensor:
-    return indices
-
-
 class PoolAndUnpool(nn.Module):
-    """As little as has both, between convolutions, in any number of dimensions.
+    """A pool and an unpool between convolutions, in any number of dimensions.
 
-    middle: what is between the two, a convolution or such a network again. handed_on: what becomes
-    of indices on the way to the unpool.
+    middle: what is between the two, a convolution or such a network again.
     """
 
-    def __init__(
-        self,
-        dims: int,
-        *window: int,
-        middle: nn.Module | None = None,
-        handed_on: Callable[[Tensor], Tensor] = unchanged,
-    ) -> None:
+    def __init__(self, dims: int, *window: int, middle: nn.Module | None = None) -> None:
         super().__init__()
         convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
         self.first, self.last = (convolution(3, 3, 3, padding=1) for _ in range(2))
         self.pool = POOLS[dims - 1](*window, return_indices=True)
         self.middle = middle or convolution(3, 3, 3, padding=1)
         self.unpool = UNPOOLS[dims - 1](*window)
-        self.handed_on = handed_on
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         pooled, indices = self.pool(x)
-        out = self.unpool(self.middle(pooled), self.handed_on(indices), output_size=x.shape)
+        out = self.unpool(self.middle(pooled), indices, output_size=x.shape)
         return self.last(out)
 
 

@@ -31,7 +31,7 @@ def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) 
             if reduce == "last":
                 out[at] = row[cells[-1]]
             else:
-                out[at] = adder.total([values[j] for j in cells], mean=reduce == "mean")
+                out[at] = adder.total([values[j] for j in cells])
     return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), input.dtype)
 
 
@@ -41,14 +41,9 @@ def max_unpool_backward(
     dims = len(output_size)
     grads, targets = _planes(grad_output, dims), _index_planes(indices, dims)
     result = np.zeros((*targets.shape[:2], grads.shape[-1]), np.uint8)
-    adder = _Adder(grad_output.dtype)
     for out, grad, target in zip(result, grads, targets, strict=True):
         for at, cells in _cells_of(target).items():
-            if reduce == "mean":
-                (value,) = adder.read(grad[at : at + 1])
-                out[cells] = adder.write(adder.divide(value, len(cells)))
-            else:
-                out[cells if reduce == "sum" else cells[-1]] = grad[at]
+            out[cells if reduce == "sum" else cells[-1]] = grad[at]
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
 
 
@@ -147,7 +142,7 @@ def _from_bytes(array: np.ndarray, shape: Sizes, dtype: torch.dtype) -> Tensor:
 
 
 class _Adder:
-    """Sums and means of elements: integers wrap in 64 bits, half types add in float32."""
+    """Sums of elements: integers wrap in 64 bits, half types add in float32."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -161,19 +156,12 @@ class _Adder:
         parts = torch.view_as_real(values) if self.dtype.is_complex else values[:, None]
         return [tuple(self.scalar(part) for part in element) for element in parts.tolist()]
 
-    def total(self, values: list[tuple], mean: bool) -> np.ndarray:
-        """The bytes of a sum, or of a mean."""
+    def total(self, values: list[tuple]) -> np.ndarray:
+        """The bytes of a sum."""
         sums = tuple(self.scalar(0) for _ in values[0])
         for value in values:
             sums = tuple(s + v for s, v in zip(sums, value, strict=True))
         if self.integral:
             sums = tuple((s + 2**63) % 2**64 - 2**63 for s in sums)
-        return self.write(self.divide(sums, len(values)) if mean else sums)
-
-    def divide(self, value: tuple, count: int) -> tuple:
-        return tuple(v // count if self.integral else v / self.scalar(count) for v in value)
-
-    def write(self, value: tuple) -> np.ndarray:
-        if self.integral:
-            return np.array(value, np.int64).view(np.uint8)[: self.dtype.itemsize]
-        return as_bytes(torch.tensor(np.array(value)).to(self.dtype.to_real())).numpy()
+            return np.array(sums, np.int64).view(np.uint8)[: self.dtype.itemsize]
+        return as_bytes(torch.tensor(np.array(sums)).to(self.dtype.to_real())).numpy()

@@ -5,7 +5,6 @@ import functools
 import gc
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,10 +23,8 @@ sys.path.append(str(ROOT))  # last: the package's source there must not hide the
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import (  # noqa: E402
     cases,
-    compiled,
     contenders,
     data,
-    exported,
     memory,
     model,
     report,
@@ -39,7 +36,6 @@ from benchmarks.cases import BY_NAME, CASES, Case  # noqa: E402
 from benchmarks.contenders import CLONE, COMPILED, ONNX, OURS, TORCH, TRITON  # noqa: E402
 from benchmarks.segnet import SegNet  # noqa: E402
 from benchmarks.show import has  # noqa: E402
-from maxunpool_cuda import _fusion  # noqa: E402
 
 FACTS = {"device": "none", "torch": "2", "date": "2000-01-01"}
 CPU = ["--device", "cpu"]
@@ -374,30 +370,6 @@ def test_training_step(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> 
 def test_torch_compile() -> None:
     results = results_of(dataclasses.replace(shrunk(CASES[0]), direction="both"), COMPILED)
     assert results[COMPILED].get("agreement") == "equal", results
-
-
-def test_compiled_models(capsys: Captured, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(compiled, "SHAPE", (1, compiled.CHANNELS, 8, 8))
-    monkeypatch.setattr(compiled, "LAYOUTS", ("channels_last",))
-    monkeypatch.setattr(sys, "argv", ["compiled", "--quick"])
-    monkeypatch.setattr(torch, "set_num_threads", Mock())
-    eager = functools.partial(torch.compile, backend="aot_eager")  # for its speed
-    monkeypatch.setattr(torch, "compile", eager)
-    compiled.main()
-    (row,) = re.findall(r"^\| unpool and maximum, 2x2 .*$", capsys.readouterr().out, flags=re.M)
-    figures = [float(cell) for cell in row.split("|")[3:-1]]
-    assert len(figures) == 4
-    assert min(figures) > 0
-    assert not _fusion._enabled
-
-
-def test_exported_forms(monkeypatch: Patch) -> None:
-    pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
-    pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
-    monkeypatch.setattr(exported, "SHAPE", (1, 2, 6, 8))
-    nodes, of_where, *times = exported.measure((3, 2, 1), torch.uint8, rounds=1)
-    assert int(nodes) < int(of_where)
-    assert min(map(float, times)) >= 0
 
 
 TRITON_SCRIPT = """

@@ -53,7 +53,7 @@ def test_networks(name: str, layout: str, device: str) -> None:
     exact = 0 if device == "cuda" else 1 if layout == "channels_last" else None
     if exact is not None:
         model, x = model.double(), x.double()
-    converted, tried = copy.deepcopy(model), copy.deepcopy(model)
+    converted = copy.deepcopy(model)
     assert replace_max_pooling(converted) == {}
     agree(results(converted, x), results(model, x), exact)
     assert set(returned_dtypes(model).values()) == {torch.int64}
@@ -62,8 +62,6 @@ def test_networks(name: str, layout: str, device: str) -> None:
         plain = isinstance(module, POOLS) and not module.return_indices
         assert (type(other) in OURS) == (type(module) in THEIRS and not plain)
     model.load_state_dict(converted.state_dict())
-    assert replace_max_pooling(tried, example=(x,)) == {}
-    assert returned_dtypes(tried) == returned_dtypes(converted)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -227,15 +225,10 @@ def test_modules_stay_the_same_objects() -> None:
 
 
 DTYPES = "index_dtype to be torch.int64, .* but got "
-EXAMPLE = "example to be a tuple of the model's positional arguments, or a Tensor, but got {}$"
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     *(
         (replace_max_pooling, {"index_dtype": wrong}, ValueError, DTYPES)
         for wrong in (torch.int16, torch.float32, "uint8", None)
-    ),
-    *(
-        (replace_max_pooling, {"example": wrong}, TypeError, EXAMPLE.format(type(wrong).__name__))
-        for wrong in ([torch.rand(1, 4, 4)], {"x": 1}, "x", 3)
     ),
     *(
         (function, {"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list")

@@ -88,12 +88,11 @@ def test_what_kernels_are_made_for(
 
 @pytest.mark.cuda
 @pytest.mark.sanitized
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_sums_in_any_order(reduce: str, rng: random.Random) -> None:
+def test_sums_in_any_order(rng: random.Random) -> None:
     """By atomics, without deterministic algorithms: whole numbers add up all the same."""
     torch.use_deterministic_algorithms(False)
     for _ in range(some(100)):
-        check(with_whole_numbers(random_case(rng, reduce=reduce), rng), "cuda")
+        check(with_whole_numbers(random_case(rng, reduce="sum"), rng), "cuda")
 
 
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (3, 3, 0)], ids=str)

@@ -73,15 +73,14 @@ def test_networks(name: str) -> None:
             module.register_forward_hook(lambda *_: None)
     before, expected = state(model), results(model, x)
     for dtype in INDEX_DTYPES:
-        for example in (None, x):
-            assert replace_max_pooling(model, dtype, plain_pools=True, example=example) == {}
-            assert all(type(m) in OURS for m in model.modules() if isinstance(m, THEIRS))
-            assert restore_max_pooling(model) is model
-            assert state(model) == before
-            with converted(model, dtype, example=example) as given:
-                assert given is model
-                assert set(returned_dtypes(model).values()) == {dtype}
-            assert state(model) == before
+        assert replace_max_pooling(model, dtype, plain_pools=True) == {}
+        assert all(type(m) in OURS for m in model.modules() if isinstance(m, THEIRS))
+        assert restore_max_pooling(model) is model
+        assert state(model) == before
+        with converted(model, dtype) as given:
+            assert given is model
+            assert set(returned_dtypes(model).values()) == {dtype}
+        assert state(model) == before
     assert all(map(same, results(model, x), expected))
 
 
@@ -134,8 +133,6 @@ def test_what_is_no_model() -> None:
 WRONG = [
     ({"index_dtype": torch.int16}, ValueError, "index_dtype to be torch.int64"),
     ({"index_dtype": "uint8"}, ValueError, "index_dtype to be torch.int64"),
-    ({"example": 3}, TypeError, "example to be a tuple"),
-    ({"example": (torch.rand(1), 2)}, ValueError, "an example that the model runs on but got "),
 ]
 
 

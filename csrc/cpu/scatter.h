@@ -167,18 +167,6 @@ void forward_sum(const Task<Element, Index>& task) {
   }
 }
 
-template <class Element, class Index>
-void forward_mean(const Task<Element, Index>& task) {
-  const Element* input = task.input();
-  Element* output = task.output();
-  auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs);
-  for_each_index<false>(
-      task, output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
-  std::transform(sums, sums + task.outputs, output, [](const Sum<Element>& sum) {
-    return sum.result(Reduce::mean);
-  });
-}
-
 // `value` where `condition` is 0, zero where 1. Nothing branches on it: it is as good as random.
 template <class Element>
 Element zero_if(uint8_t condition, Element value) {
@@ -207,17 +195,6 @@ void backward_sum(const Task<Element, Index>& task) {
   Element* grad_input = task.grad_input();
   for_each_index<false>(task, grad_output, [&](int64_t source, int64_t target) {
     grad_input[source] = grad_output[target];
-  });
-}
-
-template <class Element, class Index>
-void backward_mean(const Task<Element, Index>& task) {
-  const Element* grad_output = task.grad_output();
-  Element* grad_input = task.grad_input();
-  auto* counts = task.scratch.template zeroed<int64_t>(task.outputs);
-  for_each_index<false>(task, grad_output, [&](int64_t, int64_t target) { ++counts[target]; });
-  for_each_index<false>(task, grad_output, [&](int64_t source, int64_t target) {
-    grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
   });
 }
 

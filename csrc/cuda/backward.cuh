@@ -171,9 +171,8 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
   for_each_chunk<Index>(tiling.items, report, gather, !takes_stray);
 }
 
-// Gradient for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
-// divided among the elements whose indices name the same output.
-template <class T, bool kMean>
+// Gradient for any windows, sizes and types: thread i owns pooled element i.
+template <class T>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     Tiling<uint64_t> tiling, Report report, bool checks, Position<uint64_t> overlap,
     const T* __restrict__ grad_output, AnyIndices indices, T* __restrict__ grad_input) {
@@ -188,25 +187,18 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
       return true;
     } else {
       grad = grad_output[(outer * tiling.out_plane + own.target) * g.inner + channel];
-      // Cells before this one are looked at for means alone.
-      const Position<uint64_t> before = kMean ? overlap : Position<uint64_t>{};
-      int64_t count = 0;
-      for (uint64_t d = -before[0]; d != overlap[0] + 1; ++d) {
+      for (uint64_t d = 0; d != overlap[0] + 1; ++d) {
         for (uint64_t h = -overlap[1]; h != overlap[1] + 1; ++h) {
           for (uint64_t w = -overlap[2]; w != overlap[2] + 1; ++w) {
             const Position<uint64_t> q{{p[0] + d, p[1] + h, p[2] + w}};
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
-            if ((kMean || later) && tiling.is_cell(q)) {
-              count += named_by(tiling, indices, i + shift * g.inner, q).target == own.target;
+            if (later && tiling.is_cell(q) &&
+                named_by(tiling, indices, i + shift * g.inner, q).target == own.target) {
+              grad = T{};
             }
           }
         }
-      }
-      if constexpr (kMean) {
-        grad = mean_of<T>(grad, count);
-      } else {
-        grad = count == 0 ? grad : T{};
       }
     }
     grad_input[i] = grad;

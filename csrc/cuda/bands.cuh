@@ -15,7 +15,6 @@
 // by one.
 #pragma once
 
-#include "../reduction.h"
 #include "decoder.cuh"
 #include "divider.cuh"
 #include "report.cuh"
@@ -51,8 +50,8 @@ struct Bands {
   uint32_t readable; // cells that may be read in vectors: all, if arrays are aligned, or none
   uint32_t staged;   // bytes of staged elements, at the front of a block's memory
   bool aligned;      // all arrays begin where vectors do
+  bool sums;         // "sum", else "last"
   bool bfloat16;     // else half, if numbers have two bytes; for sums
-  Reduce reduce;
   // Members for bands that are parts of planes:
   int cut; // the axis
   Axis<uint32_t> axis;

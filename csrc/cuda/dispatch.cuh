@@ -62,24 +62,18 @@ class Dispatch {
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
       if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!noted && arguments_.reduce == Reduce::sum && !plan_.is_64bit) {
+        if (!noted && !plan_.is_64bit) {
           compiled<TakeSum<T>, Index>(noted);
           noted = noted ? noted : any_windows<TakeSum<T>, uint32_t>();
         }
       }
-      noted = noted ? noted : any_windows<TakeCounted<T>, uint64_t>();
+      noted = noted ? noted : any_windows<TakeSum<T>, uint64_t>();
       redo<SumSlot<T>>(any_indices(), *noted);
     });
   }
 
   template <class Index>
   void backward() const {
-    if (arguments_.reduce == Reduce::mean) {
-      with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-        redo<CountSlot<T>>(any_indices(), gather_any<T, true>());
-      });
-      return;
-    }
     with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
       const Noted noted = plan_.bands ? bands<T, Index>() : gather<T, Index>();
       if (arguments_.reduce == Reduce::last) {
@@ -184,8 +178,8 @@ class Dispatch {
   Noted any_windows() const {
     using T = typename Take::Element;
     return launch_items(
-        forward_windows<Take, Offset>, tile_outputs<Offset>(geometry_), 1, arguments_.reduce,
-        any_indices(), values<T>(), result<T>());
+        forward_windows<Take, Offset>, tile_outputs<Offset>(geometry_), 1, any_indices(),
+        values<T>(), result<T>());
   }
 
   template <class T, class Index>
@@ -196,7 +190,7 @@ class Dispatch {
         return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
-    return gather_any<T, false>();
+    return gather_any<T>();
   }
 
   template <class T, class Index, bool kLooks>
@@ -208,11 +202,11 @@ class Dispatch {
         indices<Index>(), result<T>());
   }
 
-  template <class T, bool kMean>
+  template <class T>
   Noted gather_any() const {
     return launch_items(
-        backward_any<T, kMean>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
-        arguments_.reduce != Reduce::sum, overlap_of<uint64_t>(geometry_, arguments_.reduce),
+        backward_any<T>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
+        arguments_.reduce == Reduce::last, overlap_of<uint64_t>(geometry_, arguments_.reduce),
         values<T>(), any_indices(), result<T>());
   }
 
@@ -235,21 +229,18 @@ class Dispatch {
       return;
     }
     using T = typename Slot::Element;
-    const auto launch = [&](auto kernel, auto... reduce) {
+    const auto launch = [&](auto kernel) {
       const auto pieces = make_pieces<typename Slot::Offset>(
           arguments_, *plan_.stray, noted, report().notes, workspace_ + plan_.notes_bytes);
-      launch_.shared(
-          kernel, plan_.stray->shape, pieces, reduce..., values<T>(), indices, result<T>());
+      launch_.shared(kernel, plan_.stray->shape, pieces, values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
         launch(backward_stray<Slot, Indices>);
       }
     }
-    if constexpr (!std::is_same_v<Slot, CountSlot<T>>) {
-      if (arguments_.forward) {
-        launch(forward_stray<Slot, Indices>, arguments_.reduce);
-      }
+    if (arguments_.forward) {
+      launch(forward_stray<Slot, Indices>);
     }
   }
 
@@ -272,7 +263,7 @@ class Dispatch {
   template <class T>
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
-      const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
+      const bool sums = arguments_.reduce == Reduce::sum && c10::isFloatingType(arguments_.type);
       return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
     } else {
       return T{};

@@ -8,9 +8,8 @@
 //                      | the last cell that named it
 //     output   ... |0 a 0 b 0 0 0|0 c 0 0 d 0 0| ...   in vectors, but at the block's ends
 //
-// "last" is a maximum of positions, so it does not depend on the order the atomics take. "sum" and
-// "mean" come here only if windows share no output: only stray indices then give one output two
-// cells.
+// "last" is a maximum of positions, so it does not depend on the order the atomics take. "sum"
+// comes here only if windows share no output: only stray indices then give one output two cells.
 //
 // In bands of whole planes, indices may lie anywhere, and there is no second kernel: where several
 // cells name one output of a sum, every output of the band adds up its cells in row-major order. A
@@ -36,14 +35,14 @@ __device__ inline Element sum_of(
     const Bands& all, uint32_t output, const Element* input, const Index* indices) {
   const uint32_t plane = output / all.decoder.out_plane, target = output % all.decoder.out_plane;
   const auto sum = [&]<class T>(T) {
-    Sum<Accumulator<T>> sum{};
+    Accumulator<T> sum{};
     for (uint32_t cell = plane * all.decoder.in_plane; cell < (plane + 1) * all.decoder.in_plane;
          ++cell) {
       if (target_of<uint32_t>(indices[cell]) == target) {
-        sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
+        sum = plus(sum, __builtin_bit_cast(T, input[cell]));
       }
     }
-    return sum.result(all.reduce);
+    return sum;
   };
   if constexpr (sizeof(Element) == sizeof(double)) {
     return __builtin_bit_cast(Element, sum(double{}));
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
               if constexpr (!kStaged) {
                 mine = mine << 16 | value[v];
               }
-              again |= atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last;
+              again |= atomicMax(slot, mine) != 0 && kStray && all.sums;
             } else {
               *slot = value[v];
             }
@@ -142,7 +141,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       report.notes[number] = static_cast<uint32_t>(any_again);
     }
     if constexpr (kSums) {
-      if (any_again && all.planes != 0 && all.reduce != Reduce::last) {
+      if (any_again && all.planes != 0 && all.sums) {
         for_each_in_block(outputs.end - outputs.begin, [&](uint32_t i) {
           output[outputs.begin + i] = sum_of(all, outputs.begin + i, input, indices);
         });

@@ -21,7 +21,7 @@ namespace maxunpool_cuda {
 template <class Take, class Offset>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
     forward_windows(
-        Tiling<Offset> tiling, Report report, Reduce reduce, AnyIndices indices,
+        Tiling<Offset> tiling, Report report, AnyIndices indices,
         const typename Take::Element* __restrict__ input,
         typename Take::Element* __restrict__ output) {
   const Geometry<Offset>& g = tiling.geometry;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
               }
             }
           }
-          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result(reduce);
+          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result();
         }
       }
     }

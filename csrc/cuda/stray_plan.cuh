@@ -37,12 +37,14 @@ inline int64_t slot_size(const Arguments& arguments) {
   if (arguments.index_type == c10::ScalarType::Byte) {
     return 0;
   }
-  if (arguments.reduce == Reduce::last || !arguments.forward) { // positions, or counts
-    return arguments.forward || arguments.reduce != Reduce::sum ? sizeof(uint64_t) : 0;
+  if (arguments.reduce == Reduce::last) {
+    return sizeof(uint64_t); // of a position
   }
   int64_t size = 0;
-  with_arithmetic_type(
-      arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(Sum<T>); });
+  if (arguments.forward) {
+    with_arithmetic_type(
+        arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(SumSlot<T>); });
+  }
   return size;
 }
 
@@ -80,7 +82,7 @@ inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool
 
 // Whether one thread adds up a plane. Else atomics add floating-point numbers, in any order.
 inline bool sums_in_order(const Arguments& arguments) {
-  return arguments.forward && arguments.reduce != Reduce::last &&
+  return arguments.forward && arguments.reduce == Reduce::sum &&
          (arguments.deterministic || !c10::isFloatingType(arguments.type));
 }
 

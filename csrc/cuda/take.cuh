@@ -21,7 +21,7 @@ struct TakeLast {
 
   __device__ void add(Held pooled) { value = pooled; }
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
-  __device__ T result(Reduce = Reduce::last) const { return static_cast<T>(value); }
+  __device__ T result() const { return static_cast<T>(value); }
 };
 
 // Sum, which starts from +0.
@@ -39,19 +39,7 @@ struct TakeSum {
       add(pooled);
     }
   }
-  __device__ T result(Reduce = Reduce::sum) const { return static_cast<T>(sum); }
-};
-
-// Sum or mean, as the call says.
-template <class T>
-struct TakeCounted {
-  using Element = T;
-  using Held = T;
-
-  Sum<T> sum{};
-
-  __device__ void add(Held pooled) { sum.add(pooled); }
-  __device__ T result(Reduce reduce) const { return sum.result(reduce); }
+  __device__ T result() const { return static_cast<T>(sum); }
 };
 
 // Whether N small elements, held in a word each, fill whole words.

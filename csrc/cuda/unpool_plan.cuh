@@ -42,7 +42,7 @@ Tiling<Offset> tile_outputs(const Geometry<int64_t>& geometry) {
 template <class Offset>
 Position<Offset> overlap_of(const Geometry<int64_t>& geometry, Reduce reduce) {
   Position<Offset> away{};
-  for (int a = 0; a < 3 && reduce != Reduce::sum; ++a) {
+  for (int a = 0; a < 3 && reduce == Reduce::last; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
     away[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
   }
