@@ -30,14 +30,14 @@ def _is_foreign(name: str, input: Tensor) -> bool:
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
     known = input.is_cpu or input.is_cuda or input.is_meta
-    return not known or input.is_quantized or input.layout != torch.strided
+    return not known or input.is_quantized or input.is_mkldnn
 
 
 def _only_here(name: str, input: Tensor, what: str) -> NotImplementedError:
     """The error of a call that torch.nn has to do, but which asks for what torch.nn lacks."""
-    kind = "quantized" if input.is_quantized else str(input.layout).removeprefix("torch.")
+    kind = "quantized" if input.is_quantized else "mkldnn" if input.is_mkldnn else "plain"
     return NotImplementedError(
-        f"{name}: expected a strided tensor on a CPU or CUDA device for {what}, which torch.nn "
+        f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
         f"lacks, but got a {kind} tensor on {input.device.type}"
     )
 
