@@ -1,4 +1,4 @@
-"""What surrounds an operator: copies, tracing, checkpoints, autocast, threads, subclasses."""
+"""What surrounds an operator: copies, checkpoints, autocast, threads, subclasses, compiled graphs."""
 
 import copy
 import pickle
@@ -14,6 +14,7 @@ import torch
 from cases import INDEX_DTYPES, same
 from networks import PoolAndUnpool, results, returned_dtypes
 from torch import Tensor, nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
@@ -27,7 +28,7 @@ import maxunpool_cuda.functional as F
 def model(request: pytest.FixtureRequest) -> nn.Module:
     """With windows that overlap and windows that do not."""
     model = PoolAndUnpool(2, 3, 2, 1, middle=PoolAndUnpool(2, 2))
-    assert maxunpool_cuda.replace_max_pooling(model, request.param) == {}
+    maxunpool_cuda.replace_max_pooling(model, request.param)
     return model
 
 
@@ -47,7 +48,7 @@ def replica(model: nn.Module) -> nn.Module:
 
 
 def with_tensors_elsewhere(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What its backward needs is kept as copies."""
+    """The backward reads copies of the tensors that were saved for it."""
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> int:
@@ -57,7 +58,7 @@ def with_tensors_elsewhere(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def call(x: Tensor) -> Tensor:
         with saved_tensors_hooks(pack, kept.__getitem__):
             out = model(x)
-        # Those of the pools and those of the unpools.
+        # Two pools and two unpools saved their indices.
         assert [t.dtype for t in kept].count(model.pool.index_dtype) == 4
         return out
 
@@ -69,9 +70,8 @@ WAYS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
     "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
-    # For any batch, and the spatial sizes it was traced with.
+    # For any batch, and the spatial sizes of the example.
     "traced": lambda model: torch.jit.trace(model, torch.rand(3, 3, 8, 8)),
-    "compiled": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
     "replica": replica,
     "tensors elsewhere": with_tensors_elsewhere,
 }
@@ -85,6 +85,29 @@ def test_ways_to_call_a_model(way: str, model: nn.Module, x: Tensor) -> None:
     if way in ("deep copy", "pickle"):
         assert repr(called) == repr(model)
         assert returned_dtypes(called) == returned_dtypes(model)
+
+
+def test_inference_mode(model: nn.Module, x: Tensor) -> None:
+    with torch.inference_mode():
+        output = model(x)
+    assert output.is_inference()
+    assert same(output, model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, model: nn.Module, x: Tensor) -> None:
+    """Operators keep the dtype they are given: a convolution's is that of autocast."""
+    with torch.autocast("cpu", dtype):
+        output = model(x)
+        assert output.dtype == dtype
+        for given in (x, x.to(dtype)):
+            values, indices = F.max_pool2d(given, 2, return_indices=True)
+            assert values.dtype == F.max_unpool2d(values, indices, 2).dtype == given.dtype
+    output.float().sum().backward()
+    assert x.grad.any()
+
+
+# Threads and processes
 
 
 def test_threads_of_the_caller(model: nn.Module, x: Tensor) -> None:
@@ -102,29 +125,9 @@ def test_threads_of_the_caller(model: nn.Module, x: Tensor) -> None:
     assert right == [True] * 4
 
 
-def test_inference_mode(model: nn.Module, x: Tensor) -> None:
-    with torch.inference_mode():
-        output = model(x)
-    assert output.is_inference()
-    assert same(output, model(x))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype: torch.dtype, model: nn.Module, x: Tensor) -> None:
-    """The operators take what they are given, in its dtype."""
-    with torch.autocast("cpu", dtype):
-        assert model(x).dtype == dtype  # as the convolution makes it
-        for given in (x, x.to(dtype)):
-            values, indices = F.max_pool2d(given, 2, return_indices=True)
-            assert values.dtype == F.max_unpool2d(values, indices, 2).dtype == given.dtype
-        loss = model(x).float().sum()
-    loss.backward()
-    assert x.grad.any()
-
-
-def run_alone(script: str, *arguments: str) -> str:
-    """What a program prints that may end the process it runs in."""
-    command = [sys.executable, "-c", script, *arguments]
+def run_alone(script: str, argument: str) -> str:
+    """The output of a program that may end the process it runs in."""
+    command = [sys.executable, "-c", script, argument]
     # Not from the root, where the package has no compiled extension.
     done = subprocess.run(
         command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
@@ -135,7 +138,6 @@ def run_alone(script: str, *arguments: str) -> str:
 
 BACKWARD_TWICE = """
 import sys, threading, torch, maxunpool_cuda.functional as F
-operator, retain = sys.argv[1], sys.argv[2] == "retain"
 outcomes = []
 
 def backward(output, barrier, retain_graph):
@@ -146,14 +148,14 @@ def backward(output, barrier, retain_graph):
     except RuntimeError as error:
         outcomes.append(str(error).split(" (")[0])
 
-for _ in range(1000):
+for n in range(2000):
     leaf = torch.rand(1, 1, 4, 4, requires_grad=True)
-    if operator == "pool":
+    if sys.argv[1] == "pool":
         output = F.max_pool2d(leaf, 2).sum()
     else:
         output = F.max_unpool2d(leaf, torch.zeros(1, 1, 4, 4, dtype=torch.int64), 2).sum()
     barrier = threading.Barrier(2)
-    arguments = [(output, barrier, False), (output, barrier, retain)]
+    arguments = [(output, barrier, False), (output, barrier, n % 2 == 0)]
     threads = [threading.Thread(target=backward, args=each) for each in arguments]
     for thread in threads:
         thread.start()
@@ -163,12 +165,11 @@ print(len(outcomes), *sorted(set(outcomes)), sep="; ")
 """
 
 
-@pytest.mark.parametrize("retain", ["retain", "release"])
 @pytest.mark.parametrize("operator", ["pool", "unpool"])
-def test_two_threads_run_backward_through_one_graph(operator: str, retain: str) -> None:
-    """The second may find its variables released, which is an error and no more."""
-    count, *outcomes = run_alone(BACKWARD_TWICE, operator, retain).strip().split("; ")
-    assert int(count) == 2000
+def test_two_threads_run_backward_through_one_graph(operator: str) -> None:
+    """The second may find its variables released, which raises PyTorch's error."""
+    count, *outcomes = run_alone(BACKWARD_TWICE, operator).strip().split("; ")
+    assert int(count) == 4000
     assert set(outcomes) <= {"done", "Trying to backward through the graph a second time"}
     assert "done" in outcomes
 
@@ -216,11 +217,14 @@ def unpooled(images: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
     images = list(torch.rand(6, 1, 4, 4))
-    expected = unpooled(images)  # what a fork inherits, too
+    expected = unpooled(images)  # starts threads, which a fork does not inherit
     loader = DataLoader(
         images, 2, num_workers=2, collate_fn=unpooled, multiprocessing_context=start
     )
     assert same(torch.cat(list(loader)), expected)
+
+
+# Tensors of other kinds
 
 
 class Tagged(Tensor):
@@ -242,7 +246,7 @@ class Logged:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
 def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
-    """Each tensor may be one, and every argument reaches who is asked."""
+    """Each tensor may be one; it is handed our function and all of its arguments."""
     shape, options = (2, 3, *[4] * dims), {"stride": 2, "padding": 1}
     tensors: list[Any] = [torch.rand(shape)]
     if kind == "pool":
@@ -250,7 +254,7 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
         options["index_dtype"] = torch.int32
     else:
         tensors.append(torch.randint(5, shape))
-        options |= {"output_size": [6] * dims, "reduce": "mean"}  # as only this padding allows
+        options |= {"output_size": [6] * dims, "reduce": "sum"}  # as only this padding allows
     function, plain = getattr(F, f"max_{kind}{dims}d"), tensors[which]
     expected = leaves(function(*tensors, 3, **options))
     tensors[which] = plain.as_subclass(Tagged)
@@ -263,28 +267,66 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
     assert all(map(same, results, expected))
 
 
-QUANTIZED = (torch.quint8, torch.qint8)
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quint8": lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.quint8),
+    "qint8": lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.qint8),
+    "mkldnn": lambda x: x.to_mkldnn(),
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
 @pytest.mark.parametrize(
-    ("dims", "kind"),
-    [*((dims, kind) for dims in (1, 2, 3) for kind in QUANTIZED), (2, "mkldnn"), (3, "mkldnn")],
-    ids=str,
+    ("dims", "kind"), [(d, k) for d in (1, 2, 3) for k in KINDS if (d, k) != (1, "mkldnn")]
 )
-def test_what_torch_pools(dims: int, kind: Any) -> None:
-    """Quantized tensors, and those in MKL-DNN's layout, of which PyTorch has no 1d pooling."""
-    pool = getattr(nn, f"MaxPool{dims}d")
-    model = nn.Sequential(nn.ReLU(), pool(3, 2, 1), pool(2, ceil_mode=True))
-    converted = copy.deepcopy(model)
-    maxunpool_cuda.replace_max_pooling(converted, plain_pools=True)
-    x = torch.rand(2, 3, *[9] * dims) - 0.5
-    x = torch.quantize_per_tensor(x, 0.01, 7, kind) if kind in QUANTIZED else x.to_mkldnn()
-    got, expected = converted(x), model(x)
-    assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
-    if kind in QUANTIZED:
-        assert got.qscheme() == expected.qscheme()
-        assert (got.q_scale(), got.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
-        assert torch.equal(got.int_repr(), expected.int_repr())
-    else:
-        assert same(got.to_dense(), expected.to_dense())
+def test_other_kinds_are_pooled_by_torch(dims: int, kind: str) -> None:
+    """PyTorch has no 1d pooling of mkldnn tensors."""
+    x, name = KINDS[kind](torch.rand(2, 3, *[9] * dims) - 0.5), f"max_pool{dims}d"
+    for window in ((3, 2, 1), (2, None, 0, 1, True)):
+        got, expected = (getattr(of, name)(x, *window) for of in (F, nn.functional))
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
+        plain = Tensor.to_dense if kind == "mkldnn" else Tensor.dequantize
+        assert same(plain(got), plain(expected))
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(F, name)(x, 2, return_indices=True, index_dtype=torch.uint8)
+
+
+# Compiled graphs
+
+
+IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("pool", "x", "theirs"),
+    [
+        (F.max_pool2d, IMAGES, True),
+        (torch.no_grad()(F.max_pool2d), IMAGES.clone().requires_grad_(), True),
+        (F.max_pool2d, IMAGES.clone().requires_grad_(), False),
+        (lambda x, *window: F.max_pool2d(x, *window, return_indices=True)[0], IMAGES, False),
+        (F.max_pool1d, IMAGES[0], False),
+        (F.max_pool2d, IMAGES.long(), False),
+        (F.max_pool3d, IMAGES, False),
+    ],
+    ids=["inference", "no_grad", "training", "indices", "1d", "integers", "3d"],
+)
+def test_compiled_2d_pooling_in_inference_is_pytorchs(
+    pool: Callable[..., Tensor], x: Tensor, theirs: bool
+) -> None:
+    """Which Inductor fuses with what is around it; all other pooling is by this package."""
+    backend = AotEagerAndRecordGraphs()
+    compiled = torch.compile(pool, backend=backend, fullgraph=True)
+    results = [of(x, 3, 2, 1, 1, True) for of in (compiled, pool)]
+    assert same(*(result.detach() for result in results))
+    assert results[0].stride() == results[1].stride()
+    (graph,) = backend.fw_graphs
+    pools = [str(node.target) for node in graph.graph.nodes if "max_pool" in str(node.target)]
+    assert len(pools) == 1
+    assert pools[0].startswith("aten." if theirs else "maxunpool_cuda.")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_pooling_in_inference_is_ours(strict: bool) -> None:
+    program = torch.export.export(maxunpool_cuda.MaxPool2d(2), (IMAGES,), strict=strict)
+    assert torch.ops.maxunpool_cuda.max_pool.default in {
+        node.target for node in program.graph.nodes
+    }
