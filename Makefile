@@ -70,7 +70,7 @@ check-newest:
 	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
 check-oldest:
 	$(MAKE) test CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest TORCH_CUDA_ARCH_LIST=9.0 ARGS="$(ONCE)"
-	$(MAKE) test CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest ARGS="--all tests/test_distributed.py"
+	$(MAKE) test CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest ARGS="--all tests/test_distributed.py tests/test_published.py"
 check-between:
 	$(MAKE) test CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.
