@@ -50,7 +50,7 @@ test-all: $(VENV)/.test-all ## every test: also slow ones, and four times the ra
 	$(PYTEST) --all $(ARGS)
 docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
-bench: $(VENV)/.bench ## times the operators, on the GPU if there is one
+bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 lint: $(VENV)/.lint ## ruff, clang-format, mypy
 	$(VENV)/bin/ruff check .
@@ -89,7 +89,7 @@ $(HAS_TORCH): | $(VENV)/bin/python
 	rm -f $(VENV)/.torch-* && touch "$@"
 $(HAS_KERNELS): $(HAS_TORCH)
 	rm -f $(VENV)/.kernels-* && touch $@
-$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOURCES) $(HAS_KERNELS)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(SOURCES) $(HAS_KERNELS)
 	@echo "Building maxunpool_cuda: a minute or two, with CUDA kernels some more. $(NOTE)"
 	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
 	@cd $(VENV) && bin/python -c "import maxunpool_cuda; print('Built:', maxunpool_cuda.build_info())"

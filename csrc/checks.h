@@ -51,8 +51,7 @@ struct Window {
 
   bool has_one_length() const {
     const auto fits = [&](const auto& numbers) { return numbers.size() == rank(); };
-    return rank() >= 1 && rank() <= Geometry<Size>::kAxes && fits(kernel_size) && fits(stride) &&
-           (dilation.empty() || fits(dilation));
+    return rank() >= 1 && rank() <= Geometry<Size>::kAxes && fits(kernel_size) && fits(stride);
   }
 
   // Whether uint8 can count the positions of a window.

@@ -79,8 +79,8 @@ std::vector<Size> pooled_sizes(
     c10::ScalarType index_dtype) {
   const size_t rank = window.rank();
   TORCH_CHECK(
-      window.has_one_length(), window.name(),
-      ": expected kernel_size, stride, padding and dilation of 1, 2 or 3 elements each but got ",
+      window.has_one_length() && window.dilation.size() == rank, window.name(),
+      ": expected kernel_size, stride, padding and dilation of one length, 1, 2 or 3, but got ",
       window);
   check_window(window);
   for (size_t d = 0; d < rank; ++d) {

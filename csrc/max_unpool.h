@@ -42,7 +42,7 @@ std::vector<Size> unpooled_sizes(
     const Window<Size>& window, Reduce reduce, bool forward) {
   TORCH_CHECK_VALUE(
       window.has_one_length(), window.name(),
-      ": expected kernel_size, stride and padding of 1, 2 or 3 elements each but got ", window);
+      ": expected kernel_size, stride and padding of one length, 1, 2 or 3, but got ", window);
   check_window(window);
   const auto given = sizes_of<Size>(values), pooled = sizes_of<Size>(indices);
   TORCH_CHECK(

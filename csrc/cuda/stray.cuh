@@ -1,4 +1,4 @@
-// The second kernel of a call with flat indices: it writes again the slabs that have stray indices.
+// The second kernel of a call with flat indices: it rewrites the slabs that have stray indices.
 // Pooled elements meet in slots, one per output, by atomics. "last" is deterministic, a maximum of
 // positions; floating-point sums depend on the order the atomics take, unless `in_order` has one
 // thread add up a plane.
@@ -7,7 +7,7 @@
 //                              ^ a piece: its block clears the slots,
 //     a slab's cells     [ all of them ]  fills them from all cells of the slab, reads them
 //
-// A block does one piece after the other, of slabs that a first kernel has noted (see Report).
+// A block does one piece after the other, of slabs that a first kernel has flagged (see Report).
 // Slots are in its shared memory. For sums, and for planes so large that too many parts would read
 // them, slots are in a region of the workspace that is the block's own; then the plane is one part.
 // No block waits for another.
@@ -74,7 +74,7 @@ struct SumSlot {
 
 template <class Offset>
 struct Pieces {
-  StrayNotes<Offset> notes;
+  StrayFlags<Offset> stray_flags;
   bool in_order;            // add_in_order()
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
@@ -219,8 +219,8 @@ __device__ inline void fill(
   __syncthreads();
 }
 
-// Calls visit(piece) for this block's pieces whose slabs are noted. The block's share of all pieces
-// is contiguous: where nothing is noted, one look is enough.
+// Calls visit(piece) for this block's pieces whose slabs are flagged. The block's share of all
+// pieces is contiguous: where no slab is flagged, one look is enough.
 template <class Offset, class Visit>
 __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
@@ -234,7 +234,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
     return pieces.groups.divide(pieces.parts.divide(number));
   };
   const auto stray = [&](Offset from, Offset to) {
-    return __syncthreads_or(pieces.notes.any(slab(from), slab(to - 1) + 1));
+    return __syncthreads_or(pieces.stray_flags.any(slab(from), slab(to - 1) + 1));
   };
   if (!stray(begin, end)) {
     return;

@@ -89,12 +89,12 @@ inline bool sums_in_order(const Arguments& arguments) {
 // Argument of the second kernel. `slots` is their memory in the workspace.
 template <class Offset>
 Pieces<Offset> make_pieces(
-    const Arguments& arguments, const StrayPlan& plan, const Noted& noted, const uint32_t* notes,
-    char* slots) {
+    const Arguments& arguments, const StrayPlan& plan, const FlagLayout& layout,
+    const uint32_t* stray_flags, char* slots) {
   const Geometry<int64_t>& g = arguments.geometry;
   return {
-      {notes, divider<Offset>(noted.items), divider<Offset>(noted.slabs),
-       static_cast<Offset>(noted.slab_items)},
+      {stray_flags, divider<Offset>(layout.items), divider<Offset>(layout.slabs),
+       static_cast<Offset>(layout.slab_items)},
       sums_in_order(arguments),
       static_cast<Offset>(plan.pieces),
       divider<Offset>(plan.channels),

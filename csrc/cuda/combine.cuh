@@ -1,4 +1,4 @@
-// What an owner makes of the pooled elements that name its output, in row-major order. Held is the
+// How an owner combines the pooled elements that name its output, in row-major order. Held is the
 // type of a pooled element in registers.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace maxunpool_cuda {
 
 // Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
 template <class T>
-struct TakeLast {
+struct CombineLast {
   using Element = T;
   static constexpr bool kMoves = true; // it only moves data
   using Held = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
@@ -26,7 +26,7 @@ struct TakeLast {
 
 // Sum, which starts from +0.
 template <class T>
-struct TakeSum {
+struct CombineSum {
   using Element = T;
   static constexpr bool kMoves = false;
   using Held = Accumulator<T>;
@@ -65,10 +65,10 @@ __device__ inline void load_held(const T* from, Held* held) {
     }
   }
 }
-template <int N, class Take>
-__device__ inline void store_results(typename Take::Element* to, const Take* kept) {
-  using T = typename Take::Element;
-  if constexpr (kFillWords<T, typename Take::Held, N>) {
+template <int N, class Combine>
+__device__ inline void store_results(typename Combine::Element* to, const Combine* kept) {
+  using T = typename Combine::Element;
+  if constexpr (kFillWords<T, typename Combine::Held, N>) {
     constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
     Vector<uint32_t, N / kInWord> words{};
 #pragma unroll
