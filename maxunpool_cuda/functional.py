@@ -245,7 +245,7 @@ def _max_pool(
             f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
         )
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
-    no_stride = stride is None or (isinstance(stride, Sequence) and not stride)
+    no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
     pads = per_dim(name, "padding", padding, dims)
     spread = per_dim(name, "dilation", dilation, dims)
