@@ -73,7 +73,7 @@ def max_unpool(input: Tensor, indices: Tensor, arguments: tuple[Any, ...]) -> Te
     if any(k > s for k, s in zip(kernel_size, stride, strict=True)):
         return None
     like = _ops.max_unpool(input, indices, *arguments)  # which checks, and is never run
-    return _portable.laid_out_as(like, _portable.max_unpool(input, indices, *arguments))
+    return _laid_out_as(like, _portable.max_unpool(input, indices, *arguments))
 
 
 def max_pool(input: Tensor, arguments: tuple[Any, ...], return_indices: bool) -> Tensor | None:
@@ -93,4 +93,13 @@ def max_pool(input: Tensor, arguments: tuple[Any, ...], return_indices: bool) ->
     pooled, _ = torch.ops.aten.max_pool2d_with_indices(
         input, kernel_size, stride, padding, dilation, ceil_mode
     )
-    return _portable.laid_out_as(like, pooled)
+    return _laid_out_as(like, pooled)
+
+
+def _laid_out_as(like: Tensor, result: Tensor) -> Tensor:
+    """``result`` with the strides of ``like``, which need not be computed where this is traced."""
+    shape, stride = like.shape, like.stride()
+    if result.stride() == stride:
+        return result
+    laid_out = torch.empty_strided(shape, stride, dtype=result.dtype, device=result.device)
+    return laid_out.copy_(result)
