@@ -1,7 +1,6 @@
 """SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image.
 
-Every pool hands its indices to the unpool across from it. The example has a network of its own: it
-is to be read from one file, in 2d and 3d, and its windows overlap; this one is the published.
+Every pool hands its indices to the unpool across from it.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,8 @@ DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
 def _stage(*widths: int) -> nn.Sequential:
     stage = nn.Sequential()
     for inputs, outputs in pairwise(widths):
-        stage.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False))
-        stage.append(nn.BatchNorm2d(outputs))
-        stage.append(nn.ReLU(inplace=True))
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        stage.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
     return stage
 
 

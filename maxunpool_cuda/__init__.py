@@ -8,10 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional
-from ._fusion import set_fusion
 from ._ops import BUILT_FOR, build_info, check_errors
 from ._portable import decompositions
-from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
+from .convert import converted, replace_max_pooling, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 from .patch import patched
 
@@ -32,9 +31,7 @@ __all__ = [
     "functional",
     "patched",
     "replace_max_pooling",
-    "replace_max_unpool",
     "restore_max_pooling",
-    "set_fusion",
 ]
 
 __version__: str = BUILT_FOR["version"]

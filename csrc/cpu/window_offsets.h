@@ -10,7 +10,7 @@
 #include <limits>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Cells [first, end) of a slab, or of an axis.
 struct CellRange {
