@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import functional
 from ._ops import BUILT_FOR, build_info, check_errors
+from ._portable import decompositions
 from .convert import converted, replace_max_pooling, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 from .patch import patched
@@ -26,6 +27,7 @@ __all__ = [
     "build_info",
     "check_errors",
     "converted",
+    "decompositions",
     "functional",
     "patched",
     "replace_max_pooling",
