@@ -27,6 +27,7 @@ MEASURED = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.jso
 TRAINING = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads-training.json")
 BLUE, ORANGE, RED, GREY = "#6f9fdd", "#e08a2e", "#c0392b", "#c9d3df"
 TINTS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")
+MARKED = ("white", "white", TINTS[1], "white", "white")
 # The README's chart and its table of slower calls: what finds the names of the cases.
 FASTER = {
     "pooling and unpooling, there and back": "^round-trip",
@@ -54,9 +55,17 @@ def ratios(pattern: str) -> dict[str, float]:
     return {row["name"]: report.times(row, "torch.nn") for row in rows}
 
 
-def speed(pattern: str) -> float:
+def mean_ratio(pattern: str) -> float:
     """The geometric mean of the ratios."""
     return geometric_mean(ratios(pattern).values())
+
+
+def panels(figure: Figure, *titles: str) -> Sequence[Axes]:
+    """Panels for squares, beside one another: no axes."""
+    for panel, title in zip(figure.subplots(1, len(titles)), titles, strict=True):
+        panel.set(xlim=(-0.1, 5.1), ylim=(-0.1, 6.6), aspect="equal", title=title)
+        panel.axis("off")
+    return figure.axes
 
 
 def cells(panel: Axes, x: float, y: float, values: Sequence[float], faces: Sequence[str]) -> None:
@@ -66,76 +75,60 @@ def cells(panel: Axes, x: float, y: float, values: Sequence[float], faces: Seque
         panel.text(x + place + 0.5, y + 0.5, f"{value:g}", ha="center", va="center_baseline")
 
 
-def blank(panels: Sequence[Axes], height: float, titles: Sequence[str]) -> None:
-    """Panels for squares: no axes."""
-    for panel, title in zip(panels, titles, strict=True):
-        panel.set(xlim=(-0.1, 5.1), ylim=(-0.1, height), aspect="equal")
-        panel.set_title(title, fontsize=10)
-        panel.axis("off")
-
-
 def overlap(figure: Figure) -> None:
     """What becomes of three values with one index, and of the gradient."""
-    plane, values = torch.tensor([[1.0, 2, 9, 4, 3]]), torch.tensor([[2.0, 6, 1]])
-    indices = F.max_pool1d(plane, 3, 1, return_indices=True)[1]
-    first, *others = figure.subplots(1, 4)
-    marked = ("white", "white", TINTS[1], "white", "white")
-    titles = ("Three windows, one maximum", 'reduce="last"', 'reduce="sum"')
-    blank((first, *others), 7, (*titles, "torch.nn, on one thread:\nlosers get a gradient"))
-    cells(first, 0, 5.5, plane[0].tolist(), marked)
+    plane, values = torch.tensor([[1.0, 2, 9, 4, 3]]), torch.tensor([[2.0, 6, 1]]).requires_grad_()
+    found = F.max_pool1d(plane, 3, 1, return_indices=True)[1]
+    first, *others = panels(
+        figure,
+        "Three windows, one maximum",
+        'reduce="last"',
+        'reduce="sum"',
+        "torch.nn, one thread",
+    )
+    cells(first, 0, 5.5, plane[0].tolist(), MARKED)
     for place in range(3):
         first.plot([place + 0.08, place + 2.92], [5 - 0.45 * place] * 2, color=BLUE, linewidth=3)
-    words = f"Its index is {indices[0, 0]} in all three.\nThree values are unpooled with it.\n"
+    words = f"Its index is {found[0, 0]} in all three.\nThree values are unpooled with it.\n"
     words += "To the right, downwards: the values,\nthe output, the values' gradient."
     first.text(0, 3.3, words, va="top", fontsize=9, linespacing=1.5)
-    others[2].title.set_color(RED)
-    leaf = values.requires_grad_()
-    theirs = torch.nn.functional.max_unpool1d(leaf[None], indices[None], 3, 1)[0]
-    ours = [F.max_unpool1d(leaf, indices, 3, 1, reduce=reduce) for reduce in ("last", "sum")]
-    for panel, output in zip(others, (*ours, theirs), strict=True):
-        gradient = torch.autograd.grad(output.sum(), leaf)[0][0].tolist()
-        cells(panel, 1, 5.5, leaf[0].tolist(), TINTS[:1] * 3)
-        cells(panel, 0, 3, output[0].tolist(), marked)
+    outputs = [F.max_unpool1d(values, found, 3, 1, reduce=reduce) for reduce in ("last", "sum")]
+    outputs.append(torch.nn.functional.max_unpool1d(values[None], found[None], 3, 1)[0])
+    for panel, output in zip(others, outputs, strict=True):
+        gradient = torch.autograd.grad(output.sum(), values)[0][0].tolist()
+        cells(panel, 1, 5.5, values[0].tolist(), TINTS[:1] * 3)
+        cells(panel, 0, 3, output[0].tolist(), MARKED)
         cells(panel, 1, 0.5, gradient, [TINTS[2] if share else "white" for share in gradient])
-        for place, share in enumerate(gradient):
-            written = place == 2 or output is ours[1]
-            arrow = {"arrowstyle": "-|>", "color": "black" if written else "#cccccc"}
-            panel.annotate("", (2.5, 4.02), (place + 1.5, 5.48), arrowprops=arrow)
-            if share:
-                arrow["color"] = "black" if written else RED
-                panel.annotate("", (place + 1.5, 1.52), (2.5, 2.98), arrowprops=arrow)
+        for x, share in zip((1.5, 2.5, 3.5), gradient, strict=True):
+            kept = x == 3.5 or output is outputs[1]  # not overwritten
+            arrow = {"arrowstyle": "-|>", "color": "black" if kept else "#cccccc"}
+            panel.annotate("", (2.5, 4.02), (x, 5.48), arrowprops=arrow)
+            arrow = {"arrowstyle": "-|>", "color": "black" if kept else RED}
+            panel.annotate("", (x, 1.52), (2.5, 2.98), arrowprops=arrow).set_visible(share > 0)
 
 
 def indices(figure: Figure) -> None:
     """One plane, pooled by 2x2: where the maxima are, in eight bytes and in one."""
     plane = torch.tensor([[[3.0, 7, 1, 2], [5, 6, 4, 8], [9, 2, 0, 1], [4, 3, 5, 2]]])
-    left, *others = figure.subplots(1, 3)
-    titles = (
-        "int64: flat position in the plane",
+    left, int64, uint8 = panels(
+        figure,
+        "A plane, its flat positions,\nred: those of 2x2 windows' maxima",
+        "int64: flat position\nin the plane",
         "uint8: place in the window,\n0 and 1 above 2 and 3",
     )
-    blank(
-        (left, *others),
-        4.6,
-        ("A plane, its flat positions (small),\nthe maximum of each 2x2 window", *titles),
-    )
-    for panel, dtype, colour in zip(
-        others, (torch.int64, torch.uint8), (ORANGE, BLUE), strict=True
-    ):
+    kinds = ((int64, torch.int64, ORANGE), (uint8, torch.uint8, BLUE))
+    for panel, dtype, colour in kinds:
         found = F.max_pool2d(plane, 2, return_indices=True, index_dtype=dtype)[1][0]
-        for row in range(2):
-            cells(panel, 1, 2.5 - row, found[row].tolist(), TINTS[2 * row : 2 * row + 2])
-        panel.add_patch(Rectangle((0, 0.45), found.nbytes / 8, 0.3, facecolor=colour))
-        panel.text(0, 0.3, f"4 indices, {found.nbytes} bytes", va="top", fontsize=9)
-    chosen = F.max_pool2d(plane, 2, return_indices=True)[1].flatten().tolist()
+        cells(panel, 1, 4, found[0].tolist(), TINTS[:2])
+        cells(panel, 1, 3, found[1].tolist(), TINTS[2:])
+        panel.add_patch(Rectangle((0.5, 2), found.nbytes / 8, 0.3, facecolor=colour))
+        panel.text(0.5, 1.8, f"4 indices, {found.nbytes} bytes", va="top")
+    flat = F.max_pool2d(plane, 2, return_indices=True)[1].flatten().tolist()
     for place, value in enumerate(plane.flatten().tolist()):
         y, x = divmod(place, 4)
-        cells(left, x, 3 - y, [value], [TINTS[y // 2 * 2 + x // 2]])
-        left.text(x + 0.06, 3.94 - y, place, va="top", fontsize=7)
-        if place in chosen:
-            left.add_patch(
-                Rectangle((x + 0.04, 3.04 - y), 0.92, 0.92, fill=False, lw=2, edgecolor=RED)
-            )
+        cells(left, x, 5 - y, [value], [TINTS[y // 2 * 2 + x // 2]])
+        words = {"color": RED, "weight": "bold"} if place in flat else {}
+        left.text(x + 0.06, 5.94 - y, place, va="top", fontsize=8, **words)
 
 
 def bars(panel: Axes, title: str, names: Sequence[str], parts: dict[str, list[float]]) -> None:
@@ -147,8 +140,7 @@ def bars(panel: Axes, title: str, names: Sequence[str], parts: dict[str, list[fl
         panel.bar_label(drawn, labels, label_type="center", fontsize=9)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     panel.bar_label(drawn, [f"{x:.0f}" for x in bottom], padding=2, fontweight="bold")
-    panel.set_title(title, fontsize=10)
-    panel.margins(y=0.12)
+    panel.set(title=title, ymargin=0.12)
     panel.spines[["top", "right"]].set_visible(False)
 
 
@@ -156,56 +148,45 @@ def training_bytes(figure: Figure) -> None:
     """What pooling and unpooling move, from the shapes; what a training step held, as measured."""
     computed, held, peak = figure.subplots(1, 3, width_ratios=[4, 3, 3])
     kinds = [(v, i) for v in ("float32", "bfloat16") for i in ("int64", "uint8")]
-    # Of each window, pooling, unpooling and both gradients read or write all of these.
-    parts = {
-        "pooled values": [4 * ITEM_SIZE[value] for value, _ in kinds],
-        "indices": [4 * ITEM_SIZE[index] for _, index in kinds],
-        "unpooled planes": [4 * 4 * ITEM_SIZE[value] for value, _ in kinds],
-    }
-    title = "Computed from the shapes: bytes moved\nper window of 2x2, there and back"
-    bars(computed, title, ["\n".join(kind) for kind in kinds], parts)
+    # Pooling, unpooling and both gradients read or write all of these, for each window.
+    sizes = {"pooled values": [4 * ITEM_SIZE[value] for value, _ in kinds]}
+    sizes["indices"] = [4 * ITEM_SIZE[index] for _, index in kinds]
+    sizes["unpooled planes"] = [4 * size for size in sizes["pooled values"]]
+    names = ["\n".join(kind) for kind in kinds]
+    bars(computed, "Computed: bytes moved\nper 2x2 window, there and back", names, sizes)
     computed.legend(fontsize=8)
     rows = [row for row in TRAINING["rows"] if row["contender"] != "int32"]
     names = [f"{row['dtype']}\n{row['contender']}" for row in rows]
     mib = {what: [row[what] / 2**20 for row in rows] for what in ("values", "indices", "peak")}
-    rest = mib.pop("peak")
-    bars(held, "Measured: MiB held by SegNet's\npools, values and indices", names, mib)
-    bars(peak, "Measured: MiB at the peak\nof the training step", names, {"peak": rest})
+    bars(peak, "Measured: MiB at the peak\nof its training step", names, {"": mib.pop("peak")})
+    bars(held, "Measured: MiB held by\nSegNet's pools", names, mib)
     figure.supxlabel(f"Measured: one image of 360x480, CPU, {report.title(TRAINING)}", fontsize=8)
 
 
-def speeds(figure: Figure) -> None:
+def speed(figure: Figure) -> None:
     """The README's chart."""
     panel = figure.subplots()
-    values = [speed(pattern) for pattern in FASTER.values()]
-    panel.bar_label(panel.barh(list(FASTER), values, color=BLUE), fmt="%.1f", padding=3)
+    drawn = panel.barh(
+        list(FASTER), [mean_ratio(pattern) for pattern in FASTER.values()], color=BLUE
+    )
+    panel.bar_label(drawn, fmt="%.1f", padding=3)
     panel.axvline(1, color=RED, linewidth=1.5)
     panel.text(1.06, -0.78, "torch.nn", color=RED, fontsize=9, va="center")
+    panel.set(xmargin=0.08, xlabel=f"times torch.nn's speed; CPU: {report.title(MEASURED)}")
     panel.invert_yaxis()
     panel.spines[["top", "right"]].set_visible(False)
-    panel.margins(x=0.08)
-    panel.set_xlabel(
-        f"times torch.nn's speed; measured on the CPU, {report.title(MEASURED)}", fontsize=9
-    )
-
-
-PICTURES = {
-    "overlap": (overlap, (10, 3.6)),
-    "indices": (indices, (10, 3.2)),
-    "training-bytes": (training_bytes, (11, 4)),
-    "speed": (speeds, (9, 3.2)),
-}
 
 
 def draw(folder: Path) -> None:
     """Write every picture as SVG: the same bytes each time, with one release of matplotlib."""
     torch.set_num_threads(1)  # on more, torch.nn's result is another each time
-    mpl.rcParams.update({"svg.hashsalt": "maxunpool_cuda", "savefig.facecolor": "white"})
-    for name, (picture, size) in PICTURES.items():
-        figure = Figure(figsize=size, layout="constrained")
+    style = {"svg.hashsalt": "maxunpool_cuda", "savefig.facecolor": "white", "axes.titlesize": 10}
+    mpl.rcParams.update(style)
+    for picture in (overlap, indices, training_bytes, speed):
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
         picture(figure)
-        metadata = {"Date": None, "Creator": None}
-        figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata=metadata)
+        path = folder / f"{picture.__name__.replace('_', '-')}.svg"
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":
