@@ -1,9 +1,7 @@
-"""Max unpooling timed side by side: this package, its peers, and the ceiling, a clone.
+"""Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
-``python -m benchmarks --help``, or ``make bench``. What is predicted, and why: docs/performance.md.
-
-What is timed is in cases.py, its tensors in data.py, who is timed in contenders.py; runner.py does
-one case, __main__.py all that were asked for.
+``python -m benchmarks --help``, or ``make bench``. cases.py lists what is timed, data.py makes its
+tensors, contenders.py lists who is timed, timing.py does one case.
 """
 
 import sys

@@ -4,54 +4,34 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
-Direction = Literal["forward", "backward", "both"]
-Operation = Literal["unpool", "pool", "round-trip"]
-
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "both")
-LAYOUTS = ("contiguous", "channels_last")
-DTYPES = ("float32", "bfloat16")
-INDEX_DTYPES = ("int64", "int32", "uint8")
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call that is timed.
+    """One call that is timed."""
 
-    Attributes:
-        family: what the case is compared and averaged with.
-        layer: where the shape is from, its size in words: the beginning of the name.
-        shape: ``(N, C, *S)`` of the tensor that was pooled, which is the output of unpooling.
-        kernel_size: of the pooling window, the same in every dimension; so are stride and padding.
-        dilation: of the pooling; unpooling has none, so its indices leave their windows.
-        direction: the call, its gradient, or one after the other through autograd.
-        operation: unpooling of indices that are there, pooling that returns them, or both.
-    """
-
-    family: str
-    layer: str
-    shape: tuple[int, ...]
-    kernel_size: int = 2
+    family: str  # the cases it is averaged and compared with
+    layer: str  # where the shape is from; the name begins with it
+    shape: tuple[int, ...]  # (N, C, *S) of what was pooled, which is the output of unpooling
+    kernel_size: int = 2  # equal in all dimensions, as are the next three
     stride: int = 2
     padding: int = 0
-    dilation: int = 1
+    dilation: int = 1  # of the pooling; unpooling has none, so its indices leave their windows
     dtype: str = "float32"
     index_dtype: str = "int64"
-    layout: str = "contiguous"
-    direction: Direction = "forward"
-    operation: Operation = "unpool"
+    layout: str = "contiguous"  # or channels_last
+    operation: str = "unpool"  # of given indices; or pool, or round-trip, which is both
+    direction: str = "forward"  # or backward; or both, through autograd
 
     @property
     def name(self) -> str:
         window = "x".join([str(self.kernel_size)] * self.rank)
-        if self.stride != self.kernel_size:
-            window += f"s{self.stride}"
-        if self.padding:
-            window += f"p{self.padding}"
-        if self.dilation != 1:
-            window += f"d{self.dilation}"
+        window += f"s{self.stride}" * (self.stride != self.kernel_size)
+        window += f"p{self.padding}" * (self.padding > 0)
+        window += f"d{self.dilation}" * (self.dilation > 1)
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
         return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
 
@@ -61,114 +41,92 @@ class Case:
         return len(self.shape) - 2
 
     @property
-    def extent(self) -> int:
-        """Of a window, from its first element to its last."""
-        return self.dilation * (self.kernel_size - 1) + 1
-
-    @property
     def pooled(self) -> tuple[int, ...]:
         """``(N, C, *S)`` of the input of unpooling."""
-        sizes = ((n + 2 * self.padding - self.extent) // self.stride + 1 for n in self.shape[2:])
+        extent = self.dilation * (self.kernel_size - 1) + 1
+        sizes = ((n + 2 * self.padding - extent) // self.stride + 1 for n in self.shape[2:])
         return (*self.shape[:2], *sizes)
 
     @property
-    def cells(self) -> int:
-        """The number of pooled elements."""
-        return math.prod(self.pooled)
+    def operators(self) -> int:
+        """The number of poolings and unpoolings in the call; a gradient counts as one."""
+        return (1 + (self.operation == "round-trip")) * (1 + (self.direction == "both"))
 
     @property
-    def outputs(self) -> int:
-        """The number of output elements."""
-        return math.prod(self.shape)
-
-    @property
-    def overlapping(self) -> bool:
-        """Whether two windows can hold the same index."""
-        return self.extent > self.stride
+    def useful_bytes(self) -> int:
+        """For each operator the size of the pooled values, the indices and the unpooled side."""
+        item, index = ITEM_SIZE[self.dtype], ITEM_SIZE[self.index_dtype]
+        pooled, unpooled = math.prod(self.pooled), math.prod(self.shape)
+        return self.operators * (pooled * (item + index) + unpooled * item)
 
 
-# Name, shape, and as far as they are not 2, 2, 0, 1: kernel_size, stride, padding, dilation.
-Layer = tuple[Any, ...]
-LAYERS: tuple[Layer, ...] = (
+# Layer, shape, and those of kernel_size, stride, padding, dilation that are not 2, 2, 0, 1.
+NETWORKS = (
     ("segnet-224x64-b8", (8, 64, 224, 224)),
     ("segnet-224x64-b32", (32, 64, 224, 224)),
     ("segnet-28x512-b8", (8, 512, 28, 28)),
-    ("enet-256x512x16-b10", (10, 16, 256, 512)),  # its input is 512x1024
+    ("enet-256x512x16-b10", (10, 16, 256, 512)),  # of an input of 512x1024
     ("enet-128x256x64-b10", (10, 64, 128, 256)),
     ("quicknat-256x64-b4", (4, 64, 256, 256)),
     ("volume-128x16-b1", (1, 16, 128, 128, 128)),
     ("signal-1048576x16-b1", (1, 16, 2**20)),
-)
-# What networks have at their bottom: many channels of planes of a few cells, 7x7 and 7x10 pooled.
-# Of fifteen rows no window holds the last.
-BOTTOMS: tuple[Layer, ...] = (
     ("bottom-14x512-b64", (64, 512, 14, 14)),
-    ("bottom-15x20x256-b32", (32, 256, 15, 20)),
+    ("bottom-15x20x256-b32", (32, 256, 15, 20)),  # no window holds the last row
 )
-WINDOWS: dict[str, Layer] = {
-    "2x2/2": ("image-112x64-b16", (16, 64, 112, 112), 2, 2, 0),
-    "3x3/2 padding 1": ("image-112x64-b16", (16, 64, 112, 112), 3, 2, 1),
-    "4x4/4": ("image-112x64-b16", (16, 64, 112, 112), 4, 4, 0),
-    "2x2x2/2": ("volume-48x32-b4", (4, 32, 48, 48, 48), 2, 2, 0),
+IMAGE = ("image-112x64-b16", (16, 64, 112, 112))
+WINDOWS = {
+    "2x2/2": IMAGE,
+    "3x3/2 padding 1": (*IMAGE, 3, 2, 1),
+    "4x4/4": (*IMAGE, 4, 4),
+    "2x2x2/2": ("volume-48x32-b4", (4, 32, 48, 48, 48)),
 }
-EXTREMES: dict[str, Layer] = {
+EXTREMES = {
     "dilated pool": ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2),
     "3x3/1 padding 1": ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
-    "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),
+    "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),  # what a call costs at the least
 }
 
-Call = tuple[Operation, Direction]
-UNPOOLING: tuple[Call, ...] = tuple(("unpool", direction) for direction in DIRECTIONS)
-POOLING: tuple[Call, ...] = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
-
-
-ALL = {"dtype": DTYPES, "index_dtype": INDEX_DTYPES, "layout": LAYOUTS}
+UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
+POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
+ALL = {
+    "dtype": ("float32", "bfloat16"),
+    "index_dtype": ("int64", "int32", "uint8"),
+    "layout": ("contiguous", "channels_last"),
+}
 USUAL = {name: values[:1] for name, values in ALL.items()}
 
 
-def _each(
-    family: str, layer: Layer, calls: Sequence[Call], **among: Sequence[str]
-) -> Iterator[Case]:
-    """Every combination; {operation} and {index_dtype} stand for what they are in the family."""
-    names = (*ALL, "operation", "direction")
-    for *chosen, call in product(*(ALL | among).values(), calls):
-        options: dict[str, Any] = dict(zip(names, (*chosen, *call), strict=True))
+def _each(family: str, layer: Any, calls: Any, **some: Sequence[str]) -> Iterator[Case]:
+    """Every combination of some options. {operation} and {index_dtype} are replaced in family."""
+    among = USUAL | some
+    for *chosen, (operation, direction) in product(*among.values(), calls):
+        options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
         yield Case(family.format(**options), *layer, **options)
 
 
 def _all() -> Iterator[Case]:
-    """What says most comes first, for a run may be stopped before its end."""
-    for layer in LAYERS:
-        yield from _each("networks", layer, UNPOOLING, **USUAL)
-    yield from _each("2x2/2", WINDOWS["2x2/2"], UNPOOLING, **USUAL | {"layout": LAYOUTS})
-    for layer in BOTTOMS:
-        yield from _each("bottom", layer, UNPOOLING[:2])
-        yield from _each("round-trip, bottom", layer, POOLING[2:], layout=LAYOUTS[:1])
+    """The most telling cases first, since a run may be stopped before its end."""
+    for layer in NETWORKS:
+        yield from _each("networks", layer, UNPOOLING)
     for family, layer in WINDOWS.items():
-        yield from _each(family, layer, UNPOOLING)
+        yield from _each(family, layer, UNPOOLING, **ALL)
     for layer in WINDOWS.values():
-        yield from _each("{operation}, {index_dtype}", layer, POOLING)
-    for layer in LAYERS:
-        options = USUAL | {"index_dtype": INDEX_DTYPES}
+        yield from _each("{operation}, {index_dtype}", layer, POOLING, **ALL)
+    for layer in NETWORKS:
+        options = {"index_dtype": ALL["index_dtype"]}
         yield from _each("round-trip, {index_dtype}", layer, POOLING[2:], **options)
     for family, layer in EXTREMES.items():
-        options = USUAL | {"layout": LAYOUTS}
+        options = {"layout": ALL["layout"]}
         yield from _each(family, layer, UNPOOLING, **options)
         options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
         yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
-    for exponent in range(10, 29):  # output elements: 16 planes that grow to 256x256, then more
+    for exponent in range(10, 29):  # 16 planes that grow to 256x256, then more planes
         plane = min(exponent - 4, 16)
-        height, width = 2 ** (plane // 2), 2 ** (plane - plane // 2)
-        shape = (2 ** (exponent - plane - 4), 16, height, width)
-        yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1], **USUAL)
+        shape = (2 ** (exponent - plane - 4), 16, 2 ** (plane // 2), 2 ** (plane - plane // 2))
+        yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1])
 
 
-CASES: tuple[Case, ...] = tuple(dict.fromkeys(_all()))
+CASES = tuple(_all())
 BY_NAME = {case.name: case for case in CASES}
-# For a first look: of each family and direction the first case, and the sweep up to 2^22 outputs.
-_FIRST = {(case.family, case.direction): case for case in reversed(CASES)}
-QUICK = [
-    case
-    for case in CASES
-    if case in _FIRST.values() or (case.family == "sweep" and case.outputs <= 2**22)
-]
+# The first case of each family and direction.
+QUICK = tuple({(case.family, case.direction): case for case in CASES[::-1]}.values())[::-1]

@@ -1,7 +1,7 @@
 """The tensors of a case, and the results that a call of it must have."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,78 +9,53 @@ from torch import Tensor
 from .cases import Case
 
 MOST_COPIES = 32
+CACHE_BYTES = 2**27  # more than the last cache of most machines
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-@dataclass(frozen=True)
-class Data:
-    """What one call is given.
+class Data(NamedTuple):
+    """What one call is given."""
 
-    Attributes:
-        input: random values; of unpooling, what PyTorch's max pooling makes of such.
-        indices: where PyTorch finds the maxima, in the case's dtype: given to unpooling, and what
-            pooling has to find.
-        flat: the same as flat int64 indices.
-        grad_output: random whole numbers, which add up exactly; None where there is no backward.
-    """
-
-    input: Tensor
-    indices: Tensor
-    flat: Tensor
-    grad_output: Tensor | None = None
-
-    def clone(self) -> "Data":
-        """The same values in memory of their own."""
-        grad = None if self.grad_output is None else self.grad_output.clone()
-        return Data(self.input.clone(), self.indices.clone(), self.flat.clone(), grad)
-
-    @property
-    def bytes_read(self) -> int:
-        """The size of the smallest set of tensors that one direction of the call reads."""
-        read = self.input if self.grad_output is None else self.grad_output
-        return min(self.input.nbytes, self.indices.nbytes + read.nbytes)
-
-
-def layout_of(case: Case) -> torch.memory_format:
-    """As PyTorch names it."""
-    if case.layout == "contiguous":
-        return torch.contiguous_format
-    return {2: torch.channels_last, 3: torch.channels_last_3d}[case.rank]
+    input: Tensor  # random values, for unpooling as PyTorch's max pooling selects them
+    indices: Tensor  # where PyTorch finds the maxima, in the case's dtype
+    flat: Tensor  # the same as flat int64 indices
+    grad_output: Tensor | None = None  # random whole numbers, whose sums are exact
 
 
 def make(case: Case, device: str) -> Data:
-    """Pool random values, the same ones at every call."""
+    """Pool random values, which are the same at every call."""
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
     pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
     window = (case.kernel_size, case.stride, case.padding, case.dilation)
     values, flat = pool(unpooled, *window, return_indices=True)
-    input = values if case.operation == "unpool" else unpooled
-    tensors = [input, indices_of(case, flat), flat]
+    tensors = [values if case.operation == "unpool" else unpooled, indices_of(case, flat), flat]
     if case.direction != "forward":
         result = values if case.operation == "pool" else unpooled
         tensors.append(torch.empty_like(result).random_(-8, 9, generator=generator))
-    return Data(*(tensor.contiguous(memory_format=layout_of(case)) for tensor in tensors))
+    if case.layout == "channels_last":
+        layout = CHANNELS_LAST[case.rank]
+        tensors = [tensor.contiguous(memory_format=layout) for tensor in tensors]
+    return Data(*tensors)
 
 
-def rotation(data: Data, cache_bytes: int) -> list[Data]:
-    """Copies of ``data`` that together are twice the cache, so that each is out of it when read.
-
-    At most :data:`MOST_COPIES`: smaller calls than that read from the cache.
-    """
-    count = min(MOST_COPIES, 1 + 2 * cache_bytes // data.bytes_read)
-    return [data, *(data.clone() for _ in range(count - 1))]
+def rotation(data: Data) -> list[Data]:
+    """Copies that together exceed a cache; the smallest calls read from it all the same."""
+    read = data.input if data.grad_output is None else data.grad_output
+    count = 1 + CACHE_BYTES // min(data.input.nbytes, data.indices.nbytes + read.nbytes)
+    copies = [data] * min(MOST_COPIES, count)
+    return [Data(*(x if x is None else x.clone() for x in copy)) for copy in copies]
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:
-    """Flat int64 indices as the case has them; of uint8 the offset in each cell's window."""
+    """Flat int64 indices in the case's dtype; for uint8 the place in each index's window."""
     if case.index_dtype != "uint8":
         return flat.to(getattr(torch, case.index_dtype))
     offsets = torch.zeros_like(flat)
-    for dim in range(case.rank):
-        cells = torch.arange(flat.shape[2 + dim], device=flat.device)
-        begin = (cells * case.stride - case.padding).view(-1, *[1] * (case.rank - 1 - dim))
-        place = flat // math.prod(case.shape[3 + dim :]) % case.shape[2 + dim]
+    for dim, place in enumerate(torch.unravel_index(flat, case.shape[2:])):
+        begin = torch.arange(flat.shape[2 + dim], device=flat.device) * case.stride - case.padding
+        begin = begin.view(-1, *[1] * (case.rank - 1 - dim))
         offsets = offsets * case.kernel_size + place - begin
     return offsets.byte()
 
@@ -88,39 +63,28 @@ def indices_of(case: Case, flat: Tensor) -> Tensor:
 def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor, ...]:
     """What every call must return, given where the maxima are: results, the gradient, or both.
 
-    Unpooling, of two values with one index the last in row-major order wins. With ``to_losers`` its
-    gradient is handed to every value with the index, as PyTorch does.
+    If values share an index, unpooling keeps the last in row-major order. With ``to_losers`` its
+    gradient goes to all of them, as PyTorch's does.
     """
-    leading, plane = case.shape[:2], math.prod(case.shape[2:])
     indices = data.flat.flatten(2)
-    winner = torch.ones_like(indices, dtype=torch.bool)
-    if case.overlapping:
-        order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
-        last = order.new_full((*leading, plane), -1)
-        last.scatter_reduce_(-1, indices, order, "amax")
-        winner = last.gather(-1, indices) == order
+    zeros = data.input.new_zeros(*case.shape[:2], math.prod(case.shape[2:]))
+    order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
+    last = torch.zeros_like(zeros, dtype=torch.int64).scatter_reduce_(-1, indices, order, "amax")
+    kept = (last.gather(-1, indices) == order).reshape(case.pooled)
 
     def gather(unpooled: Tensor) -> Tensor:
-        return unpooled.flatten(2).gather(-1, indices)
+        return unpooled.flatten(2).gather(-1, indices).reshape(case.pooled)
 
-    results = []
+    def scatter(pooled: Tensor) -> Tensor:
+        return zeros.scatter_add(-1, indices, pooled.flatten(2)).reshape(case.shape)
+
+    results: tuple[Tensor, ...] = ()
     if case.direction != "backward":
-        values = data.input.flatten(2) if case.operation == "unpool" else gather(data.input)
-        if case.operation == "pool":
-            results += [values.reshape(case.pooled), data.indices]
-        else:
-            # Losers are sent to one more element, which is then cut off.
-            output = values.new_zeros(*leading, plane + 1)
-            output.scatter_(-1, indices.where(winner, plane), values)
-            results.append(output[..., :plane].reshape(case.shape))
+        values = data.input if case.operation == "unpool" else gather(data.input)
+        results = (values, data.indices) if case.operation == "pool" else (scatter(values * kept),)
     if data.grad_output is not None:
         gradient = data.grad_output
         if case.operation != "pool":
-            gradient = gather(gradient)
-            if not to_losers:
-                gradient = gradient.masked_fill(~winner, 0)
-        if case.operation != "unpool":
-            zeros = gradient.new_zeros(*leading, plane)
-            gradient = zeros.scatter_add_(-1, indices, gradient.flatten(2))
-        results.append(gradient.reshape(case.pooled if case.operation == "unpool" else case.shape))
-    return tuple(results)
+            gradient = gather(gradient) * (kept | to_losers)
+        results += (gradient if case.operation == "unpool" else scatter(gradient),)
+    return results

@@ -1,8 +1,4 @@
-"""SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image.
-
-Every pool hands its indices to the unpool across from it. The example has a network of its own: it
-is to be read from one file, in 2d and 3d, and its windows overlap; this one is the published.
-"""
+"""SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,9 +12,8 @@ DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
 def _stage(*widths: int) -> nn.Sequential:
     stage = nn.Sequential()
     for inputs, outputs in pairwise(widths):
-        stage.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False))
-        stage.append(nn.BatchNorm2d(outputs))
-        stage.append(nn.ReLU(inplace=True))
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        stage.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
     return stage
 
 
@@ -46,5 +41,4 @@ class SegNet(nn.Module):
         for stage, unpool in zip(reversed(self.decoder), reversed(self.unpools), strict=True):
             indices, size = kept.pop()
             x = stage(unpool(x, indices, output_size=size))
-        scores: Tensor = self.scores(x)
-        return scores
+        return self.scores(x)

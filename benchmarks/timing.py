@@ -1,11 +1,10 @@
-"""Clocks, and rounds in which everyone is called once.
+"""One case: check every result, then time everyone in rounds, since the machine's state drifts.
 
-Host and device states drift (clock speed, other processes, the allocator), so contenders are
-interleaved: a round calls each once, and who is first rotates. torch.utils.benchmark.Timer times
-one statement to the end before the next, warms each up with what is timed, and sees no device
-alone. Each call's result is fresh and is freed before the next call, outside the time.
+torch.utils.benchmark.Timer would time one after the other.
 """
 
+import ctypes
+import functools
 import gc
 import statistics
 import time
@@ -14,15 +13,27 @@ from typing import Any
 
 import torch
 
-Call = Callable[[], Any]
-Clock = Callable[[Call], float]  # the seconds that the call takes
+from . import contenders, data
+from .cases import Case
+from .contenders import CLONE, TORCH, Call
+
 FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
-# About 0.25 ms at 2 GHz: the host queues a call and its events meanwhile.
+# About 0.25 ms at 2 GHz, in which the host queues a call and its events.
 HEAD_START_CYCLES = 500_000
 
 
+def keep_pages() -> bool:
+    """Have malloc keep what is freed, however large, as the caching allocator of CUDA does.
+
+    Otherwise glibc maps every tensor above 32 MiB anew, and page faults take most of a call's time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    mmap_max, trim_threshold = -4, -1  # of glibc's malloc.h
+    return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))
+
+
 def cpu_clock(call: Call) -> float:
-    """The host's."""
+    """Seconds by the host's clock; the result is freed after the time was taken."""
     start = time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
@@ -31,11 +42,10 @@ def cpu_clock(call: Call) -> float:
 
 
 def cuda_clock(call: Call, with_host: bool = False) -> float:
-    """CUDA events around the call.
+    """Seconds between CUDA events around the call.
 
-    Without the host: the device sleeps first, so that the host has queued the call when it begins
-    and the time is the device's alone, as in a network that keeps its device busy. With it: the
-    device is idle first, so that the time the host takes shows.
+    Without the host the device sleeps first, so that the host has queued the call when the device
+    begins. With it the device is idle first, so that the host's work on the call counts.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if with_host:
@@ -51,27 +61,43 @@ def cuda_clock(call: Call, with_host: bool = False) -> float:
 
 
 def interleave(
-    contenders: Mapping[str, Sequence[Call]], clock: Clock, seconds: float
+    calls_of: Mapping[str, Sequence[Call]], clock: Callable[[Call], float], seconds: float
 ) -> dict[str, list[float]]:
-    """The quartiles of everyone's seconds; the nth round takes everyone's nth call, in turns.
-
-    It ends when everyone had so many seconds, after :data:`FEWEST_ROUNDS` at the least and
-    :data:`MOST_ROUNDS` at the most.
-    """
-    for calls in contenders.values():
-        for turn in range(WARM_UP):
-            clock(calls[turn % len(calls)])
-    names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    """The quartiles of everyone's seconds, in rounds that take about ``seconds`` for each."""
+    found: dict[str, list[float]] = {name: [] for name in calls_of}
+    names = list(calls_of)
     deadline = time.monotonic() + seconds * len(names)
     gc.disable()  # it may not run inside a timed call
     try:
-        for turn in range(MOST_ROUNDS):
-            if turn >= FEWEST_ROUNDS and time.monotonic() >= deadline:
+        for turn in range(WARM_UP + MOST_ROUNDS):
+            if turn >= WARM_UP + FEWEST_ROUNDS and time.monotonic() >= deadline:
                 break
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
-                found[name].append(clock(contenders[name][turn % len(contenders[name])]))
+            for name in names:
+                found[name].append(clock(calls_of[name][turn % len(calls_of[name])]))
+            names.append(names.pop(0))
     finally:
         gc.enable()
-    return {name: statistics.quantiles(s, n=4, method="inclusive") for name, s in found.items()}
+    quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
+    return {name: quartiles(seconds[WARM_UP:]) for name, seconds in found.items()}
+
+
+def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
+    """Check and time everyone who is able: ``results`` has the quartiles of everyone's seconds."""
+    copies = data.rotation(data.make(case, device))
+    calls = {}
+    for name, function_of in contenders.CONTENDERS.items():
+        # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
+        given = [one._replace(indices=one.flat) if name == TORCH else one for one in copies]
+        if function := function_of(case, device):
+            calls[name] = [contenders.call_of(case, function, one) for one in given]
+            expected = data.definition(case, given[0], to_losers=name == TORCH)
+            pairs = zip(calls[name][0](), expected, strict=True)
+            if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+                raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
+    calls[CLONE] = [contenders.clone(case, one) for one in copies]
+    clock = cpu_clock
+    if device == "cuda":
+        clock = functools.partial(cuda_clock, with_host=case.family in ("sweep", "tiny"))
+    found = interleave(calls, clock, seconds).items()
+    rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}
+    return {"name": case.name, "results": rounded}

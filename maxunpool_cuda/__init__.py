@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import functional
 from ._ops import BUILT_FOR, build_info, check_errors
-from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
+from ._portable import decompositions
+from .convert import converted, replace_max_pooling, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 from .patch import patched
 
@@ -26,10 +27,10 @@ __all__ = [
     "build_info",
     "check_errors",
     "converted",
+    "decompositions",
     "functional",
     "patched",
     "replace_max_pooling",
-    "replace_max_unpool",
     "restore_max_pooling",
 ]
 

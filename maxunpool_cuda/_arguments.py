@@ -89,7 +89,8 @@ def unpooled_size(
             more.
     """
     dims = len(kernel_size)
-    axes = zip(shape[-dims:], kernel_size, stride, padding, strict=False)
+    pooled = _ints(name, "input.shape", shape, shape[-dims:])  # torch.jit.trace makes them tensors
+    axes = zip(pooled, kernel_size, stride, padding, strict=False)
     default = tuple((n - 1) * s - 2 * p + k for n, k, s, p in axes)
     if output_size is None:
         return default

@@ -30,14 +30,14 @@ def _is_foreign(name: str, input: Tensor) -> bool:
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
     known = input.is_cpu or input.is_cuda or input.is_meta
-    return not known or input.is_quantized or input.layout != torch.strided
+    return not known or input.is_quantized or input.is_mkldnn
 
 
 def _only_here(name: str, input: Tensor, what: str) -> NotImplementedError:
     """The error of a call that torch.nn has to do, but which asks for what torch.nn lacks."""
-    kind = "quantized" if input.is_quantized else str(input.layout).removeprefix("torch.")
+    kind = "quantized" if input.is_quantized else "mkldnn" if input.is_mkldnn else "plain"
     return NotImplementedError(
-        f"{name}: expected a strided tensor on a CPU or CUDA device for {what}, which torch.nn "
+        f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
         f"lacks, but got a {kind} tensor on {input.device.type}"
     )
 
@@ -245,7 +245,7 @@ def _max_pool(
             f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
         )
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
-    no_stride = stride is None or (isinstance(stride, Sequence) and not stride)
+    no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
     pads = per_dim(name, "padding", padding, dims)
     spread = per_dim(name, "dilation", dilation, dims)

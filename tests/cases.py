@@ -3,13 +3,14 @@
 import functools
 import math
 import os
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import torch
 from reference import (
+    Sizes,
     as_bytes,
     default_output_size,
     max_pool,
@@ -76,11 +77,11 @@ def scaled(count: int) -> int:
 class Geometry:
     """Sizes of an unpooling, all spatial."""
 
-    pooled: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    output: tuple[int, ...]
+    pooled: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    output: Sizes
 
     @property
     def dims(self) -> int:
@@ -120,11 +121,11 @@ class Case:
 class Window:
     """A window of max pooling, with the spatial sizes of the input."""
 
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    sizes: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
     ceil: bool
 
     @property
@@ -168,9 +169,21 @@ class Call:
         results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, *tensors: Tensor) -> Tensor:
         """The result that may have a gradient."""
-        return self.on(x)[0]
+        return self.on(*tensors)[0]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """A function of the tensors: the public one, if the operator has one."""
+        operator, arguments = self.operator, self.arguments
+        if operator is _ops.max_unpool:
+            unpool, (size, *window, reduce) = getattr(F, f"max_unpool{self.dims}d"), arguments
+            return lambda x, i: unpool(x, i, *window, size, reduce=reduce)
+        if operator is _ops.max_pool:
+            pool, (*window, dtype) = getattr(F, f"max_pool{self.dims}d"), arguments
+            return lambda x: pool(x, *window, return_indices=True, index_dtype=dtype)
+        return lambda x, i: operator(x, i, *arguments)
 
     def check(self, device: str = "cpu") -> None:
         """Compare all results with the reference's, bit for bit."""
@@ -210,11 +223,11 @@ def same(a: Tensor, b: Tensor) -> bool:
 # Tensors
 
 
-def _generator(rng: random.Random) -> torch.Generator:
+def _generator(rng: Random) -> torch.Generator:
     return torch.Generator().manual_seed(rng.getrandbits(60))
 
 
-def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
     generator = _generator(rng)
     if dtype.is_floating_point or dtype.is_complex:
@@ -228,7 +241,7 @@ def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype
     return drawn.view(dtype)[..., 0]
 
 
-def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """For pooling: any numbers, or few so that many are equal, or infinities, zeros and NaNs."""
     kind = rng.choice(("any", "few", "few", "special"))
     if kind == "any":
@@ -243,22 +256,23 @@ def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype)
 
 
 def distinct(like: Tensor) -> Tensor:
-    """No two elements are near each other, so that maxima stay where they are."""
-    return torch.randperm(like.numel()).reshape(like.shape).to(like) / 8
+    """No two elements are near each other, nor near zero, so that maxima stay where they are.
+
+    They are multiples of 1/8: sums of their powers are equal in any order.
+    """
+    return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
 
 
-def with_whole_numbers(case: Case, rng: random.Random) -> Case:
+def with_whole_numbers(case: Case, rng: Random) -> Case:
     """The case with small multiples of 1 or of the smallest number: sums are equal in any order."""
     dtype = case.input.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return case
     info = torch.finfo(dtype)
     unit = rng.choice((1.0, info.smallest_normal * info.eps))
-    values, grads = (
-        random_values(rng, tuple(t.shape), torch.int8).to(dtype) * unit
-        for t in (case.input, case.grad_output)
-    )
-    return replace(case, input=values, grad_output=grads)
+    shapes = (case.input.shape, case.grad_output.shape)
+    x, grad = (random_values(rng, tuple(shape), torch.int8).to(dtype) * unit for shape in shapes)
+    return replace(case, input=x, grad_output=grad)
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
@@ -273,7 +287,7 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
     return tensor.contiguous()
 
 
-def random_leading(rng: random.Random) -> tuple[int, ...]:
+def random_leading(rng: Random) -> Sizes:
     """The sizes of the batch and of the channels, or of the channels alone."""
     channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
     return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
@@ -313,9 +327,7 @@ def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
     return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
 
 
-def random_indices(
-    rng: random.Random, geometry: Geometry, leading: tuple[int, ...], kind: str
-) -> Tensor:
+def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
     """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
     planes, plane = math.prod(leading), math.prod(geometry.output)
     shape = (*leading, *geometry.pooled)
@@ -339,7 +351,7 @@ def random_indices(
     return flat.to(rng.choice((torch.int64, torch.int32)))
 
 
-def with_a_bad_index(case: Case, rng: random.Random) -> tuple[Case, str]:
+def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str]:
     """The case with an index outside its plane, and a pattern of the error.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are
@@ -366,7 +378,7 @@ def with_a_bad_index(case: Case, rng: random.Random) -> tuple[Case, str]:
 # Cases
 
 
-def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
+def random_geometry(rng: Random, most_cells: int = 64, longest: int = 9) -> Geometry:
     """Any windows: overlapping or apart, padded, of every output size the default allows."""
     dims = rng.choice((1, 2, 3))
     most_outputs = max(2000, 32 * most_cells)
@@ -389,9 +401,9 @@ def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) 
 
 
 def case_of(
-    rng: random.Random,
+    rng: Random,
     geometry: Geometry,
-    leading: tuple[int, ...],
+    leading: Sizes,
     dtype: torch.dtype,
     kind: str,
     reduce: str = "last",
@@ -407,17 +419,17 @@ def case_of(
 
 
 def random_case(
-    rng: random.Random,
+    rng: Random,
     *,
-    reduce: str | None = None,
-    dtypes: tuple[torch.dtype, ...] | None = None,
+    reduce: str = "",
+    dtypes: tuple[torch.dtype, ...] = (),
     most_cells: int = 64,
     longest: int = 9,
     offsets: bool | None = None,
-    leading: tuple[int, ...] | None = None,
+    leading: Sizes = (),
 ) -> Case:
     """``offsets``: whether the indices are uint8. All that is not given is random."""
-    reduce = reduce or rng.choice(REDUCES if set(dtypes or ()) <= set(ARITHMETIC) else ("last",))
+    reduce = reduce or rng.choice(REDUCES if set(dtypes) <= set(ARITHMETIC) else ("last",))
     dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
     leading = leading or random_leading(rng)
     if offsets is None:
@@ -431,29 +443,8 @@ def random_case(
             return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
 
 
-def aimed_geometry(rng: random.Random, way: str, window: str) -> Geometry:
-    stride = WINDOWS[window][1]
-    if way == "channels":
-        pooled = [rng.randint(1, 4) for _ in range(rng.choice((2, 2, 3)))]
-        more = [rng.choice((0, 1, -1, stride - 1))] * len(pooled)
-    else:
-        above = rng.choice((0, 1, 2) if stride == 2 else (0, 1))
-        row, beyond = rng.randint(1, 9), rng.choice((0, 1, -1, 3))
-        if way == "even rows":
-            row, beyond = rng.choice((8, 16)), 0
-        pooled = [*(rng.randint(1, 3) for _ in range(above)), row]
-        more = [*[0] * above, beyond]
-    output = tuple(max(1, stride * n + m) for n, m in zip(pooled, more, strict=True))
-    return Geometry(tuple(pooled), *((n,) * len(pooled) for n in WINDOWS[window]), output)
-
-
 def aimed_case(
-    rng: random.Random,
-    way: str,
-    window: str,
-    offsets: bool,
-    dtype: torch.dtype,
-    reduce: str | None = None,
+    rng: Random, way: str, window: str, offsets: bool, dtype: torch.dtype, reduce: str = ""
 ) -> Case:
     """A call that kernels are made for: one of WAYS, with one of WINDOWS.
 
@@ -462,18 +453,29 @@ def aimed_case(
     kind = "offset" if offsets else rng.choice(INDEX_KINDS)
     reduce = reduce or rng.choice(("last", "last", "sum"))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
+    stride = WINDOWS[window][1]
     while True:
-        case = case_of(rng, aimed_geometry(rng, way, window), leading, dtype, kind, reduce)
+        dims = rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
+        pooled = [rng.randint(1, 4) for _ in range(dims)]
+        if way == "even rows":
+            pooled[-1] = rng.choice((8, 16))
+        output = [stride * n for n in pooled]
+        if way != "even rows":
+            pooled[-1], more = rng.randint(1, 9), rng.choice((0, 1, -1, stride - 1))
+            output[-1] = max(1, stride * pooled[-1] + more)
+        sizes = ((n,) * dims for n in WINDOWS[window])
+        geometry = Geometry(tuple(pooled), *sizes, tuple(output))
+        case = case_of(rng, geometry, leading, dtype, kind, reduce)
         if not offsets or case.indices.dtype == torch.uint8:
             return case.laid_out(layout)
 
 
-def random_limits(rng: random.Random) -> dict[str, int]:
+def random_limits(rng: Random) -> dict[str, int]:
     """For one call of the CUDA kernels."""
     return {name: rng.choice(choices) for name, choices in LIMITS.items()}
 
 
-def random_window(rng: random.Random, longest: int = 9, most_cells: int = 256) -> Window:
+def random_window(rng: Random, longest: int = 9, most_cells: int = 256) -> Window:
     dims = rng.choice((1, 2, 3))
     while True:
         sizes = tuple(rng.randint(1, longest) for _ in range(dims))
@@ -496,11 +498,7 @@ def random_window(rng: random.Random, longest: int = 9, most_cells: int = 256) -
 
 
 def random_pool(
-    rng: random.Random,
-    dtype: torch.dtype,
-    longest: int = 9,
-    most_cells: int = 256,
-    leading: tuple[int, ...] | None = None,
+    rng: Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256, leading: Sizes = ()
 ) -> tuple[Tensor, Window]:
     window = random_window(rng, longest, most_cells)
     x = random_input(rng, (*(leading or random_leading(rng)), *window.sizes), dtype)
@@ -511,18 +509,14 @@ def random_pool(
 
 
 def _draw_unpool(
-    forward: bool,
-    offsets: bool,
-    rng: random.Random,
-    dtype: torch.dtype | None = None,
-    **chosen: Any,
+    forward: bool, offsets: bool, rng: Random, dtype: torch.dtype | None = None, **chosen: Any
 ) -> Call:
-    dtypes = None if dtype is None else (dtype,)
+    dtypes = (dtype,) if dtype else ()
     return unpool_call(random_case(rng, dtypes=dtypes, offsets=offsets, **chosen), forward)
 
 
 def _draw_pool(
-    rng: random.Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
+    rng: Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
 ) -> Call:
     x, window = random_pool(rng, dtype or rng.choice(POOLED), most_cells=most_cells, **chosen)
     return pool_call(x, window, rng.choice(window.index_dtypes()))
@@ -539,63 +533,28 @@ OPERATORS: dict[str, Callable[..., Call]] = {
 }
 
 
+# What derivatives are tested of, and under which reduce.
+DIFFERENTIABLE = [
+    (op, reduce) for op in OPERATORS for reduce in REDUCES[: 1 if op == "pool" else 2]
+]
+
+
 def draw_differentiable(
-    operator: str, rng: random.Random, dtype: torch.dtype, **chosen: Any
+    operator: str, rng: Random, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
 ) -> Iterator[Call]:
-    """Small calls without end: of pooling, or with an index that is twice in a plane."""
+    """Small calls without end, whose first tensor is distinct.
+
+    No window of a pooling is empty. Unpooling has an index that is twice in a plane.
+    """
+    chosen: dict[str, Any] = {} if operator == "pool" else {"reduce": reduce}
     while True:
+        chosen["leading"] = leading or rng.choice(((3,), (2, 3)))
         call = OPERATORS[operator](rng, dtype, most_cells=12, longest=5, **chosen)
         x, of = call.tensors[0], call.of
-        if x.numel() > 200 or call.values(x).numel() > 200:
-            continue
         if isinstance(of, Window):
-            if not of.has_empty_window:
-                yield replace(call, tensors=(distinct(x),))
-        elif (of.positions.flatten(-of.geometry.dims).sort().values.diff() == 0).any():
-            yield call
-
-
-@dataclass(frozen=True)
-class Example:
-    """A call with overlapping windows, by a public function if there is one."""
-
-    operator: str  # unpool, gradient or pool
-    index_dtype: torch.dtype
-    reduce: str = "last"
-
-    def __str__(self) -> str:
-        return f"{self.operator}-{self.index_dtype}"
-
-    def __call__(self, x: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
-        if self.operator == "unpool":
-            return (F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce),)
-        if self.operator == "gradient":
-            window = ((4, 4), (3, 3), (1, 1), (0, 0))
-            return (_ops.max_unpool_backward(x, *indices, *window, self.reduce),)
-        return F.max_pool2d(x, 3, 1, return_indices=True, index_dtype=self.index_dtype)
-
-    def values(self, x: Tensor, *indices: Tensor) -> Tensor:
-        """The result that may have a gradient."""
-        return self(x, *indices)[0]
-
-    def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        return tuple(batch[0] for batch in self.batches(device))
-
-    def batches(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Five of each tensor. They hold whole numbers, whose sums are equal in any order."""
-        sizes = (2, 2) if self.operator == "unpool" else (4, 4)
-        x = torch.randperm(30 * math.prod(sizes)).reshape(5, 2, 3, *sizes).double().to(device)
-        if self.operator == "pool":
-            return (x,)
-        offsets = self.index_dtype == torch.uint8
-        indices = torch.randint(9 if offsets else 16, (5, 2, 3, 2, 2), dtype=self.index_dtype)
-        # In each plane the first cell and the last name position (1, 1).
-        indices[..., 0, 0], indices[..., 1, 1] = (4, 0) if offsets else (5, 5)
-        return x, indices.to(device)
-
-
-EXAMPLES = [
-    Example(operator, dtype)
-    for operator in ("unpool", "gradient", "pool")
-    for dtype in INDEX_DTYPES
-]
+            usable = not of.has_empty_window and math.prod(of.sizes) <= 40
+        else:
+            flat = of.positions.flatten(-call.dims).sort().values
+            usable = bool((flat.diff() == 0).any()) and math.prod(of.geometry.output) <= 40
+        if usable:
+            yield replace(call, tensors=(distinct(x), *call.tensors[1:]))
