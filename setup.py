@@ -1,7 +1,7 @@
-"""Builds the extension. What is about the package rather than its build is in pyproject.toml.
+"""Builds the extension; pyproject.toml describes the package.
 
 With a CUDA build of PyTorch and a CUDA toolkit the extension has CUDA kernels, else only the CPU's.
-FORCE_CUDA=1 fails where it cannot have them, FORCE_CPU=1 leaves them out.
+FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
 """
 
 import json
@@ -20,13 +20,13 @@ RELEASE = ".".join(torch.__version__.split(".")[:2])
 
 
 def refuse_another_release() -> None:
-    """Fails where pip builds for the newest PyTorch, and what will import the package has another.
+    """Fails if pip builds for another release of PyTorch than the one installed.
 
-    Without --no-build-isolation pip installs what is needed to build into a folder of its own.
+    Without --no-build-isolation pip builds with the newest PyTorch, in a folder of its own.
     """
     if "pip-build-env-" not in str(torch.__file__):
         return
-    # -E: without that folder.
+    # -E ignores PYTHONPATH, which has that folder.
     ask = "import importlib.metadata; print(importlib.metadata.version('torch'))"
     asked = subprocess.run([sys.executable, "-E", "-c", ask], capture_output=True, text=True)
     theirs = asked.stdout.strip()
@@ -40,7 +40,7 @@ def refuse_another_release() -> None:
 
 
 def cuda_home() -> str | None:
-    """The CUDA toolkit: as PyTorch finds it, unless the nvcc it went by is a wrapper elsewhere."""
+    """The CUDA toolkit as PyTorch finds it; if its nvcc is a wrapper, the one that nvcc names."""
     found = cpp_extension.CUDA_HOME
     if found is None or "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ:
         return found
@@ -67,7 +67,7 @@ def has_cuda() -> bool:
 
 
 def default_arch_list() -> str:
-    """The GPUs of this machine; where there are none, two common ones and PTX for what follows."""
+    """The GPUs of this machine; without a GPU two common ones, and PTX for later ones."""
     devices = range(torch.cuda.device_count())
     capabilities = {torch.cuda.get_device_capability(device) for device in devices}
     return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities)) or "8.0;9.0+PTX"
@@ -76,40 +76,37 @@ def default_arch_list() -> str:
 def extension(cuda: bool) -> Extension:
     """The one extension, for the CPU alone or with CUDA."""
     sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
-    # PyTorch 2.11 compiles C++17 unless told; later releases ask for C++20 themselves.
+    # PyTorch 2.11 compiles C++17 by default; later releases ask for C++20 themselves.
     # Without -fopenmp PyTorch's parallel_for is one thread. The OpenMP runtime is PyTorch's.
-    # What Python adds for debuggers, a third of the compiler's time, would be stripped again.
+    # -g0: Python asks for debug information, a third of the compiler's time, and -s strips it.
     flags = ["-O3", "-g0", "-std=c++20", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-    # Compressed, three architectures take less room than one does otherwise.
-    nvcc_flags = ["-O3", "-std=c++20", "-Xptxas=-warn-spills", "-Xfatbin=-compress-all"]
-    link_flags = ["-fopenmp", "-s"]
-    # Read by nothing: where it changes, ninja compiles all anew, even if headers look no newer.
+    compile_flags = {"cxx": flags}
+    # No code reads BUILT_FOR: another PyTorch changes it, so ninja compiles everything again.
     macros: list[tuple[str, str | None]] = [("BUILT_FOR", torch.__version__)]
-    if not cuda:
-        return cpp_extension.CppExtension(
-            NAME,
-            sources,
-            define_macros=macros,
-            extra_compile_args={"cxx": flags},
-            extra_link_args=link_flags,
-        )
-    arch_list = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_arch_list())
-    return cpp_extension.CUDAExtension(
-        NAME,
-        [*sources, *sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))],
-        define_macros=[
-            *macros,
+    make = cpp_extension.CppExtension
+    if cuda:
+        make = cpp_extension.CUDAExtension
+        arch_list = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_arch_list())
+        sources += sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))
+        macros += [
             ("WITH_CUDA", None),
             ("CUDA_VERSION_STRING", f'"{torch.version.cuda}"'),
             ("ARCH_LIST", f'"{arch_list}"'),
-        ],
-        extra_compile_args={"cxx": flags, "nvcc": nvcc_flags},
-        extra_link_args=link_flags,
+        ]
+        # Compressed kernels for three architectures take less room than plain ones for one.
+        compress = "-Xfatbin=-compress-all"
+        compile_flags["nvcc"] = ["-O3", "-std=c++20", "-Xptxas=-warn-spills", compress]
+    return make(
+        NAME,
+        sources,
+        define_macros=macros,
+        extra_compile_args=compile_flags,
+        extra_link_args=["-fopenmp", "-s"],
     )
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """Writes beside the library what it was built for: maxunpool_cuda/_library.py compares it."""
+    """Writes what the library was built for beside it; maxunpool_cuda/_library.py compares it."""
 
     def run(self) -> None:
         super().run()

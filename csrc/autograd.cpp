@@ -145,8 +145,8 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   }
   const auto& [values, indices] = results;
   const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
-  check_no_empty_window<c10::SymInt>(
-      {{"max_pool", kernel_size, stride, padding}, dilation, ceil_mode, index_dtype}, sizes);
+  const Window<c10::SymInt> window{"max_pool", kernel_size, stride, padding, dilation};
+  check_no_empty_window(window, sizes);
   std::vector<c10::SymInt> extent; // of a dilated window
   for (size_t d = 0; d < kernel_size.size(); ++d) {
     extent.push_back(dilation[d] * (kernel_size[d] - 1) + 1);

@@ -1,10 +1,11 @@
-// Python bindings: facts about the build, and the operators for eager calls. A call through these
-// costs less than one through torch.ops; both go through the dispatcher.
+// Python bindings: facts about the build, and the operators with their schemas' arguments. A call
+// through these costs half as much as one through torch.ops; both go through the dispatcher.
 #include "cuda/limits.h"
 #include "errors.h"
 #include "handles.h"
 
 #include <ATen/core/DimVector.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/extension.h>
 
@@ -13,9 +14,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
@@ -63,94 +62,75 @@ auto without_gil(const Call& call) {
 
 // Tensor that Python owns, borrowed for the length of a call. An owning reference would take the
 // GIL twice, when it is made and when it is dropped.
-const at::Tensor& borrowed(pybind11::handle object) {
+const at::Tensor& borrowed(const char* op, pybind11::handle object) {
   TORCH_CHECK_TYPE(
-      THPVariable_Check(object.ptr()), "expected a Tensor but got ",
+      THPVariable_Check(object.ptr()), op, ": expected a Tensor but got ",
       Py_TYPE(object.ptr())->tp_name);
   return THPVariable_Unpack(object.ptr());
 }
 
-// What Python passes for an argument of an operator. at::IntArrayRef is slow to read: PyTorch first
+// A tuple of ints, of which tracing may have made some symbolic. PyTorch's own conversion first
 // asks of each int whether it is a tensor.
-template <class Argument>
-using Given = std::conditional_t<
-    std::is_same_v<Argument, c10::SymIntArrayRef>, std::vector<int64_t>,
-    std::conditional_t<std::is_same_v<Argument, c10::string_view>, std::string, Argument>>;
-
-// What a call keeps of it.
-template <class T>
-T kept(const T& given) {
-  return given;
-}
-c10::SymDimVector kept(const std::vector<int64_t>& given) {
-  return {given.begin(), given.end()};
-}
-
-// Arguments after the tensors, read from Python once for all calls that have the same ones.
-template <class... Arguments>
-struct AfterTensors {
-  std::tuple<decltype(kept(std::declval<Given<Arguments>>()))...> arguments;
-
-  static void bind(pybind11::module& m, const char* name) {
-    pybind11::class_<AfterTensors>(m, name).def(
-        pybind11::init(
-            [](const Given<Arguments>&... given) { return AfterTensors{{kept(given)...}}; }));
+c10::SymDimVector ints(const char* op, const pybind11::tuple& numbers) {
+  c10::SymDimVector result;
+  for (const pybind11::handle number : numbers) {
+    if (!PyLong_Check(number.ptr())) {
+      result.push_back(number.cast<c10::SymInt>());
+      continue;
+    }
+    int overflow = 0;
+    result.emplace_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+    TORCH_CHECK_TYPE(
+        overflow == 0, op, ": expected 64-bit ints but got ",
+        pybind11::str(number).cast<std::string>());
   }
-};
-
-template <class Operator>
-struct AfterTensorsOf;
-template <class Result, class... Arguments>
-struct AfterTensorsOf<Result(const at::Tensor&, Arguments...)> {
-  using Type = AfterTensors<Arguments...>;
-};
-template <class Result, class... Arguments>
-struct AfterTensorsOf<Result(const at::Tensor&, const at::Tensor&, Arguments...)> {
-  using Type = AfterTensors<Arguments...>;
-};
-using UnpoolArguments = AfterTensorsOf<UnpoolOperator>::Type;
-using PoolArguments = AfterTensorsOf<PoolOperator>::Type;
-
-// Calls the operator. Python owns `tensors`.
-template <class Handle, class Arguments, class... Tensors>
-auto call(const Handle& op, const Arguments& after, const Tensors&... tensors) {
-  return without_gil([&] {
-    return std::apply(
-        [&](const auto&... arguments) { return op.call(tensors..., arguments...); },
-        after.arguments);
-  });
+  return result;
 }
 
 at::Tensor max_unpool(
-    pybind11::handle input, pybind11::handle indices, const UnpoolArguments& arguments) {
-  return call(unpool_handle<true>(), arguments, borrowed(input), borrowed(indices));
+    pybind11::handle input, pybind11::handle indices, const pybind11::tuple& output_size,
+    const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
+    const pybind11::tuple& padding, const std::string& reduce) {
+  constexpr const char* op = "max_unpool";
+  const at::Tensor &values = borrowed(op, input), &positions = borrowed(op, indices);
+  const auto sizes = ints(op, output_size), kernel = ints(op, kernel_size),
+             steps = ints(op, stride), pads = ints(op, padding);
+  return without_gil([&] {
+    return unpool_handle<true>().call(values, positions, sizes, kernel, steps, pads, reduce);
+  });
 }
 
-// The values, with the indices or without. Python never sees those that it need not: to free them
-// it would let go of the GIL, which is no better than to take it (see without_gil).
-pybind11::object max_pool(
-    pybind11::handle input, const PoolArguments& arguments, bool return_indices) {
-  const auto [values, indices] = call(pool_handle(), arguments, borrowed(input));
-  return return_indices ? pybind11::make_tuple(values, indices) : pybind11::cast(values);
+std::tuple<at::Tensor, at::Tensor> max_pool(
+    pybind11::handle input, const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
+    const pybind11::tuple& padding, const pybind11::tuple& dilation, bool ceil_mode,
+    pybind11::handle index_dtype) {
+  constexpr const char* op = "max_pool";
+  const at::Tensor& unpooled = borrowed(op, input);
+  const auto kernel = ints(op, kernel_size), steps = ints(op, stride), pads = ints(op, padding),
+             spread = ints(op, dilation);
+  TORCH_CHECK_TYPE(
+      THPDtype_Check(index_dtype.ptr()), op, ": expected index_dtype to be a torch.dtype but got ",
+      Py_TYPE(index_dtype.ptr())->tp_name);
+  const c10::ScalarType type = index_dtype.cast<c10::ScalarType>();
+  return without_gil(
+      [&] { return pool_handle().call(unpooled, kernel, steps, pads, spread, ceil_mode, type); });
 }
 
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
-  UnpoolArguments::bind(m, "UnpoolArguments");
-  PoolArguments::bind(m, "PoolArguments");
   m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
   m.def("max_pool", torch::wrap_pybind_function(&max_pool));
 #ifdef WITH_CUDA
   const Limits usual;
   m.def(
       "set_cuda_limits", // for tests; limits that are not named get their defaults
-      [](int64_t narrow, int64_t slot_bytes, int64_t shared_bytes, int64_t small_bytes,
+      [](int64_t max_32bit_offset, int64_t slot_bytes, int64_t shared_bytes, int64_t small_bytes,
          int64_t small_plane) {
-        limits() = {narrow, slot_bytes, shared_bytes, small_bytes, small_plane};
+        limits() = {max_32bit_offset, slot_bytes, shared_bytes, small_bytes, small_plane};
       },
-      pybind11::kw_only(), pybind11::arg("narrow") = usual.narrow,
+      pybind11::kw_only(), pybind11::arg("max_32bit_offset") = usual.max_32bit_offset,
       pybind11::arg("slot_bytes") = usual.slot_bytes,
       pybind11::arg("shared_bytes") = usual.shared_bytes,
       pybind11::arg("small_bytes") = usual.small_bytes,

@@ -1,5 +1,6 @@
-// Checks that the validations of both operators share, on every backend. Eager calls check sizes
-// (int64_t), traced calls symbolic sizes (c10::SymInt), with the same messages and exceptions.
+// Checks that both operators share, on every backend. Eager calls check sizes (int64_t), traced
+// calls symbolic sizes (c10::SymInt), with the same messages and exceptions: those of torch.nn. A
+// message names the values seen; it has a phrase of PyTorch's where PyTorch's tests look for that.
 #pragma once
 
 #include "geometry.h"
@@ -10,13 +11,14 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <ostream>
 #include <string>
 #include <type_traits>
 
 namespace maxunpool_cuda {
-
-constexpr int64_t kMostSize = int64_t{1} << 60; // sums of a few numbers up to it do not overflow
 
 template <class Size>
 c10::ArrayRef<Size> sizes_of(const at::Tensor& tensor) {
@@ -34,64 +36,110 @@ bool holds(const Condition& condition) {
   return TORCH_GUARD_OR_TRUE(condition);
 }
 
-// The arguments that say where windows lie.
+// The arguments that say where windows lie, with a number for each spatial axis.
 template <class Size>
 struct Window {
   const char* op; // without its rank
   c10::ArrayRef<Size> kernel_size;
   c10::ArrayRef<Size> stride;
   c10::ArrayRef<Size> padding;
+  c10::ArrayRef<Size> dilation; // of max pooling; empty: max unpooling has none
 
-  size_t rank() const { return kernel_size.size(); }
+  // Of the arguments, padding has the right length most likely: callers often leave it out.
+  size_t rank() const { return padding.size(); }
   std::string name() const { return op + std::to_string(rank()) + "d"; }
+
+  bool has_one_length() const {
+    const auto fits = [&](const auto& numbers) { return numbers.size() == rank(); };
+    return rank() >= 1 && rank() <= Geometry<Size>::kAxes && fits(kernel_size) && fits(stride);
+  }
+
+  // Whether uint8 can count the positions of a window.
+  bool fits_uint8() const {
+    Size volume = 1;
+    for (const Size& size : kernel_size) {
+      // Positive sizes: a product that exceeds the limit once need not be exact afterwards.
+      volume =
+          size > kMostOffsets || volume > kMostOffsets ? Size(kMostOffsets + 1) : volume * size;
+    }
+    const auto undilated = [](const Size& step) { return step == 1; };
+    return volume <= kMostOffsets && std::all_of(dilation.begin(), dilation.end(), undilated);
+  }
+
+  friend std::ostream& operator<<(std::ostream& to, const Window& window) {
+    to << "kernel_size=" << window.kernel_size << ", stride=" << window.stride
+       << ", padding=" << window.padding;
+    return window.dilation.empty() ? to : to << ", dilation=" << window.dilation;
+  }
 };
 
 template <class Size>
-void check_rank(const Window<Size>& window) {
+void check_window(const Window<Size>& window) {
+  const auto at_least = [](int64_t least, c10::ArrayRef<Size> numbers) {
+    return std::all_of(
+        numbers.begin(), numbers.end(), [&](const Size& number) { return number >= least; });
+  };
+  TORCH_CHECK(
+      at_least(1, window.kernel_size), window.name(),
+      ": expected kernel_size greater than zero but got ", window);
+  TORCH_CHECK(
+      at_least(1, window.stride), window.name(),
+      ": expected stride greater than zero (stride should not be zero) but got ", window);
+  TORCH_CHECK(
+      at_least(1, window.dilation), window.name(), ": expected dilation greater than zero but got ",
+      window);
+  TORCH_CHECK(
+      at_least(0, window.padding), window.name(),
+      ": expected no negative padding (pad must be non-negative) but got ", window);
+}
+
+// Checks the shape of a tensor: a batch, or none, then channels and spatial sizes.
+template <class Size>
+void check_shape(const Window<Size>& window, const char* tensor, c10::ArrayRef<Size> shape) {
+  const size_t least = window.rank() + 1, dims = shape.size();
+  bool sane = dims == least || dims == least + 1;
+  for (size_t d = dims - least; sane && d < dims; ++d) {
+    sane = holds(c10::sym_gt(shape[d], Size(0)));
+  }
+  TORCH_CHECK(
+      sane, window.name(), ": expected ", tensor, " of ", least, " or ", least + 1,
+      " dimensions, of which only a batch may be empty (Expected ", least, "D or ", least + 1,
+      "D (batch mode) tensor with optional 0 dim batch size for input), but got shape ", shape);
+}
+
+template <class Size>
+void check_fits_uint8(const Window<Size>& window) {
   TORCH_CHECK_VALUE(
-      window.rank() >= 1 && window.rank() <= 3, window.op,
-      ": expected kernel_size of 1, 2 or 3 elements but got ", window.kernel_size);
+      window.fits_uint8(), window.name(), ": expected kernel_size of at most ", kMostOffsets,
+      " elements, and no dilation, for uint8 indices, which are offsets in the window, but got ",
+      window, "; use int32");
 }
 
-// `in_torch`: PyTorch's own message.
+// Checks that nothing computed from these numbers overflows, here or in a kernel. The call itself
+// checks sizes that a trace leaves open. A pooled size is at most one larger than `cells` says.
 template <class Size>
-void check_positive(
-    const Window<Size>& window, const char* what, c10::ArrayRef<Size> numbers,
-    const char* in_torch) {
-  for (const Size& number : numbers) {
-    TORCH_CHECK(
-        number > 0, window.name(), ": expected ", what, " greater than zero but got ", what, "=",
-        numbers, " (", in_torch, ")");
+void check_overflow(
+    const Window<Size>& window, c10::ArrayRef<Size> cells, c10::ArrayRef<Size> unpooled) {
+  constexpr double kMost = int64_t{1} << 60; // a sum of a few such numbers does not overflow
+  const auto number = [](const Size& size) {
+    return static_cast<double>(c10::SymInt(size).maybe_as_int().value_or(1));
+  };
+  const size_t leading = unpooled.size() - window.rank();
+  double bytes = 16, plane = 1; // bytes of the largest element, and to spare
+  for (size_t d = 0; d < unpooled.size(); ++d) {
+    bytes *= std::max(number(unpooled[d]), 1.0) + 1;
+    plane *= d < leading ? 1 : number(unpooled[d]);
   }
-}
-
-template <class Size>
-void check_numbers(const Window<Size>& window, const char* stride_in_torch) {
-  check_positive(
-      window, "kernel_size", window.kernel_size, "kernel size should be greater than zero");
-  check_positive(window, "stride", window.stride, stride_in_torch);
-  for (const Size& size : window.padding) {
-    TORCH_CHECK(
-        size >= 0, window.name(),
-        ": expected no negative padding: pad must be non-negative but got padding=",
-        window.padding);
+  bool fits = bytes < 4 * kMost;
+  for (size_t d = 0; d < window.rank(); ++d) {
+    const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * plane;
+    fits = fits && number(window.kernel_size[d]) * apart < kMost &&
+           number(window.stride[d]) * number(cells[leading + d]) < kMost &&
+           number(window.padding[d]) < kMost;
   }
-}
-
-// Whether uint8 can count the positions of a window. False for dilated windows.
-template <class Size>
-bool fits_uint8(c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> dilation = {}) {
-  for (const Size& step : dilation) {
-    if (step != 1) {
-      return false;
-    }
-  }
-  Size volume = 1;
-  for (const Size& size : kernel_size) {
-    // Positive sizes: a product that exceeds the limit once need not be exact afterwards.
-    volume = size > kMostOffsets || volume > kMostOffsets ? Size(kMostOffsets + 1) : volume * size;
-  }
-  return volume <= kMostOffsets;
+  TORCH_CHECK(
+      fits, window.name(), ": expected sizes that do not overflow but got an unpooled shape ",
+      unpooled, ", ", window);
 }
 
 } // namespace maxunpool_cuda

@@ -16,8 +16,8 @@
 //   slot    what a kernel remembers of one output while it runs
 //   stray   an index in its plane, but outside its own window
 //   bad     an index outside its plane
-//   first kernel, second kernel: a CUDA call with flat indices is done as if no index were stray;
-//           then what stray indices have made wrong is written again
+//   first kernel, second kernel: of a CUDA call with flat indices, the first treats no index as
+//           stray, and flags those that are; the second rewrites the slabs that have one
 #pragma once
 
 #include <cstdint>

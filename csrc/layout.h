@@ -1,6 +1,7 @@
 // Memory formats: the format of a call, tensors in that format, and their Geometry.
 #pragma once
 
+#include "checks.h"
 #include "geometry.h"
 
 #include <ATen/core/Tensor.h>
@@ -68,12 +69,11 @@ at::Tensor empty_in_layout(
   }
 }
 
-// Geometry of a call. `pooled` and `unpooled` are sizes of whole tensors; the other arrays hold a
-// number for each spatial axis.
+// Geometry of a call. `pooled` and `unpooled` are sizes of whole tensors.
 inline Geometry<int64_t> make_geometry(
-    at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
-    at::IntArrayRef pooled, at::IntArrayRef unpooled, at::MemoryFormat layout) {
-  const size_t rank = kernel_size.size(), leading = pooled.size() - rank;
+    const Window<int64_t>& window, at::IntArrayRef pooled, at::IntArrayRef unpooled,
+    at::MemoryFormat layout) {
+  const size_t rank = window.rank(), leading = pooled.size() - rank;
   const size_t added = Geometry<int64_t>::kAxes - rank;
   const int64_t batch = leading == 2 ? pooled[0] : 1, channels = pooled[leading - 1];
   const bool contiguous = layout == at::MemoryFormat::Contiguous;
@@ -84,7 +84,8 @@ inline Geometry<int64_t> make_geometry(
   }
   for (size_t d = 0; d < rank; ++d) {
     geometry.axis[added + d] = {
-        pooled[leading + d], unpooled[leading + d], kernel_size[d], stride[d], padding[d]};
+        pooled[leading + d], unpooled[leading + d], window.kernel_size[d], window.stride[d],
+        window.padding[d]};
   }
   return geometry;
 }

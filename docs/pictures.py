@@ -1,4 +1,4 @@
-"""Draws the documents' pictures: ``python docs/pictures.py [FOLDER]``; needs ``.[bench]``.
+"""Draws the documents' pictures: ``python docs/pictures.py [FOLDER]``; needs matplotlib.
 
 What a picture says is computed by the package as it is drawn, or read from ``benchmarks/results``.
 """

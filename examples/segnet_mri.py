@@ -18,7 +18,7 @@ import nibabel
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -69,8 +69,7 @@ def load_brain(step: int) -> tuple[Tensor, Tensor]:
 class SegNet(nn.Module):
     """Three stages down and up; the second pools with overlapping windows.
 
-    Written out, so that this file can be read, copied and run alone; the paper's network, which
-    benchmarks and tests share, is in benchmarks/segnet.py.
+    Written out, so that this file can be read, copied and run alone.
     """
 
     windows = ((2, 2, 0), (3, 2, 1), (2, 2, 0))  # kernel_size, stride, padding
@@ -112,12 +111,11 @@ def samples(setup: Setup, brain: Tensor, held_out: bool) -> list[slice]:
     if held_out:
         return [slice(low, high)]
     thick = setup.size[0] if len(setup.size) == 3 else 1
-    starts = range(len(brain) - thick + 1)
-    return [
-        slice(start, start + thick)
-        for start in starts
-        if start + thick <= low - setup.margin or start >= high + setup.margin
-    ]
+    starts = (
+        *range(low - setup.margin - thick + 1),
+        *range(high + setup.margin, len(brain) - thick + 1),
+    )
+    return [slice(start, start + thick) for start in starts]
 
 
 def crop(volume: Tensor, where: slice, setup: Setup) -> Tensor:
@@ -138,34 +136,22 @@ def train(setup: Setup, brain: Tensor, labels: Tensor, title: str) -> tuple[SegN
     torch.manual_seed(SEED)
     dims = len(setup.size)
     model = SegNet(dims, setup.channels).to(brain.device)
-    maxunpool_cuda.replace_max_pooling(model)
+    maxunpool_cuda.replace_max_pooling(model, torch.uint8)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, setup.iterations)
     places = samples(setup, brain, held_out=False)
     losses = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=setup.iterations, loss=float("nan"))
-        for _ in range(setup.iterations):
-            chosen = [places[i] for i in torch.randperm(len(places))[: setup.batch]]
-            x = torch.stack([crop(brain, where, setup) for where in chosen])
-            y = torch.stack([crop(labels, where, setup) for where in chosen])
-            if dims == 3:
-                x = x[:, None]
-            else:
-                y = y[:, 0]
-            loss = loss_of(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-            progress.update(bar, advance=1, loss=losses[-1])
+    for _ in track(range(setup.iterations), title, console=console):
+        chosen = [places[i] for i in torch.randperm(len(places))[: setup.batch]]
+        x, y = (torch.stack([crop(v, where, setup) for where in chosen]) for v in (brain, labels))
+        x, y = (x[:, None], y) if dims == 3 else (x, y[:, 0])
+        loss = loss_of(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    console.print(f"The loss went from {losses[0]:.4f} to {losses[-1]:.4f}.")
     return model, losses
 
 
@@ -189,11 +175,8 @@ def predict(
 
 def dice(predicted: Tensor, labels: Tensor) -> list[float]:
     """Per class, twice the overlap over the sum of the sizes."""
-    scores = []
-    for c in range(len(CLASSES)):
-        p, y = predicted == c, labels == c
-        scores.append(float(2 * (p & y).sum() / (p.sum() + y.sum())))
-    return scores
+    both = [(predicted == c, labels == c) for c in range(len(CLASSES))]
+    return [float(2 * (p & y).sum() / (p.sum() + y.sum())) for p, y in both]
 
 
 def draw(path: Path, x: Tensor, y: Tensor, predicted: Tensor, features: Tensor) -> None:
@@ -219,38 +202,31 @@ def draw(path: Path, x: Tensor, y: Tensor, predicted: Tensor, features: Tensor) 
 
 
 def show_torch(dims: int, device: str) -> None:
-    """What torch.nn does in the same place."""
+    """What torch.nn does in the same place: a row of five, whose three windows share a maximum."""
     flat = (1,) * (dims - 1)
-    kernel = (*flat, 3)
+    kernel, name = (*flat, 3), f"max_unpool{dims}d"
     x = torch.tensor([0.0, 0, 9, 0, 0], device=device).reshape(1, 1, *flat, 5)
-    pool = getattr(nn.functional, f"max_pool{dims}d")
-    pooled, indices = pool(x, kernel, 1, return_indices=True)
-    name = f"max_unpool{dims}d"
+    pooled, indices = getattr(nn.functional, f"max_pool{dims}d")(x, kernel, 1, return_indices=True)
     theirs, ours = getattr(nn.functional, name), getattr(functional, name)
-
     try:
         theirs(pooled, indices, kernel, 1)
         console.print(f"torch.nn.functional.{name} ran under deterministic algorithms")
     except RuntimeError as error:
-        console.print(
-            f"[bold]torch.nn.functional.{name}[/] raises: {str(error).split(', but')[0]}."
-        )
+        reason = str(error).split(", but")[0]
+        console.print(f"[bold]torch.nn.functional.{name}[/] raises: {reason}.")
+    torch.use_deterministic_algorithms(False)
 
     def gradient(unpool) -> list[float]:
         leaf = pooled.detach().requires_grad_()
         unpool(leaf, indices, kernel, 1).sum().backward()
         return leaf.grad.flatten().tolist()
 
-    def differences() -> list[float]:
-        base = ours(pooled, indices, kernel, 1).sum()
-        steps = torch.eye(pooled.numel(), device=device).reshape(-1, *pooled.shape)
-        return [float(ours(pooled + step, indices, kernel, 1).sum() - base) for step in steps]
-
-    torch.use_deterministic_algorithms(False)
+    steps = torch.eye(pooled.numel(), device=device).reshape(-1, *pooled.shape)
+    sums = [float(ours(pooled + step, indices, kernel, 1).sum()) for step in (0, *steps)]
     table = Table("gradient of the sum", "three windows that hold one maximum")
     table.add_row(f"torch.nn.functional.{name}", str(gradient(theirs)))
     table.add_row("maxunpool_cuda", str(gradient(ours)))
-    table.add_row("finite differences", str(differences()))
+    table.add_row("finite differences", str([changed - sums[0] for changed in sums[1:]]))
     console.print(table)
 
 

@@ -1,17 +1,16 @@
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
 Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
-``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA; in PyTorch's own operators
-on other devices.
+``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import _devices, functional
-from ._fusion import set_fusion
+from . import functional
 from ._ops import BUILT_FOR, build_info, check_errors
-from .convert import converted, replace_max_pooling, replace_max_unpool, restore_max_pooling
+from ._portable import decompositions
+from .convert import converted, replace_max_pooling, restore_max_pooling
 from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 from .patch import patched
 
@@ -28,17 +27,14 @@ __all__ = [
     "build_info",
     "check_errors",
     "converted",
+    "decompositions",
     "functional",
     "patched",
     "replace_max_pooling",
-    "replace_max_unpool",
     "restore_max_pooling",
-    "set_fusion",
 ]
 
 __version__: str = BUILT_FOR["version"]
-
-_devices.register()
 
 # To type checkers, a module with a __getattr__ has whatever name is asked for.
 if not TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from . import _library
 
-BUILT_FOR = _library.built_for()  # or refused, before it is loaded
+# Raises ImportError if the library was built for another PyTorch; must run before the import of _C.
+BUILT_FOR = _library.built_for()
 try:
     from . import _C
 except ImportError as error:
@@ -23,12 +24,15 @@ except ImportError as error:
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
-# The same at less cost, where neither Dynamo nor torch.jit.trace is to see the call: with arguments
-# that were made ready once for all calls alike.
-eager_max_unpool = _C.max_unpool
-eager_max_pool = _C.max_pool
-UnpoolArguments = _C.UnpoolArguments
-PoolArguments = _C.PoolArguments
+
+
+def library() -> Any:
+    """Where ``max_unpool`` and ``max_pool`` are called.
+
+    ``_C`` costs half as much as torch.ops, which Dynamo and torch.jit.trace have to see.
+    """
+    traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+    return torch.ops.maxunpool_cuda if traced else _C
 
 
 def build_info() -> dict[str, Any]:

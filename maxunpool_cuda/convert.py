@@ -1,335 +1,185 @@
-"""Put these modules where a model has those of :mod:`torch.nn`, in place, and put those back.
+"""Conversion of models to the modules of this package, in place, and back to :mod:`torch.nn`'s.
 
-A module is given the other class, and stays the object it is: with its hooks, its training mode,
-what was compiled of it, and whoever else refers to it, by whatever name or list.
+Conversion exchanges the class of a module. The module stays the same object, with its hooks, its
+training mode and its compiled code, wherever else it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn.modules.pooling import _MaxUnpoolNd
-from torch.nn.parameter import is_lazy
+from torch.nn.modules.pooling import _MaxPoolNd, _MaxUnpoolNd
 
-from ._arguments import IntOrInts, Ints, Reduce, check_index_dtype, check_reduce, fits_uint8
-from ._trial import Trial, same
-from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from . import modules
+from ._arguments import Ints, Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-# Of one, two and three dimensions.
-_POOLS: tuple[type, ...] = (MaxPool1d, MaxPool2d, MaxPool3d)
-_THEIR_POOLS: tuple[type, ...] = (torch.nn.MaxPool1d, torch.nn.MaxPool2d, torch.nn.MaxPool3d)
-_UNPOOLS: tuple[type, ...] = (MaxUnpool1d, MaxUnpool2d, MaxUnpool3d)
-_THEIR_UNPOOLS: tuple[type, ...] = (
-    torch.nn.MaxUnpool1d,
-    torch.nn.MaxUnpool2d,
-    torch.nn.MaxUnpool3d,
-)
-_OURS, _THEIRS = _POOLS + _UNPOOLS, _THEIR_POOLS + _THEIR_UNPOOLS
-_ADDED = ("index_dtype", "reduce")  # attributes
-
-
-def _check_model(name: str, model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
-
-
-def _warn_of_nothing(
-    name: str, model: torch.nn.Module, looked_for: str, stacklevel: int = 3
-) -> None:
-    warnings.warn(
-        f"{name}: expected a model with modules to replace but got {type(model).__name__} with "
-        f"none: it looked for {looked_for} in model.modules(). Subclasses of these are left alone; "
-        "functions that a forward calls, and scripted modules, are not seen.",
-        stacklevel=stacklevel,
-    )
-
-
-def replace_max_unpool(model: Model, *, reduce: Reduce | None = None) -> Model:
-    """Make every torch.nn.MaxUnpool1d/2d/3d in ``model`` one of this package, in place.
-
-    Every module stays the same object, with its hooks and its training mode, wherever else it is
-    used. Subclasses of the torch.nn modules are left alone: they may do something else.
-
-    Args:
-        model: any module.
-        reduce: given to every module that is replaced, and to those that are of this package
-            already. By default these keep theirs, and the others get ``"last"``.
-
-    Returns:
-        ``model``.
-
-    Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: ``reduce`` is not one of those allowed.
-
-    Warns:
-        UserWarning: nothing in ``model`` was replaced, or is of this package already.
-
-    Example:
-        >>> import torch
-        >>> replace_max_unpool(torch.nn.Sequential(torch.nn.MaxUnpool2d(2)))
-        Sequential(
-          (0): MaxUnpool2d(kernel_size=(2, 2), stride=(2, 2), padding=(0, 0))
-        )
-    """
-    name = "replace_max_unpool"
-    _check_model(name, model)
-    if reduce is not None:
-        check_reduce(name, reduce)
-    _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
-    for module in model.modules():
-        if reduce is not None and type(module) in _UNPOOLS:
-            unpool: Any = module
-            unpool.reduce = reduce
-    if not any(isinstance(module, _UNPOOLS) for module in model.modules()):
-        _warn_of_nothing(name, model, "torch.nn.MaxUnpool1d/2d/3d")
-    return model
-
-
-def _replace(modules: Iterable[Any], theirs: tuple[type, ...], ours: tuple[type, ...]) -> None:
-    for module in modules:
-        if type(module) in theirs:
-            module.__class__ = ours[theirs.index(type(module))]
+# In order of dimensions.
+_POOLS: tuple[Any, ...] = (torch.nn.MaxPool1d, torch.nn.MaxPool2d, torch.nn.MaxPool3d)
+_UNPOOLS: tuple[Any, ...] = (torch.nn.MaxUnpool1d, torch.nn.MaxUnpool2d, torch.nn.MaxUnpool3d)
+_OURS: dict[Any, Any] = {their: getattr(modules, their.__name__) for their in _POOLS + _UNPOOLS}
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_KNOWN = {*_OURS, *_THEIRS}
+_OUR_CLASSES: tuple[Any, ...] = tuple(_THEIRS)
+_ADDED = ("index_dtype", "reduce")  # the attributes that torch.nn's modules lack
 
 
 def replace_max_pooling(
-    model: torch.nn.Module,
-    index_dtype: torch.dtype = torch.uint8,
-    *,
-    plain_pools: bool = False,
-    example: tuple[Any, ...] | Tensor | None = None,
+    model: torch.nn.Module, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
 ) -> dict[str, str]:
-    """Make torch.nn.MaxPool1d/2d/3d with indices and MaxUnpool1d/2d/3d of this package, in place.
+    """Make every torch.nn.MaxPool1d/2d/3d and MaxUnpool1d/2d/3d of this package, in place.
 
-    The pools that return indices then return them as ``index_dtype``, those of this package
-    included, where the model shows that this is safe; the others keep the indices that they have,
-    torch.nn's flat int64 ones. An unpool takes indices of every dtype.
+    Every module stays the same object, wherever else it is used. By default pools return flat int64
+    indices, as torch.nn's do, and results and gradients of the model stay the same, except where
+    torch.nn's gradient of unpooling is wrong: where windows overlap.
 
-    As with :func:`replace_max_unpool`, modules stay the same objects, and subclasses are left
-    alone. The model's results and gradients do not change, wherever torch.nn's are right:
-
-    - Flat indices are positions in a plane as wide as the one that was pooled, so an unpool must
-      be told this size as its ``output_size``. Offsets in the window are right for every size.
-    - Where windows overlap, torch.nn's gradient of unpooling is wrong.
-
-    What a model does with indices besides is not seen. uint8 ones mean nothing but to an unpool
-    with the window of their pool, so it is asked that there be one; for int32 ones, that there be
-    an unpool at all; for both, that every unpool be of torch.nn's classes or of this package's:
-    subclasses, and others with their base ``_MaxUnpoolNd``, may want int64. A model that takes
-    indices to another place as well, or casts them before an unpool, wants
-    ``pool.index_dtype = torch.int64`` for this pool, or an ``example``.
-
-    With an ``example`` the model is run on it, in eval mode, and only those pools return
-    ``index_dtype`` whose indices leave what it returns as it is with flat ones, in this package's
-    modules, to the last bit. So pools keep flat indices that the model returns, and those that
-    right an ``output_size`` that was not given. It takes three forward passes and, if something
-    changes, one more for each pool that might return ``index_dtype``; forward hooks run in each.
-    Compiled models run without being compiled. Buffers, other tensors and attributes of the
-    modules, modes and random numbers are as before afterwards. What the example does not reach is
-    not checked, and it shows little if it is all zeros, or no larger than a window.
+    Smaller indices take less memory. They suit models that hand indices to unpools and do nothing
+    else with them. This is not checked, so compare the model before and after, as in the example.
+    A pool keeps the indices that it has unless the modules of the model allow the smaller ones:
+    uint8 needs a window that a byte can name and an unpool with the same window, int32 needs an
+    unpool, and an unpool that is left alone rules out both.
 
     Args:
         model: any module.
-        index_dtype: uint8, row-major offsets in the window; or int32 or int64, flat positions in
-            the input plane.
-        plain_pools: whether to replace pools that return no indices, too. Their backward keeps a
-            byte per output, for the usual windows, rather than eight.
-        example: positional arguments of the model, or the tensor that is the only one.
+        index_dtype: of the indices that pools return: int64 or int32, flat positions in the input
+            plane, or uint8, row-major offsets in the window.
+        reduce: of every unpool, also those that are of this package already. By default these keep
+            theirs, and the others get ``"last"``.
 
     Returns:
-        Why a pool in ``model`` that returns indices does not return ``index_dtype``, under the name
-        of its module. Empty if all do, also where there is none: of what is no module of its own,
-        the functions that a forward calls and what is in a scripted module, nothing is said.
+        By name, why a module is not as asked: a pool that returns indices of another dtype, or a
+        pool with indices or an unpool that is left alone, as subclasses of these classes are.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``example`` neither a tuple nor a tensor.
-        ValueError: ``index_dtype`` is none of those allowed, or the model cannot be run on
-            ``example``; it is as it was then.
+        TypeError: ``model`` is not a module.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
 
     Warns:
         UserWarning: nothing in ``model`` was replaced, or is of this package already.
 
     Example:
         >>> import torch
-        >>> model = torch.nn.ModuleDict({
-        ...     "pool": torch.nn.MaxPool2d(2, return_indices=True),
-        ...     "wide": torch.nn.MaxPool2d(17, return_indices=True),
-        ...     "unpool": torch.nn.MaxUnpool2d(2),
-        ... })
-        >>> replace_max_pooling(model)
-        {'wide': 'kernel_size (17, 17) has more than 256 elements'}
-        >>> model["pool"](torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
-        (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
+        >>> class Model(torch.nn.Sequential):
+        ...     def forward(self, x):
+        ...         return self[1](*self[0](x))
+        >>> pool, wide = (torch.nn.MaxPool2d(size, return_indices=True) for size in (2, 17))
+        >>> model, x = Model(pool, torch.nn.MaxUnpool2d(2), wide), torch.randn(1, 8, 8)
+        >>> before = model(x)
+        >>> replace_max_pooling(model, torch.uint8)
+        {'2': 'kernel_size (17, 17) has more than 256 elements'}
+        >>> torch.equal(model(x), before)
+        True
     """
-    return _convert("replace_max_pooling", model, index_dtype, plain_pools, example, stacklevel=4)
+    return _convert("replace_max_pooling", model, index_dtype, reduce, stacklevel=3)
 
 
 def _convert(
-    name: str,
-    model: torch.nn.Module,
-    index_dtype: torch.dtype,
-    plain_pools: bool,
-    example: tuple[Any, ...] | Tensor | None,
-    stacklevel: int,
+    name: str, model: torch.nn.Module, index_dtype: torch.dtype, reduce: Any, stacklevel: int
 ) -> dict[str, str]:
-    """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of a warning."""
+    """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of the warning."""
     _check_model(name, model)
     check_index_dtype(name, index_dtype)
-    if isinstance(example, Tensor):
-        example = (example,)
-    if not isinstance(example, tuple | None):
-        raise TypeError(
-            f"{name}: expected example to be a tuple of the model's positional arguments, or a "
-            f"Tensor, but got {type(example).__name__}"
+    if reduce is not None:
+        check_reduce(name, reduce)
+    named: list[tuple[str, Any]] = [*model.named_modules()]
+    unpools = [module for _, module in named if isinstance(module, _MaxUnpoolNd)]
+    whys = [(path, _why_not(module, unpools, index_dtype, reduce)) for path, module in named]
+    reasons = {path: why for path, why in whys if why is not None}
+    for path, module in named:
+        if type(module) in _OURS:
+            module.__class__ = _OURS[type(module)]
+        if type(module) not in _THEIRS or path in reasons:
+            continue
+        if getattr(module, "return_indices", False):
+            module.index_dtype = index_dtype
+        elif isinstance(module, _MaxUnpoolNd) and reduce is not None:
+            module.reduce = reduce
+    if not any(isinstance(module, _OUR_CLASSES) for _, module in named):
+        warnings.warn(
+            f"{name}: expected a model with torch.nn's MaxPool1d/2d/3d or MaxUnpool1d/2d/3d among "
+            f"its modules but got {type(model).__name__} without. Subclasses of these are left "
+            "alone; functions that a forward calls, and scripted modules, are not seen.",
+            stacklevel=stacklevel,
         )
-    pools: dict[str, Any] = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, _THEIR_POOLS) and getattr(module, "return_indices", False)
-    }
-    unpools = [module for module in model.modules() if isinstance(module, _MaxUnpoolNd)]
-    reasons = {}
-    wanted = {}
-    for path, pool in pools.items():
-        has = getattr(pool, "index_dtype", torch.int64)
-        reason = None if has == index_dtype else _why_not(pool, unpools, index_dtype)
-        if reason is not None:
-            reasons[path] = reason
-        elif type(pool) in _POOLS + _THEIR_POOLS:
-            wanted[path] = index_dtype
-
-    def convert(index_dtypes: Mapping[str, torch.dtype]) -> None:
-        _replace(model.modules(), _THEIR_UNPOOLS, _UNPOOLS)
-        _replace(model.modules() if plain_pools else pools.values(), _THEIR_POOLS, _POOLS)
-        for path, dtype in index_dtypes.items():
-            pools[path].index_dtype = dtype
-
-    if example is not None:
-        if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-            raise ValueError(
-                f"{name}: expected a model that has been run before, to run it on example, "
-                "but got one with uninitialized parameters"
-            )
-        flat = {path: _flat(pools[path], index_dtype) for path in wanted}
-        changed = _what_changes(name, Trial(model, example), convert, flat, index_dtype)
-        wanted.update({path: flat[path] for path in changed})
-        reasons |= changed
-    convert(wanted)
-    if not any(isinstance(module, _POOLS + _UNPOOLS) for module in model.modules()):
-        looked_for = "torch.nn.MaxUnpool1d/2d/3d and MaxPool1d/2d/3d with return_indices=True"
-        if any(type(module) in _THEIR_POOLS for module in model.modules()):
-            looked_for += " (there are some without, which plain_pools=True replaces)"
-        _warn_of_nothing(name, model, looked_for, stacklevel)
-    return {path: reasons[path] for path in pools if path in reasons}
+    return reasons
 
 
 def restore_max_pooling(model: Model) -> Model:
     """Make every MaxPool1d/2d/3d and MaxUnpool1d/2d/3d of this package torch.nn's, in place.
 
-    This undoes :func:`replace_max_pooling` and :func:`replace_max_unpool`: every module stays the
-    same object, with its hooks and its training mode, and has the class and the attributes of
-    torch.nn's. Modules that were this package's from the start become torch.nn's, too. Pools then
-    return torch.nn's indices, flat int64 ones, and torch.nn's gradient of unpooling is wrong where
-    windows overlap. Subclasses of this package's modules are left alone.
+    This undoes :func:`replace_max_pooling`: every module stays the same object, with its hooks and
+    its training mode, and has the class and the attributes of torch.nn's. Modules that were this
+    package's from the start become torch.nn's, too. Subclasses of them are left alone.
 
-    What looks up ``type(module)`` takes the model then, and so do TorchScript (which takes no
-    unpool of torch.nn's either) and pickles for where this package is not installed.
-
-    Args:
-        model: any module.
-
-    Returns:
-        ``model``.
+    Tools that look up ``type(module)`` need this, TorchScript (which takes no unpool of torch.nn's
+    either) and pickles that are loaded without this package. The function returns ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: an unpool adds or averages values with the same index, as none of torch.nn does;
-            nothing is restored then.
+        ValueError: an unpool adds values with the same index, which torch.nn's cannot, or a
+            subclass would still return uint8 or int32 indices. Nothing is restored then.
 
     Example:
         >>> import torch
-        >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
-        >>> model = torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)])
+        >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
         >>> replace_max_pooling(model)
         {}
         >>> type(restore_max_pooling(model)[0])
         <class 'torch.nn.modules.pooling.MaxPool2d'>
     """
-    name = "restore_max_pooling"
-    _check_model(name, model)
-    reduces = {
-        path: module.reduce
-        for path, module in model.named_modules()
-        if type(module) in _UNPOOLS and module.reduce != "last"
-    }
-    if reduces:
-        raise ValueError(
-            f"{name}: expected MaxUnpool1d/2d/3d with reduce='last', as torch.nn has it, "
-            f"but got {reduces}"
-        )
+    _check_model("restore_max_pooling", model)
+    whys = [(path, _why_not_back(module)) for path, module in model.named_modules()]
+    if reasons := {path: why for path, why in whys if why is not None}:
+        raise ValueError(f"restore_max_pooling: expected what torch.nn has too but got {reasons}")
     for module in model.modules():
-        if type(module) in _OURS:
-            _put_back(module, (_THEIRS[_OURS.index(type(module))], {}))
+        if type(module) in _THEIRS:
+            _put_back(module, (_THEIRS[type(module)], {}))
     return model
 
 
 @contextlib.contextmanager
 def converted(
-    model: Model,
-    index_dtype: torch.dtype = torch.uint8,
-    *,
-    plain_pools: bool = False,
-    example: tuple[Any, ...] | Tensor | None = None,
+    model: Model, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
 ) -> Iterator[Model]:
     """Inside, ``model`` is as :func:`replace_max_pooling` makes it; afterwards, as it was.
 
-    What is undone at the end, however that comes about, is what was done at the beginning: modules
-    that were this package's before are so afterwards, and return the indices that they did.
-    Modules that were not in ``model`` at the beginning are left alone.
-
-    Args:
-        model: any module.
-        index_dtype: see :func:`replace_max_pooling`.
-        plain_pools: see :func:`replace_max_pooling`.
-        example: see :func:`replace_max_pooling`.
-
-    Returns:
-        A context manager, which gives ``model``.
-
-    Raises:
-        TypeError: as :func:`replace_max_pooling` does.
-        ValueError: as :func:`replace_max_pooling` does.
-
-    Warns:
-        UserWarning: nothing in ``model`` was replaced, or is of this package already.
+    Arguments, warnings and errors are those of :func:`replace_max_pooling`. The end, however it
+    comes about, undoes what the beginning did: modules that were this package's before are so
+    afterwards, with the indices and the ``reduce`` that they had. Modules that were not in
+    ``model`` at the beginning are left alone. If a module has been given another class meanwhile,
+    as FSDP2's ``fully_shard`` does, the end raises a ValueError and undoes nothing.
 
     Example:
         >>> import torch
-        >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
-        >>> model = torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)])
-        >>> with converted(model):
-        ...     pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
-        (tensor([[[4.]]]), tensor([[[2]]], dtype=torch.uint8))
-        >>> pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
-        (tensor([[[4.]]]), tensor([[[2]]]))
+        >>> pool, image = torch.nn.MaxPool2d(2, return_indices=True), torch.eye(2)[None]
+        >>> with converted(torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)]), torch.uint8):
+        ...     pool(image)[1]
+        tensor([[[0]]], dtype=torch.uint8)
+        >>> pool(image)[1]
+        tensor([[[0]]])
     """
     _check_model("converted", model)
-    before = [(module, _state(module)) for module in model.modules()]
-    _convert("converted", model, index_dtype, plain_pools, example, stacklevel=5)
-    changed = [(module, state) for module, state in before if _state(module) != state]
+    before = [(path, module, _state(module)) for path, module in model.named_modules()]
+    _convert("converted", model, index_dtype, reduce, stacklevel=4)
+    changed = [entry for entry in before if _state(entry[1]) != entry[2]]
     try:
         yield model
     finally:
-        for module, state in changed:
-            if type(module) in _OURS:
+        if unknown := {path: type(m).__name__ for path, m, _ in changed if type(m) not in _KNOWN}:
+            raise ValueError(f"converted: expected the classes that it gave but got {unknown}")
+        for _, module, state in changed:
+            if type(module) in _THEIRS:  # else restored meanwhile
                 _put_back(module, state)
+
+
+def _check_model(name: str, model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
 
 
 def _state(module: torch.nn.Module) -> tuple[type, dict[str, Any]]:
@@ -340,119 +190,71 @@ def _state(module: torch.nn.Module) -> tuple[type, dict[str, Any]]:
 def _put_back(module: torch.nn.Module, state: tuple[type, dict[str, Any]]) -> None:
     module.__class__, attributes = state
     for name in _ADDED:
-        if name in attributes:
-            setattr(module, name, attributes[name])
-        elif name in vars(module):
-            delattr(module, name)
+        vars(module).pop(name, None)
+    vars(module).update(attributes)
 
 
-def _flat(pool: Any, index_dtype: torch.dtype) -> torch.dtype:
-    """What ``pool`` returns if it does not return ``index_dtype``: the flat ones that it has."""
-    has: torch.dtype = getattr(pool, "index_dtype", torch.int64)
-    return torch.int64 if has in (torch.uint8, index_dtype) else has
+def _base(module: torch.nn.Module) -> type:
+    """The class of torch.nn that ``module`` is an instance of."""
+    return next(kind for kind in type(module).__mro__ if kind.__module__ == _MaxPoolNd.__module__)
 
 
-def _what_changes(
-    name: str,
-    trial: Trial,
-    convert: Callable[[Mapping[str, torch.dtype]], None],
-    flat: Mapping[str, torch.dtype],
-    index_dtype: torch.dtype,
-) -> dict[str, str]:
-    """Why pools of those in ``flat`` cannot return ``index_dtype``, as far as ``trial`` shows.
-
-    ``convert`` converts the model, to the dtypes that it is given.
-    """
-    try:
-        expected = trial.run(lambda: convert(flat))
-    except Exception as error:
-        raise _cannot_run(name, trial, error) from error
-    others = [path for path, dtype in flat.items() if dtype != index_dtype]
-    if not others:
-        return {}
-    dtype = str(index_dtype).removeprefix("torch.")
-    if not same(trial.run(lambda: convert(flat)), expected):
-        reason = f"two runs of the model differ, so {dtype} indices cannot be checked"
-        return dict.fromkeys(others, reason)
-
-    def why_not(paths: Iterable[str]) -> str | None:
-        try:
-            result = trial.run(lambda: convert({**flat, **dict.fromkeys(paths, index_dtype)}))
-        except Exception as error:
-            return f"with {dtype} indices the model raises {_said(error).splitlines()[0]}"
-        return None if same(result, expected) else f"{dtype} indices change what the model returns"
-
-    if why_not(others) is None:
-        return {}
-    kept: list[str] = []
-    reasons = {}
-    for path in others:
-        found = why_not([*kept, path])
-        if found is None:
-            kept.append(path)
-        else:
-            reasons[path] = found
-    return reasons
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _cannot_run(name: str, trial: Trial, error: Exception) -> ValueError:
-    """That of a model which raised ``error`` once converted."""
-    try:
-        trial.run()
-    except Exception as before:
-        said = _said(before)
-        return ValueError(f"{name}: expected an example that the model runs on but got {said}")
-    return ValueError(
-        f"{name}: expected a model that runs with this package's modules as well, "
-        f"with flat indices, but got {_said(error)}"
-    )
+def _described(module: torch.nn.Module) -> str:
+    return f"{type(module).__name__}, a subclass of {_base(module).__name__},"
 
 
 def _why_not(
-    pool: Any, all_unpools: Sequence[torch.nn.Module], index_dtype: torch.dtype
+    module: Any, unpools: list[Any], index_dtype: torch.dtype, reduce: Reduce | None
 ) -> str | None:
-    """What keeps ``pool`` from handing out ``index_dtype``, if anything."""
-    if type(pool) not in _POOLS + _THEIR_POOLS:
-        return f"{type(pool).__name__}, a subclass, is left alone"
-    if index_dtype == torch.int64:
-        return None
-    dims = next(d for d, theirs in enumerate(_THEIR_POOLS, 1) if isinstance(pool, theirs))
+    """Why ``module`` is not converted, or cannot return ``index_dtype``; None if it is neither."""
+    is_unpool = isinstance(module, _MaxUnpoolNd)
+    is_pool = isinstance(module, _MaxPoolNd) and getattr(module, "return_indices", False)
+    if type(module) in _KNOWN:
+        fine = not is_pool or index_dtype in (torch.int64, getattr(module, "index_dtype", None))
+        return None if fine else _why_not_smaller(module, unpools, index_dtype)
+    if isinstance(module, _OUR_CLASSES):  # subclasses that do already what was asked for
+        is_unpool = is_unpool and reduce not in (None, module.reduce)
+        is_pool = is_pool and module.index_dtype != index_dtype
+    return f"{_described(module)} is left alone" if is_unpool or is_pool else None
+
+
+def _why_not_smaller(pool: Any, unpools: list[Any], index_dtype: torch.dtype) -> str | None:
+    """What speaks against uint8 or int32 indices of ``pool``, as far as modules show it."""
+    dims = _POOLS.index(_base(pool)) + 1
     kernel_size, stride, padding = window = _window(pool, dims)
     if index_dtype == torch.uint8:
-        dilation = _per_dim(pool.dilation, dims)
-        if not fits_uint8(kernel_size, ()):
+        dilation = per_dim(type(pool).__name__, "dilation", pool.dilation, dims)
+        if not fits_uint8(kernel_size):
             return f"kernel_size {kernel_size} has more than 256 elements"
         if not fits_uint8((), dilation):
             return f"dilation {dilation} is not 1"
-    theirs = _THEIR_UNPOOLS[dims - 1]
-    for unpool in all_unpools:
-        base = next((rank for rank in _THEIR_UNPOOLS if isinstance(unpool, rank)), _MaxUnpoolNd)
-        known = type(unpool) in _UNPOOLS + _THEIR_UNPOOLS
-        if not known and base in (theirs, _MaxUnpoolNd):  # of any rank, if of none of the three
-            return f"{type(unpool).__name__}, a subclass of {base.__name__}, may want int64 indices"
-    unpools = [unpool for unpool in all_unpools if isinstance(unpool, theirs)]
-    if not unpools:
-        return f"there is no {theirs.__name__} to take the indices"
-    if index_dtype == torch.uint8 and all(_window(unpool, dims) != window for unpool in unpools):
-        return (
-            f"no {theirs.__name__} has kernel_size {kernel_size}, stride {stride} "
-            f"and padding {padding}"
-        )
+    taker = _UNPOOLS[dims - 1]
+    for unpool in unpools:
+        if type(unpool) not in _KNOWN and _base(unpool) in (taker, _MaxUnpoolNd):
+            return f"{_described(unpool)} may want int64 indices"
+    windows = [_window(unpool, dims) for unpool in unpools if isinstance(unpool, taker)]
+    if not windows:
+        return f"there is no {taker.__name__} to take the indices"
+    if index_dtype == torch.uint8 and window not in windows:
+        sizes = f"kernel_size {kernel_size}, stride {stride} and padding {padding}"
+        return f"no {taker.__name__} has {sizes}"
     return None
+
+
+def _why_not_back(module: Any) -> str | None:
+    """Why a model with ``module`` cannot be restored, if it cannot."""
+    if not isinstance(module, _OUR_CLASSES):
+        return None
+    if isinstance(module, _MaxUnpoolNd):
+        return None if module.reduce == "last" else f"torch.nn has no reduce={module.reduce!r}"
+    if type(module) in _THEIRS or not module.return_indices or module.index_dtype == torch.int64:
+        return None
+    return f"{_described(module)} would still return {module.index_dtype} indices"
 
 
 def _window(module: Any, dims: int) -> tuple[Ints, Ints, Ints]:
     """The kernel size, stride and padding of a pool or an unpool."""
-    kernel_size = _per_dim(module.kernel_size, dims)
-    stride = () if module.stride is None else _per_dim(module.stride, dims)
-    return kernel_size, stride or kernel_size, _per_dim(module.padding, dims)
-
-
-def _per_dim(value: IntOrInts, dims: int) -> Ints:
-    """One int per dimension. A wrong number of them is left for the module's call to refuse."""
-    ints = tuple(value) if isinstance(value, Iterable) else (value,)
-    return ints * dims if len(ints) == 1 else ints
+    name, stride = type(module).__name__, module.stride or module.kernel_size  # None or [] in pools
+    kernel_size = per_dim(name, "kernel_size", module.kernel_size, dims)
+    padding = per_dim(name, "padding", module.padding, dims)
+    return kernel_size, per_dim(name, "stride", stride, dims), padding

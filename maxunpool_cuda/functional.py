@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,32 @@ from torch.overrides import (
     has_torch_function_variadic,
 )
 
-from . import _arguments, _fusion, _ops, _sharding
-from ._arguments import IntOrInts, Reduce
+from . import _arguments, _ops
+from ._arguments import IntOrInts, Reduce, per_dim
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
 Pooled = Any
+
+
+def _is_foreign(name: str, input: Tensor) -> bool:
+    """Whether no kernel of this package takes ``input``, so that the call is torch.nn's.
+
+    Raises:
+        TypeError: ``input`` is no tensor.
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    known = input.is_cpu or input.is_cuda or input.is_meta
+    return not known or input.is_quantized or input.is_mkldnn
+
+
+def _only_here(name: str, input: Tensor, what: str) -> NotImplementedError:
+    """The error of a call that torch.nn has to do, but which asks for what torch.nn lacks."""
+    kind = "quantized" if input.is_quantized else "mkldnn" if input.is_mkldnn else "plain"
+    return NotImplementedError(
+        f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
+        f"lacks, but got a {kind} tensor on {input.device.type}"
+    )
 
 
 def _max_unpool(
@@ -46,19 +68,19 @@ def _max_unpool(
         )
         return overridden
     name = function.__name__
-    _arguments.check_tensor(name, "input", input)
-    _arguments.check_tensor(name, "indices", indices)
-    _sharding.register()
-    rule = _arguments.unpool_arguments
-    given = (dims, input.shape, kernel_size, stride, padding, output_size, reduce)
-    ready = _arguments.remembered(_ops.UnpoolArguments, rule, given)
-    if ready is not None:
-        return _ops.eager_max_unpool(input, indices, ready)
-    arguments = rule(*given)
-    if torch.compiler.is_compiling() and indices.dtype == torch.uint8:
-        _arguments.check_fits_uint8(name, kernel_size=arguments[1])
-    fused = _fusion.max_unpool(input, indices, arguments)
-    return _ops.max_unpool(input, indices, *arguments) if fused is None else fused
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
+    if _is_foreign(name, input):
+        if reduce != "last" or indices.dtype != torch.int64:
+            raise _only_here(name, input, f"{indices.dtype} indices and reduce={reduce!r}")
+        theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
+        return theirs(input, indices, kernel_size, stride, padding, output_size)
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
+    pads = per_dim(name, "padding", padding, dims)
+    sizes = _arguments.unpooled_size(name, input.shape, kernel, steps, pads, output_size)
+    output: Tensor = _ops.library().max_unpool(input, indices, sizes, kernel, steps, pads, reduce)
+    return output
 
 
 def max_unpool1d(
@@ -73,19 +95,11 @@ def max_unpool1d(
 ) -> Tensor:
     """Scatter pooled signals back to where ``indices`` say; see :func:`max_unpool2d`.
 
-    Args:
-        input: ``(N, C, L_in)`` or ``(C, L_in)``.
-        indices: as ``input``; flat positions in the output's ``L_out``, or uint8 offsets in the
-            windows.
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        output_size: ``(L_out,)``, or with two sizes before it (unbatched: or one), which are
-            ignored.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+    Arguments and errors are those of :func:`max_unpool2d`.
 
-    Returns:
-        ``(N, C, L_out)`` or ``(C, L_out)``.
+    Shape:
+        - input, indices: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output: ``(N, C, L_out)`` or ``(C, L_out)``
 
     Example:
         >>> import torch
@@ -114,8 +128,7 @@ def max_unpool2d(
     ``output[indices[j]] = input[j]``. Windows that overlap may hold the same index more than once:
 
     - ``reduce="last"``: the last ``j`` wins, on every device and with any number of threads;
-    - ``reduce="sum"``: they add up;
-    - ``reduce="mean"``: they are averaged (integers round toward minus infinity).
+    - ``reduce="sum"``: they add up.
 
     The gradient is the exact transpose: under ``"last"`` the winner receives it and the others
     receive zero.
@@ -125,8 +138,8 @@ def max_unpool2d(
     ``output_size`` says which was meant.
 
     Args:
-        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` and
-            ``"mean"`` one that adds up. A channels_last input gives a channels_last output.
+        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` one
+            that adds up. A channels_last input gives a channels_last output.
         indices: as ``input``. int64 or int32: flat positions in the output plane, as
             :func:`torch.nn.functional.max_pool2d` returns them. uint8: row-major offsets in the
             window of each element, which has at most 256 positions.
@@ -135,22 +148,21 @@ def max_unpool2d(
         padding: padding the pooling added.
         output_size: ``(H_out, W_out)``, within a stride of the default; or with two sizes before
             them (for an unbatched input, or with one), which are ignored, as torch.nn ignores them.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: ``"last"`` or ``"sum"``.
 
     Returns:
         ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``.
 
     Raises:
         RuntimeError: shapes, devices or index dtype do not fit; a plane is empty; ``kernel_size``
-            or ``stride`` is not positive, ``padding`` is negative, or sizes overflow; an index lies
-            outside its output plane (on CUDA: raised by the next call or by
-            :func:`maxunpool_cuda.check_errors`).
+            or ``stride`` is not positive, ``padding`` is negative, sizes overflow, or there are
+            neither one nor as many numbers as dimensions; an index lies outside its output plane
+            (on CUDA the next call raises this, or :func:`maxunpool_cuda.check_errors`).
         ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
-            output, is not given by as many numbers as there are dimensions, or has too many
-            elements for uint8 indices.
-        TypeError: ``input`` or ``indices`` is no tensor; a size or a part of the window is no
-            64-bit int.
-        NotImplementedError: the dtype does not add up, or the device has no kernels.
+            output, or has too many elements for uint8 indices.
+        TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int.
+        NotImplementedError: the dtype does not add up, or ``input`` is of a device or layout that
+            only torch.nn takes, and the call asks for what torch.nn lacks.
 
     Example:
         >>> import torch
@@ -177,19 +189,11 @@ def max_unpool3d(
 ) -> Tensor:
     """Scatter pooled volumes back to where ``indices`` say; see :func:`max_unpool2d`.
 
-    Args:
-        input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
-        indices: as ``input``; flat positions in the output's ``(D_out, H_out, W_out)``, or uint8
-            offsets in the windows.
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        output_size: ``(D_out, H_out, W_out)``, or with two sizes before them (unbatched: or one),
-            which are ignored.
-        reduce: ``"last"``, ``"sum"`` or ``"mean"``.
+    Arguments and errors are those of :func:`max_unpool2d`.
 
-    Returns:
-        ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``.
+    Shape:
+        - input, indices: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``
 
     Example:
         >>> import torch
@@ -215,8 +219,8 @@ def _max_pool(
 
     ``window``: kernel_size, stride, padding and dilation.
     """
+    kernel_size, stride, padding, dilation = window
     if has_torch_function_unary(input):
-        kernel_size, stride, padding, dilation = window
         return handle_torch_function(
             function,
             (input,),
@@ -230,22 +234,54 @@ def _max_pool(
             index_dtype=index_dtype,
         )
     name = function.__name__
-    _arguments.check_tensor(name, "input", input)
-    if input.layout != torch.strided or input.is_quantized:  # our kernels read neither
+    if _is_foreign(name, input):
+        if return_indices and index_dtype != torch.int64:
+            raise _only_here(name, input, f"{index_dtype} indices")
         theirs = getattr(torch.nn.functional, name)
         return theirs(input, *window, ceil_mode, return_indices)
-    _sharding.register()
-    rule = _arguments.pool_arguments
-    given = (dims, input.shape, *window, ceil_mode, bool(return_indices), index_dtype)
-    ready = _arguments.remembered(_ops.PoolArguments, rule, given)
-    if ready is not None:
-        return _ops.eager_max_pool(input, ready, bool(return_indices))
-    arguments = rule(*given)
-    fused = _fusion.max_pool(input, arguments, bool(return_indices))
-    if fused is not None:
-        return fused
-    results = _ops.max_pool(input, *arguments)
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(
+            f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
+            f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
+        )
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
+    steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
+    pads = per_dim(name, "padding", padding, dims)
+    spread = per_dim(name, "dilation", dilation, dims)
+    if not return_indices:
+        if _fuses(input, kernel):
+            arguments = (input, kernel, steps, pads, spread, ceil_mode)
+            return torch.ops.aten.max_pool2d_with_indices(*arguments)[0]
+        index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, spread)
+    results = _ops.library().max_pool(input, kernel, steps, pads, spread, ceil_mode, index_dtype)
     return results if return_indices else results[0]
+
+
+def _fuses(input: Tensor, kernel_size: tuple[int, ...]) -> bool:
+    """Whether Inductor is compiling a plain pool that it fuses with what is around it.
+
+    Such a pool is PyTorch's operator, as fast as this package's kernels. Inductor compiles 2d
+    windows of at most 25 elements itself; a gradient would need the indices that it then keeps.
+    Subclasses of Tensor and exported programs keep this package's operator.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not _exporting()
+        and len(kernel_size) == 2
+        and math.prod(kernel_size) <= 25
+        and input.dtype.is_floating_point
+        and type(input) in (Tensor, torch.nn.Parameter)
+        and not (torch.is_grad_enabled() and input.requires_grad)
+    )
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def max_pool1d(
@@ -261,18 +297,11 @@ def max_pool1d(
 ) -> Pooled:
     """Take the largest of each window of a signal; see :func:`max_pool2d`.
 
-    Args:
-        input: ``(N, C, L_in)`` or ``(C, L_in)``.
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        ceil_mode: whether a last window may reach beyond the padding.
-        return_indices: whether to return where the maxima are, too.
-        index_dtype: int64, int32 or uint8.
+    Arguments and errors are those of :func:`max_pool2d`.
 
-    Returns:
-        ``(N, C, L_out)`` or ``(C, L_out)``, or two such tensors: values and indices.
+    Shape:
+        - input: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output: ``(N, C, L_out)`` or ``(C, L_out)``, once or twice
 
     Example:
         >>> import torch
@@ -305,8 +334,8 @@ def max_pool2d(
 
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
-            integers. A channels_last input gives channels_last results. Quantized and mkldnn
-            tensors are left to torch.nn's function.
+            integers. A channels_last input gives channels_last results. torch.nn's function pools
+            quantized and mkldnn tensors, and those of devices other than CPU and CUDA.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: cells of minus infinity on both sides; at most half of ``kernel_size``.
@@ -322,10 +351,10 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a part of the window no 64-bit
-            int.
-        NotImplementedError: the dtype does not compare, the device has no kernels, or a derivative
-            is asked for where dilation leaves a window without an element of the input.
+        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a size no 64-bit int.
+        NotImplementedError: the dtype does not compare; a derivative is needed where dilation
+            leaves a window without an element of the input; torch.nn has to pool ``input``, but
+            lacks ``index_dtype``.
 
     Example:
         >>> import torch
@@ -352,19 +381,11 @@ def max_pool3d(
 ) -> Pooled:
     """Take the largest of each window of a volume; see :func:`max_pool2d`.
 
-    Args:
-        input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``.
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        ceil_mode: whether a last window may reach beyond the padding.
-        return_indices: whether to return where the maxima are, too.
-        index_dtype: int64, int32 or uint8.
+    Arguments and errors are those of :func:`max_pool2d`.
 
-    Returns:
-        ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, or two such tensors: values
-        and indices.
+    Shape:
+        - input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, once or twice
 
     Example:
         >>> import torch

@@ -83,11 +83,7 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
 class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
     """:class:`torch.nn.MaxUnpool1d`, as :func:`maxunpool_cuda.functional.max_unpool1d` does it.
 
-    Args:
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+    Its arguments are those of :class:`MaxUnpool2d`.
 
     Example:
         >>> import torch
@@ -105,7 +101,7 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+        reduce: what becomes of values with the same index: ``"last"`` or ``"sum"``.
 
     Shape:
         - input, indices: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
@@ -129,11 +125,7 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
 class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
     """:class:`torch.nn.MaxUnpool3d`, as :func:`maxunpool_cuda.functional.max_unpool3d` does it.
 
-    Args:
-        kernel_size: size of the pooling window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: padding the pooling added.
-        reduce: what becomes of values with the same index: ``"last"``, ``"sum"`` or ``"mean"``.
+    Its arguments are those of :class:`MaxUnpool2d`.
 
     Example:
         >>> import torch
@@ -193,14 +185,7 @@ class _MaxPool(_Leaf, torch.nn.modules.pooling._MaxPoolNd):
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
     """:class:`torch.nn.MaxPool1d`, as :func:`maxunpool_cuda.functional.max_pool1d` does it.
 
-    Args:
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        return_indices: whether to return where the maxima are, too.
-        ceil_mode: whether a last window may reach beyond the padding.
-        index_dtype: of the indices: int64, int32 or uint8.
+    Its arguments are those of :class:`MaxPool2d`.
 
     Example:
         >>> import torch
@@ -242,14 +227,7 @@ class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
 class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
     """:class:`torch.nn.MaxPool3d`, as :func:`maxunpool_cuda.functional.max_pool3d` does it.
 
-    Args:
-        kernel_size: size of the window.
-        stride: stride of the window; default: ``kernel_size``.
-        padding: cells of minus infinity on both sides.
-        dilation: distance between the cells of a window.
-        return_indices: whether to return where the maxima are, too.
-        ceil_mode: whether a last window may reach beyond the padding.
-        index_dtype: of the indices: int64, int32 or uint8.
+    Its arguments are those of :class:`MaxPool2d`.
 
     Example:
         >>> import torch

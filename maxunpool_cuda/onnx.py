@@ -1,54 +1,28 @@
-"""Export to ONNX: what the exporter of PyTorch needs to know of max pooling and unpooling."""
+"""Export to ONNX: max pooling and unpooling as ONNX's MaxPool and MaxUnpool."""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-from . import _onnx_where, _ops
-from ._onnx_writer import Writer
+from . import _ops
+from ._portable import Ints
 
 
-def translation_table(
-    max_unpool: Literal["MaxUnpool", "where"] = "MaxUnpool",
-) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The ``custom_translation_table`` of :func:`torch.onnx.export`.
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The ``custom_translation_table`` of :func:`torch.onnx.export`; needs the package onnxscript.
 
-    With ``max_unpool="MaxUnpool"``, ``max_pool`` becomes ONNX's MaxPool, and ``max_unpool`` with
-    ``reduce="last"`` its MaxUnpool. ONNX's indices are flat over the whole tensor: integer
-    arithmetic makes those of this package, of each dtype, from them, and them from those.
-    ONNX Runtime and ONNX's own evaluator give the same, whatever the output size. Where neither the
-    sizes nor a stride of one give it away, as with dynamic ones, MaxUnpool fills a little more and
-    Slice takes what was asked for. Of pools with strides of one the evaluator gets indices wrong.
+    Max pooling becomes ONNX's MaxPool, and max unpooling becomes its MaxUnpool. ONNX Runtime and
+    ONNX's own evaluator then return the results of eager mode, for every dtype of indices and every
+    output size. A ValueError names the other way to ONNX, :func:`maxunpool_cuda.decompositions`,
+    for "sum", dtypes that the two operators do not take, ``ceil_mode`` with dynamic sizes, and
+    dilated windows that hold no element of the input or reach a kernel_size beyond its end.
 
-    With ``"where"``, they become operators that every runtime has: MaxPool without indices, ArgMax,
-    Pad, Slice, Equal, Where and integer arithmetic. All three reductions of window offsets, and
-    ``"last"`` of flat indices that lie in their own windows, as those of pooling do. An index that
-    does not lie in its window is lost. Such a window spans fewer than 2^24 positions of the plane;
-    others are refused, unless dynamic sizes hide them.
-
-    "Every runtime" is TensorRT (docs/operators.md of onnx-tensorrt at 96e7811, 2024-06-17),
-    OpenVINO (src/frontends/onnx/docs/supported_ops.md at 0ae60f0) and the CUDA provider of ONNX
-    Runtime (docs/OperatorKernels.md at 001d12d): these lists have the operators.
-
-    bfloat16 is cast to float32 and back, exactly.
-
-    A ValueError is raised for what ONNX has no word for: ``reduce="sum"`` and ``"mean"`` (of flat
-    indices, under ``"where"``), dtypes that its operators do not take, and some windows: those that
-    hold no element of the input (only dilated ones do, and dynamic sizes hide them) and, in ceil
-    mode with dilation or dynamic sizes, those shorter than their stride.
-
-    ONNX does not say which of equal elements MaxPool takes, nor what it makes of NaN and of windows
-    that hold minus infinity alone. ONNX Runtime takes the first of equal ones, as this package
-    does. It takes a NaN only where that is the first of its window, and, where nobody asks for
-    indices, may give the lowest finite number for minus infinity. An index outside the output is
-    no error in ONNX.
-
-    Needs the package onnxscript.
-
-    Args:
-        max_unpool: the form: ``"MaxUnpool"`` or ``"where"``.
+    ONNX Runtime's MaxPool takes a NaN only where it is the first of its window, and without indices
+    may give the lowest finite number for minus infinity. ONNX's evaluator gets the indices of pools
+    with strides of one wrong. An index outside the output is no error.
 
     Example:
         >>> import torch, maxunpool_cuda
@@ -57,87 +31,120 @@ def translation_table(
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
-    if max_unpool == "where":
-        return {
-            _ops.max_pool: _onnx_where.max_pool,
-            _ops.max_unpool: _onnx_where.max_unpool,
-        }
-    if max_unpool != "MaxUnpool":
-        raise ValueError(
-            "translation_table: expected max_unpool to be 'MaxUnpool' or 'where' "
-            f"but got {max_unpool!r}"
-        )
     return {_ops.max_pool: _max_pool, _ops.max_unpool: _max_unpool}
 
 
 def _max_pool(
     input: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
     ceil_mode: bool,
     index_dtype: int,
 ) -> Any:
-    to = Writer("max_pool", input, len(kernel_size))
-    taken, values, positions = to.pooled(input, kernel_size, stride, padding, dilation, ceil_mode)
-    sizes = [to.size(taken, axis) for axis in to.axes]
+    to = _Writer("max_pool", input, len(kernel_size))
+    sizes, after = list(input.shape[-to.dims :]), list(padding)
+    axes = zip(sizes, kernel_size, stride, padding, dilation, strict=True)
+    for d, (size, kernel, step, pad, spread) in enumerate(axes):
+        fixed = isinstance(size, int)
+        if fixed and ceil_mode:  # written in floor mode, in which ONNX has the same windows
+            extent = spread * (kernel - 1) + 1
+            last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
+            after[d] = max(0, last * step + extent - size - pad)
+        # ONNX Runtime takes less padding than kernel, and gives a finite value to empty windows.
+        if after[d] >= kernel or (-pad % spread >= size if fixed else ceil_mode):
+            window = f"{kernel_size=}, {stride=}, {padding=}, {dilation=}, {ceil_mode=}"
+            raise to.refused(f"{window} for spatial sizes {sizes}")
+    taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8")
+    attributes = {"kernel_shape": kernel_size, "strides": stride, "dilations": dilation}
+    values, positions = to.op.MaxPool(taken, pads=[*padding, *after], **attributes)
+    plane = [to.size(taken, 2 + d) for d in range(to.dims)]
     if index_dtype == to.types.UINT8:
-        less = [to.row(values, 2 + d, padding[d], -stride[d]) for d in range(to.dims)]
-        indices = to.moved(positions, sizes, kernel_size, less)
+        begins = [to.row(values, 2 + d, padding[d], -stride[d]) for d in range(to.dims)]
+        indices = to.moved(positions, plane, kernel_size, begins)
     else:
-        indices = positions % math.prod(sizes)
+        indices = positions % math.prod(plane)
     return to.given(values, input.dtype), to.given(indices, index_dtype)
 
 
 def _max_unpool(
     input: Any,
     indices: Any,
-    output_size: Sequence[Any],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    output_size: Any,
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
     reduce: str,
 ) -> Any:
-    to = Writer("max_unpool", input, len(kernel_size))
+    to = _Writer("max_unpool", input, len(kernel_size))
     if reduce != "last":
-        raise ValueError(f"{to.name}: expected reduce='last' for ONNX but got {reduce!r}")
+        raise to.refused(f"{reduce=}")
     taken = to.taken(input, "FLOAT", "FLOAT16", "DOUBLE")
-    # ONNX says that the given shape counts, but ONNX Runtime refuses one below what it infers from
-    # the window, and ONNX's evaluator places the elements in what it infers. So the two are equal:
-    # by another window where they differ by a constant, else by a box that holds every
-    # output_size, from which this is cut. ONNX Runtime wants less padding than kernel.
-    windows, box, cut = [], [], False
+    # The size must be what is inferred from the window: another fixed size has another window, and
+    # dynamic sizes a box that holds every output_size. ONNX Runtime takes less padding than kernel.
+    windows, cut = [], False
     axes = zip(input.shape[-to.dims :], output_size, kernel_size, stride, padding, strict=True)
     for d, (pooled, size, kernel, step, pad) in enumerate(axes):
-        known = isinstance(pooled, int) and isinstance(size, int)
-        if known or step == 1:
-            more = size - pooled if known else kernel - 2 * pad - 1
-            if pad >= kernel or (known and (pooled - 1) * step - 2 * pad + kernel != size):
-                kernel, step, pad = 1 + abs(more), 1, max(0, -more)
-        else:
+        if not (isinstance(pooled, int) and isinstance(size, int)):
             kernel, pad, cut = max(1, kernel - 2 * pad + step - 1), 0, True
             size = (to.size(taken, 2 + d) - 1) * step + kernel
-        windows.append((kernel, step, pad))
-        box.append(size)
+        elif pad >= kernel or (pooled - 1) * step - 2 * pad + kernel != size:
+            kernel, step, pad = 1 + abs(size - pooled), 1, max(0, pooled - size)
+        windows.append((kernel, step, pad, size))
+    kernels, strides, pads, box = zip(*windows, strict=True)
     positions = to.op.Cast(to.taken(indices), to=to.types.INT64)
     if indices.dtype == to.types.UINT8:
-        more = [to.row(taken, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
-        positions = to.moved(positions, kernel_size, box, more)
+        begins = [to.row(taken, 2 + d, -padding[d], stride[d]) for d in range(to.dims)]
+        positions = to.moved(positions, kernel_size, box, begins)
     elif cut:
         positions = to.moved(positions, output_size, box, [0] * to.dims)
-    batch, channels = to.size(taken, 0), to.size(taken, 1)
-    plane = math.prod(box)
-    planes = to.row(taken, 0, 0, channels * plane) + to.row(taken, 1, 0, plane)
-    kernels, strides, pads = zip(*windows, strict=True)
-    output = to.op.MaxUnpool(
-        taken,
-        positions + planes,
-        [batch, channels, *box],
-        kernel_shape=kernels,
-        pads=[*pads, *pads],
-        strides=strides,
-    )
+    batch, channels, plane = to.size(taken, 0), to.size(taken, 1), math.prod(box)
+    positions += to.row(taken, 0, 0, channels * plane) + to.row(taken, 1, 0, plane)
+    attributes = {"kernel_shape": kernels, "strides": strides, "pads": pads * 2}
+    output = to.op.MaxUnpool(taken, positions, [batch, channels, *box], **attributes)
     if cut:
-        output = to.op.Slice(output, [0] * to.dims, list(output_size), to.axes)
+        output = to.op.Slice(output, [0] * to.dims, list(output_size), list(range(2, 2 + to.dims)))
     return to.given(output, input.dtype)
+
+
+class _Writer:
+    """Writes what both translations need, for tensors with a batch; sizes are scalars."""
+
+    def __init__(self, operator: str, input: Any, dims: int) -> None:
+        onnxscript: Any = importlib.import_module("onnxscript")
+        self.op, self.types = onnxscript.opset18, onnxscript.ir.DataType
+        self.name, self.dims, self.batched = f"{operator}{dims}d", dims, len(input.shape) > dims + 1
+
+    def refused(self, what: str) -> ValueError:
+        way_out = "run_decompositions(maxunpool_cuda.decompositions()) of the exported program"
+        return ValueError(f"{self.name}: ONNX cannot express {what}; use {way_out}")
+
+    def taken(self, tensor: Any, *dtypes: str) -> Any:
+        """As ONNX's operators take it: of one of ``dtypes``, if there are any."""
+        if dtypes and tensor.dtype == self.types.BFLOAT16:
+            tensor = self.op.Cast(tensor, to=self.types.FLOAT)
+        elif dtypes and tensor.dtype.name not in dtypes:
+            raise self.refused(f"input of type {tensor.dtype.name}")
+        return tensor if self.batched else self.op.Unsqueeze(tensor, [0])
+
+    def given(self, tensor: Any, dtype: int) -> Any:
+        """As this package's operators return it."""
+        tensor = self.op.Cast(tensor, to=dtype)
+        return tensor if self.batched else self.op.Squeeze(tensor, [0])
+
+    def size(self, tensor: Any, axis: int) -> Any:
+        return self.op.Squeeze(self.op.Shape(tensor, start=axis, end=axis + 1))
+
+    def row(self, tensor: Any, axis: int, first: int, step: Any) -> Any:
+        """``first``, ``first + step`` and so on along an axis of a tensor, to be added to it."""
+        row = self.op.Range(first, self.size(tensor, axis) * step + first, step)
+        return self.op.Reshape(row, [-1] + [1] * (self.dims + 1 - axis))
+
+    def moved(self, positions: Any, sizes: Any, into: Any, by: Any) -> Any:
+        """Row-major positions in planes of ``sizes``, moved ``by`` distances, in another plane."""
+        moved, unit = 0, 1
+        for size, other, distance in reversed(list(zip(sizes, into, by, strict=True))):
+            moved = (positions % size + distance) * unit + moved
+            positions, unit = self.op.Div(positions, size), unit * other
+        return moved

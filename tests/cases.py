@@ -1,15 +1,16 @@
-"""Random calls, for every backend to agree with the reference on, and the table of operators."""
+"""The table of operators: random calls of each, with what the reference makes of them."""
 
 import functools
 import math
 import os
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import torch
 from reference import (
+    Sizes,
     as_bytes,
     default_output_size,
     max_pool,
@@ -32,22 +33,23 @@ MOVABLE = (
     *(torch.bool, torch.uint16, torch.uint32, torch.uint64),
     *(torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2),
 )
-REDUCES = ("last", "sum", "mean")
+REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 
-# Where a call of the CUDA kernels goes another way because of its size (csrc/cuda/limits.h): the
-# usual limits, and ones so low that a test's small tensors go the ways of large ones.
+# Sizes from which on the CUDA kernels do a call in another way (csrc/cuda/limits.h): the usual
+# ones, and ones so low that a test's small tensors are done as large ones are.
 LIMITS = {
-    "narrow": (2**31, 2**31, 1),  # 32-bit offsets, or 64-bit ones
-    "slot_bytes": (32 << 20, 4096),  # global memory for some stray planes at once, or for one
-    "shared_bytes": (32 << 10, 1 << 10, 0),  # a stray plane in one part, in some, in global memory
-    "small_bytes": (16 << 10, 1 << 10, 0, 0),  # small planes whole, or none
-    "small_plane": (64, 1),  # some to a block, or one
+    "max_32bit_offset": (2**31, 2**31, 1),
+    "slot_bytes": (32 << 20, 4096),
+    "shared_bytes": (32 << 10, 1 << 10, 0),
+    "small_bytes": (16 << 10, 1 << 10, 0, 0),
+    "small_plane": (64, 1),
 }
 
-# Windows that kernels are compiled for, or nearly: kernel, stride and padding in every dimension.
+# Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
+# kernel, stride and padding in every dimension.
 WINDOWS = {
     "2x2/2": (2, 2, 0),
     "3x3/3": (3, 3, 0),
@@ -59,26 +61,27 @@ WINDOWS = {
     "2x2/1": (2, 1, 0),
 }
 
-ALL = os.environ.get("MAXUNPOOL_ALL") == "1"  # set by conftest.py, of the option --all
-
-
-def some(count: int) -> int:
-    """So many of the random cases that `make test-all` tries are tried."""
-    return count if ALL else max(1, count // 4)
-
-
-# How they cut up a call: rows of contiguous tensors that divide into vectors, rows that do not, or
-# vectors of channels.
+# How kernels cut up a call: rows of contiguous tensors that divide into vectors, rows that do not,
+# or vectors of channels.
 WAYS = ("even rows", "uneven rows", "channels")
+
+ALL = os.environ.get("MAXUNPOOL_ALL") == "1"  # conftest.py sets it if pytest is given --all
+
+
+def scaled(count: int) -> int:
+    """The number of random cases to try: ``count`` with --all, a quarter of it without."""
+    return count if ALL else max(1, count // 4)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    pooled: tuple[int, ...]  # spatial
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    output: tuple[int, ...]  # spatial
+    """Sizes of an unpooling, all spatial."""
+
+    pooled: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    output: Sizes
 
     @property
     def dims(self) -> int:
@@ -91,6 +94,8 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Case:
+    """Tensors for an unpooling and for its gradient."""
+
     geometry: Geometry
     reduce: str
     input: Tensor
@@ -99,290 +104,33 @@ class Case:
 
     @property
     def positions(self) -> Tensor:
-        """What the indices name in the output plane: themselves, unless they are offsets."""
+        """The indices as flat positions in the output plane."""
         if self.indices.dtype != torch.uint8:
             return self.indices
         return positions_of(self.indices, self.geometry)
 
     def laid_out(self, *layouts: str) -> "Case":
-        """With tensors in these layouts, or in this one."""
+        """The same case in one layout, or in one for each tensor."""
         tensors = (self.input, self.indices, self.grad_output)
         each = zip(tensors, layouts * 3 if len(layouts) == 1 else layouts, strict=True)
         laid = (laid_out(tensor, layout, self.geometry.dims) for tensor, layout in each)
         return Case(self.geometry, self.reduce, *laid)
 
 
-def random_geometry(rng: random.Random, most_cells: int = 64, longest: int = 9) -> Geometry:
-    """Any windows: overlapping or apart, padded, of every output size the default allows."""
-    dims = rng.choice((1, 2, 3))
-    most_outputs = max(2000, 32 * most_cells)
-    while True:
-        pooled = tuple(rng.randint(1, longest) for _ in range(dims))
-        kernel = tuple(rng.randint(1, 4) for _ in range(dims))
-        if rng.random() < 0.4:  # as most networks have them
-            stride, padding = kernel, (0,) * dims
-        else:
-            stride = tuple(rng.randint(1, 6) for _ in range(dims))
-            padding = tuple(rng.randint(0, k // 2) for k in kernel)
-        default = default_output_size(pooled, kernel, stride, padding)
-        output = default
-        if rng.random() < 0.5:
-            output = tuple(
-                d + rng.randint(-s + 1, s - 1) for d, s in zip(default, stride, strict=True)
-            )
-        if (
-            min(output) > 0
-            and math.prod(pooled) <= most_cells
-            and math.prod(output) <= most_outputs
-        ):
-            return Geometry(pooled, kernel, stride, padding, output)
-
-
-@functools.lru_cache(maxsize=16)
-def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """For each cell and each offset in its window: the position it names, and whether it does.
-
-    Both are (cells, offsets); what lies outside the plane has the position it would wrap to.
-    """
-    positions, inside = torch.zeros(1, 1).long(), torch.ones(1, 1).bool()
-    axes = (geometry.pooled, geometry.kernel, geometry.stride, geometry.padding, geometry.output)
-    for cells, kernel, stride, padding, size in zip(*axes, strict=True):
-        at = torch.arange(cells).mul(stride).sub(padding).reshape(-1, 1, 1) + torch.arange(kernel)
-        shape = (len(positions) * cells, -1)
-        positions = (positions[:, None, :, None] * size + at).reshape(shape)
-        inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
-    return positions, inside
-
-
-def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
-    """Where an offset in the window of a cell lies in the output plane, if it does."""
-    positions, inside = windows_of(geometry)
-    if offset >= positions.shape[1] or not inside[cell, offset]:
-        return None
-    return int(positions[cell, offset])
-
-
-def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
-    """Flat int64 indices for offsets that all lead into the plane."""
-    positions = windows_of(geometry)[0].to(offsets.device)
-    each = torch.arange(len(positions), device=offsets.device)
-    return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
-
-
-def _generator(rng: random.Random) -> torch.Generator:
-    return torch.Generator().manual_seed(rng.getrandbits(60))
-
-
-def random_indices(
-    rng: random.Random, geometry: Geometry, leading: tuple[int, ...], kind: str
-) -> Tensor:
-    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
-    planes, plane = math.prod(leading), math.prod(geometry.output)
-    shape = (*leading, *geometry.pooled)
-    if kind in ("anywhere", "few"):
-        choices = torch.arange(plane)
-        if kind == "few":
-            choices = torch.tensor(rng.choices(range(plane), k=3))
-        drawn = choices[torch.randint(len(choices), shape, generator=_generator(rng))]
-        return drawn.to(rng.choice((torch.int64, torch.int32)))
-    _, allowed = windows_of(geometry)
-    as_offsets = kind == "offset" and allowed.shape[1] <= 256 and bool(allowed.any(1).all())
-    if kind == "wrapped window":
-        allowed = torch.ones_like(allowed)
-    allowed = allowed | ~allowed.any(1, keepdim=True)
-    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
-    offsets = drawn.T[:planes].reshape(shape).contiguous()
-    if as_offsets:
-        return offsets.byte()
-    # What leaves the plane on one side comes in on another.
-    flat = positions_of(offsets, geometry).remainder(plane)
-    return flat.to(rng.choice((torch.int64, torch.int32)))
-
-
-def row_geometry(rng: random.Random, window: str, even: bool) -> Geometry:
-    """Of one of WINDOWS, with rows that divide into vectors of any dtype, or do not."""
-    stride = WINDOWS[window][1]
-    dims = rng.choice((1, 2, 3) if stride == 2 else (1, 2))
-    pooled = [*(rng.randint(1, 3) for _ in range(dims - 1)), rng.randint(1, 9)]
-    if even:
-        pooled[-1] = rng.choice((8, 16))
-    output = [stride * n for n in pooled]
-    if not even:
-        output[-1] = max(1, output[-1] + rng.choice((0, 1, -1, 3)))
-    return Geometry(tuple(pooled), *((n,) * dims for n in WINDOWS[window]), tuple(output))
-
-
-def channels_geometry(rng: random.Random, window: str) -> Geometry:
-    """Of one of WINDOWS, for tensors in channels_last."""
-    stride = WINDOWS[window][1]
-    dims = rng.choice((2, 2, 3))
-    pooled = tuple(rng.randint(1, 4) for _ in range(dims))
-    more = rng.choice((0, 1, -1, stride - 1))
-    output = tuple(max(1, stride * n + more) for n in pooled)
-    return Geometry(pooled, *((n,) * dims for n in WINDOWS[window]), output)
-
-
-def case_of(
-    rng: random.Random,
-    geometry: Geometry,
-    leading: tuple[int, ...],
-    dtype: torch.dtype,
-    kind: str,
-    reduce: str = "last",
-) -> Case:
-    """A case of contiguous tensors, with indices of one of INDEX_KINDS or of kind "offset"."""
-    return Case(
-        geometry,
-        reduce,
-        random_values(rng, (*leading, *geometry.pooled), dtype),
-        random_indices(rng, geometry, leading, kind),
-        random_values(rng, (*leading, *geometry.output), dtype),
-    )
-
-
-def aimed_case(
-    rng: random.Random,
-    way: str,
-    window: str,
-    offsets: bool,
-    dtype: torch.dtype,
-    reduce: str | None = None,
-) -> Case:
-    """A call that kernels are made for: one of WAYS, with one of WINDOWS.
-
-    ``reduce`` is random, mostly "last", unless given.
-    Offsets are flat indices all the same where the plane cuts some window off.
-    """
-    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
-    reduce = reduce or rng.choice(("last", "last", "last", "sum", "mean"))
-    if way == "channels":
-        geometry = channels_geometry(rng, window)
-        return case_of(rng, geometry, (2, 16), dtype, kind, reduce).laid_out("channels_last")
-    geometry = row_geometry(rng, window, even=way == "even rows")
-    return case_of(rng, geometry, (2, 4), dtype, kind, reduce)
-
-
-def random_limits(rng: random.Random) -> dict[str, int]:
-    """For one call of the CUDA kernels."""
-    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
-
-
-def random_values(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
-    generator = _generator(rng)
-    if dtype.is_floating_point or dtype.is_complex:
-        parts = (*shape, 2 if dtype.is_complex else 1)
-        real = torch.randn(parts, generator=generator, dtype=torch.float64)
-        small = torch.rand(*shape, 1, generator=generator) < 0.3
-        real = torch.where(small, real * torch.finfo(dtype).smallest_normal, real)
-        return (torch.view_as_complex(real) if dtype.is_complex else real[..., 0]).to(dtype)
-    numbers = 2 if dtype == torch.bool else 256  # of a byte
-    drawn = torch.randint(numbers, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
-    return drawn.view(dtype)[..., 0]
-
-
-def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
-    """The same values in other strides."""
-    if layout == "strided":
-        wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
-        format = torch.channels_last if dims == 2 else torch.channels_last_3d
-        return tensor.contiguous(memory_format=format)
-    return tensor.contiguous()
-
-
-def random_leading(rng: random.Random) -> tuple[int, ...]:
-    """The sizes of the batch and of the channels, or of these alone."""
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-
-
-def random_case(
-    rng: random.Random,
-    *,
-    reduce: str | None = None,
-    dtypes: tuple[torch.dtype, ...] | None = None,
-    most_cells: int = 64,
-    longest: int = 9,
-    offsets: bool | None = None,
-    leading: tuple[int, ...] | None = None,
-) -> Case:
-    """offsets: whether the indices are uint8; None: now and then."""
-    reduce = reduce or rng.choice(REDUCES if set(dtypes or ()) <= set(ARITHMETIC) else ("last",))
-    dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
-    leading = leading or random_leading(rng)
-    if offsets is None:
-        offsets = rng.random() < 0.25
-    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
-    while True:
-        geometry = random_geometry(rng, most_cells, longest)
-        case = case_of(rng, geometry, leading, dtype, kind, reduce)
-        if not offsets or case.indices.dtype == torch.uint8:
-            one = rng.random() < 0.7
-            return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in shape, dtype and every bit."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(as_bytes(a), as_bytes(b))
-
-
-def with_whole_numbers(case: Case, rng: random.Random) -> Case:
-    """With small multiples of 1 or of the smallest number: their sums are the same in any order."""
-    dtype = case.input.dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return case
-    info = torch.finfo(dtype)
-    unit = rng.choice((1.0, info.smallest_normal * info.eps))
-    values, grads = (
-        random_values(rng, tuple(t.shape), torch.int8).to(dtype) * unit
-        for t in (case.input, case.grad_output)
-    )
-    return Case(case.geometry, case.reduce, values, case.indices, grads)
-
-
-def with_a_bad_index(case: Case, rng: random.Random) -> tuple[Case, str]:
-    """The case with an index outside its plane, and a pattern of what is said of it.
-
-    Also one that a narrower type would wrap into the plane. Offsets: beyond the window, or in it,
-    but outside the plane.
-    """
-    g, dtype = case.geometry, case.indices.dtype
-    cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
-    if dtype == torch.uint8:
-        bad = [at for at in range(256) if position_of(g, cell, at) is None]
-        bad = [at for at in bad if at < math.prod(g.kernel)] or bad
-    else:
-        bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
-    if dtype == torch.int64:
-        bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
-    index = rng.choice(bad)
-    planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
-    plane = rng.randrange(len(planes))
-    planes[plane, cell] = index
-    indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
-    words = rf"an invalid max index: {index} \(.* at position {cell} of plane {plane}$"
-    return replace(case, indices=indices), words
-
-
 @dataclass(frozen=True)
 class Window:
-    """Of max pooling, with the spatial sizes of the input."""
+    """A window of max pooling, with the spatial sizes of the input."""
 
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    sizes: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
     ceil: bool
 
     @property
     def arguments(self) -> tuple:
-        """What follows the input, but the dtype of indices."""
+        """What follows the input in the operator, without the dtype of indices."""
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil
 
     @property
@@ -402,54 +150,6 @@ class Window:
         return [t for t in INDEX_DTYPES if small or t != torch.uint8]
 
 
-def random_window(rng: random.Random, longest: int = 9, most_cells: int = 256) -> Window:
-    dims = rng.choice((1, 2, 3))
-    while True:
-        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
-        if rng.random() < 0.4:  # as most networks have them
-            kernel, stride, padding = rng.choice(((2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 1, 1)))
-            window = [(n,) * dims for n in (kernel, stride, padding, 1)]
-        else:
-            kernels = tuple(rng.randint(1, 5) for _ in range(dims))
-            most = rng.choice((1, 1, 3))
-            window = [
-                kernels,
-                tuple(rng.randint(1, 6) for _ in range(dims)),
-                tuple(rng.randint(0, k // 2) for k in kernels),
-                tuple(rng.randint(1, most) for _ in range(dims)),
-            ]
-        ceil = rng.random() < 0.5
-        pooled = [pooled_size(*axis, ceil) for axis in zip(sizes, *window, strict=True)]
-        if min(pooled) > 0 and math.prod(pooled) <= most_cells:
-            return Window(sizes, *window, ceil)
-
-
-def random_input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of any numbers; of a few, of which many are equal; with infinities, zeros and NaNs."""
-    kind = rng.choice(("any", "few", "few", "special"))
-    if kind == "any":
-        return random_values(rng, shape, dtype)
-    choices = [0, 1, 2] if kind == "few" else [0, 1]
-    if dtype.is_floating_point:
-        choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
-    else:
-        choices += [torch.iinfo(dtype).min] * 3
-    numbers = rng.choices(choices, k=math.prod(shape))
-    return torch.tensor(numbers, dtype=dtype).reshape(shape)
-
-
-def random_pool(
-    rng: random.Random,
-    dtype: torch.dtype,
-    longest: int = 9,
-    most_cells: int = 256,
-    leading: tuple[int, ...] | None = None,
-) -> tuple[Tensor, Window]:
-    window = random_window(rng, longest, most_cells)
-    x = random_input(rng, (*(leading or random_leading(rng)), *window.sizes), dtype)
-    return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window
-
-
 @dataclass(frozen=True)
 class Call:
     """One call of an operator, and what the reference makes of it."""
@@ -465,16 +165,28 @@ class Call:
         return len(self.of.sizes) if isinstance(self.of, Window) else self.of.geometry.dims
 
     def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All results, with these tensors for the first of its own."""
+        """All results, with ``tensors`` in place of the first of its own."""
         results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
-    def values(self, x: Tensor) -> Tensor:
+    def values(self, *tensors: Tensor) -> Tensor:
         """The result that may have a gradient."""
-        return self.on(x)[0]
+        return self.on(*tensors)[0]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """A function of the tensors: the public one, if the operator has one."""
+        operator, arguments = self.operator, self.arguments
+        if operator is _ops.max_unpool:
+            unpool, (size, *window, reduce) = getattr(F, f"max_unpool{self.dims}d"), arguments
+            return lambda x, i: unpool(x, i, *window, size, reduce=reduce)
+        if operator is _ops.max_pool:
+            pool, (*window, dtype) = getattr(F, f"max_pool{self.dims}d"), arguments
+            return lambda x: pool(x, *window, return_indices=True, index_dtype=dtype)
+        return lambda x, i: operator(x, i, *arguments)
 
     def check(self, device: str = "cpu") -> None:
-        """The reference's results, bit for bit."""
+        """Compare all results with the reference's, bit for bit."""
         expected = self.reference()
         expected = expected if isinstance(expected, tuple) else (expected,)
         results = self.on(*(tensor.to(device) for tensor in self.tensors))
@@ -503,91 +215,346 @@ def pool_call(x: Tensor, window: Window, index_dtype: torch.dtype) -> Call:
     return Call(_ops.max_pool, (x,), arguments, lambda: max_pool(x, *arguments), window)
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether shape, dtype and every bit are equal."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
+
+
+# Tensors
+
+
+def _generator(rng: Random) -> torch.Generator:
+    return torch.Generator().manual_seed(rng.getrandbits(60))
+
+
+def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
+    """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
+    generator = _generator(rng)
+    if dtype.is_floating_point or dtype.is_complex:
+        parts = (*shape, 2 if dtype.is_complex else 1)
+        real = torch.randn(parts, generator=generator, dtype=torch.float64)
+        small = torch.rand(*shape, 1, generator=generator) < 0.3
+        real = torch.where(small, real * torch.finfo(dtype).smallest_normal, real)
+        return (torch.view_as_complex(real) if dtype.is_complex else real[..., 0]).to(dtype)
+    numbers = 2 if dtype == torch.bool else 256  # of a byte
+    drawn = torch.randint(numbers, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
+    return drawn.view(dtype)[..., 0]
+
+
+def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
+    """For pooling: any numbers, or few so that many are equal, or infinities, zeros and NaNs."""
+    kind = rng.choice(("any", "few", "few", "special"))
+    if kind == "any":
+        return random_values(rng, shape, dtype)
+    choices = [0, 1, 2] if kind == "few" else [0, 1]
+    if dtype.is_floating_point:
+        choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
+    else:
+        choices += [torch.iinfo(dtype).min] * 3
+    numbers = rng.choices(choices, k=math.prod(shape))
+    return torch.tensor(numbers, dtype=dtype).reshape(shape)
+
+
+def distinct(like: Tensor) -> Tensor:
+    """No two elements are near each other, nor near zero, so that maxima stay where they are.
+
+    They are multiples of 1/8: sums of their powers are equal in any order.
+    """
+    return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
+
+
+def with_whole_numbers(case: Case, rng: Random) -> Case:
+    """The case with small multiples of 1 or of the smallest number: sums are equal in any order."""
+    dtype = case.input.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return case
+    info = torch.finfo(dtype)
+    unit = rng.choice((1.0, info.smallest_normal * info.eps))
+    shapes = (case.input.shape, case.grad_output.shape)
+    x, grad = (random_values(rng, tuple(shape), torch.int8).to(dtype) * unit for shape in shapes)
+    return replace(case, input=x, grad_output=grad)
+
+
+def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
+    """The same values in other strides."""
+    if layout == "strided":
+        wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
+        format = torch.channels_last if dims == 2 else torch.channels_last_3d
+        return tensor.contiguous(memory_format=format)
+    return tensor.contiguous()
+
+
+def random_leading(rng: Random) -> Sizes:
+    """The sizes of the batch and of the channels, or of the channels alone."""
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+
+
+# Indices
+
+
+@functools.lru_cache(maxsize=16)
+def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """For each cell and each offset in its window: the position, and whether it is in the plane.
+
+    Both are (cells, offsets). A position outside the plane is the one it would wrap to.
+    """
+    positions, inside = torch.zeros(1, 1).long(), torch.ones(1, 1).bool()
+    axes = (geometry.pooled, geometry.kernel, geometry.stride, geometry.padding, geometry.output)
+    for cells, kernel, stride, padding, size in zip(*axes, strict=True):
+        at = torch.arange(cells).mul(stride).sub(padding).reshape(-1, 1, 1) + torch.arange(kernel)
+        shape = (len(positions) * cells, -1)
+        positions = (positions[:, None, :, None] * size + at).reshape(shape)
+        inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
+    return positions, inside
+
+
+def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
+    """The position in the output plane of an offset in the window of a cell, if it has one."""
+    positions, inside = windows_of(geometry)
+    if offset >= positions.shape[1] or not inside[cell, offset]:
+        return None
+    return int(positions[cell, offset])
+
+
+def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
+    """Flat int64 indices for offsets that all lead into the plane."""
+    positions = windows_of(geometry)[0].to(offsets.device)
+    each = torch.arange(len(positions), device=offsets.device)
+    return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
+
+
+def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
+    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
+    planes, plane = math.prod(leading), math.prod(geometry.output)
+    shape = (*leading, *geometry.pooled)
+    if kind in ("anywhere", "few"):
+        choices = torch.arange(plane)
+        if kind == "few":
+            choices = torch.tensor(rng.choices(range(plane), k=3))
+        drawn = choices[torch.randint(len(choices), shape, generator=_generator(rng))]
+        return drawn.to(rng.choice((torch.int64, torch.int32)))
+    _, allowed = windows_of(geometry)
+    as_offsets = kind == "offset" and allowed.shape[1] <= 256 and bool(allowed.any(1).all())
+    if kind == "wrapped window":
+        allowed = torch.ones_like(allowed)
+    allowed = allowed | ~allowed.any(1, keepdim=True)
+    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
+    offsets = drawn.T[:planes].reshape(shape).contiguous()
+    if as_offsets:
+        return offsets.byte()
+    # What leaves the plane on one side comes in on another.
+    flat = positions_of(offsets, geometry).remainder(plane)
+    return flat.to(rng.choice((torch.int64, torch.int32)))
+
+
+def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str]:
+    """The case with an index outside its plane, and a pattern of the error.
+
+    Among these are indices that a narrower type would wrap into the plane, and offsets that are
+    beyond the window, or in the window but outside the plane.
+    """
+    g, dtype = case.geometry, case.indices.dtype
+    cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
+    if dtype == torch.uint8:
+        bad = [at for at in range(256) if position_of(g, cell, at) is None]
+        bad = [at for at in bad if at < math.prod(g.kernel)] or bad
+    else:
+        bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
+    if dtype == torch.int64:
+        bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
+    index = rng.choice(bad)
+    planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
+    plane = rng.randrange(len(planes))
+    planes[plane, cell] = index
+    indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
+    words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}$"
+    return replace(case, indices=indices), words
+
+
+# Cases
+
+
+def random_geometry(rng: Random, most_cells: int = 64, longest: int = 9) -> Geometry:
+    """Any windows: overlapping or apart, padded, of every output size the default allows."""
+    dims = rng.choice((1, 2, 3))
+    most_outputs = max(2000, 32 * most_cells)
+    while True:
+        pooled = tuple(rng.randint(1, longest) for _ in range(dims))
+        kernel = tuple(rng.randint(1, 4) for _ in range(dims))
+        if rng.random() < 0.4:  # as most networks have them
+            stride, padding = kernel, (0,) * dims
+        else:
+            stride = tuple(rng.randint(1, 6) for _ in range(dims))
+            padding = tuple(rng.randint(0, k // 2) for k in kernel)
+        output = default_output_size(pooled, kernel, stride, padding)
+        if rng.random() < 0.5:
+            output = tuple(
+                n + rng.randint(1 - s, s - 1) for n, s in zip(output, stride, strict=True)
+            )
+        small = math.prod(pooled) <= most_cells and math.prod(output) <= most_outputs
+        if min(output) > 0 and small:
+            return Geometry(pooled, kernel, stride, padding, output)
+
+
+def case_of(
+    rng: Random,
+    geometry: Geometry,
+    leading: Sizes,
+    dtype: torch.dtype,
+    kind: str,
+    reduce: str = "last",
+) -> Case:
+    """A case of contiguous tensors, with indices as ``random_indices`` makes them."""
+    return Case(
+        geometry,
+        reduce,
+        random_values(rng, (*leading, *geometry.pooled), dtype),
+        random_indices(rng, geometry, leading, kind),
+        random_values(rng, (*leading, *geometry.output), dtype),
+    )
+
+
+def random_case(
+    rng: Random,
+    *,
+    reduce: str = "",
+    dtypes: tuple[torch.dtype, ...] = (),
+    most_cells: int = 64,
+    longest: int = 9,
+    offsets: bool | None = None,
+    leading: Sizes = (),
+) -> Case:
+    """``offsets``: whether the indices are uint8. All that is not given is random."""
+    reduce = reduce or rng.choice(REDUCES if set(dtypes) <= set(ARITHMETIC) else ("last",))
+    dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
+    leading = leading or random_leading(rng)
+    if offsets is None:
+        offsets = rng.random() < 0.25
+    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
+    while True:
+        geometry = random_geometry(rng, most_cells, longest)
+        case = case_of(rng, geometry, leading, dtype, kind, reduce)
+        if not offsets or case.indices.dtype == torch.uint8:
+            one = rng.random() < 0.7
+            return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
+
+
+def aimed_case(
+    rng: Random, way: str, window: str, offsets: bool, dtype: torch.dtype, reduce: str = ""
+) -> Case:
+    """A call that kernels are made for: one of WAYS, with one of WINDOWS.
+
+    ``reduce`` is random, more often "last", unless given.
+    """
+    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
+    reduce = reduce or rng.choice(("last", "last", "sum"))
+    leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
+    stride = WINDOWS[window][1]
+    while True:
+        dims = rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
+        pooled = [rng.randint(1, 4) for _ in range(dims)]
+        if way == "even rows":
+            pooled[-1] = rng.choice((8, 16))
+        output = [stride * n for n in pooled]
+        if way != "even rows":
+            pooled[-1], more = rng.randint(1, 9), rng.choice((0, 1, -1, stride - 1))
+            output[-1] = max(1, stride * pooled[-1] + more)
+        sizes = ((n,) * dims for n in WINDOWS[window])
+        geometry = Geometry(tuple(pooled), *sizes, tuple(output))
+        case = case_of(rng, geometry, leading, dtype, kind, reduce)
+        if not offsets or case.indices.dtype == torch.uint8:
+            return case.laid_out(layout)
+
+
+def random_limits(rng: Random) -> dict[str, int]:
+    """For one call of the CUDA kernels."""
+    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
+
+
+def random_window(rng: Random, longest: int = 9, most_cells: int = 256) -> Window:
+    dims = rng.choice((1, 2, 3))
+    while True:
+        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
+        if rng.random() < 0.4:  # as most networks have them
+            kernel, stride, padding = rng.choice(((2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 1, 1)))
+            window = [(n,) * dims for n in (kernel, stride, padding, 1)]
+        else:
+            kernels = tuple(rng.randint(1, 5) for _ in range(dims))
+            most = rng.choice((1, 1, 3))
+            window = [
+                kernels,
+                tuple(rng.randint(1, 6) for _ in range(dims)),
+                tuple(rng.randint(0, k // 2) for k in kernels),
+                tuple(rng.randint(1, most) for _ in range(dims)),
+            ]
+        ceil = rng.random() < 0.5
+        pooled = [pooled_size(*axis, ceil) for axis in zip(sizes, *window, strict=True)]
+        if min(pooled) > 0 and math.prod(pooled) <= most_cells:
+            return Window(sizes, *window, ceil)
+
+
+def random_pool(
+    rng: Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256, leading: Sizes = ()
+) -> tuple[Tensor, Window]:
+    window = random_window(rng, longest, most_cells)
+    x = random_input(rng, (*(leading or random_leading(rng)), *window.sizes), dtype)
+    return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window
+
+
+# The table
+
+
 def _draw_unpool(
-    rng: random.Random, dtype: torch.dtype | None = None, *, forward: bool, **chosen: Any
+    forward: bool, offsets: bool, rng: Random, dtype: torch.dtype | None = None, **chosen: Any
 ) -> Call:
-    dtypes = None if dtype is None else (dtype,)
-    return unpool_call(random_case(rng, dtypes=dtypes, **chosen), forward)
+    dtypes = (dtype,) if dtype else ()
+    return unpool_call(random_case(rng, dtypes=dtypes, offsets=offsets, **chosen), forward)
 
 
 def _draw_pool(
-    rng: random.Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
+    rng: Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
 ) -> Call:
     x, window = random_pool(rng, dtype or rng.choice(POOLED), most_cells=most_cells, **chosen)
     return pool_call(x, window, rng.choice(window.index_dtypes()))
 
 
-# What every test of an aspect is given in turn: how to draw a call of each operator. They take a
-# generator, and may be given the dtype, most_cells, longest and leading.
+# How to draw a call of each operator: from a generator and, if given, the dtype, most_cells,
+# longest and leading. All else is random: window, layout, kind of indices and reduce.
 OPERATORS: dict[str, Callable[..., Call]] = {
-    "unpool": functools.partial(_draw_unpool, forward=True, offsets=False),
-    "unpool from offsets": functools.partial(_draw_unpool, forward=True, offsets=True),
-    "gradient": functools.partial(_draw_unpool, forward=False, offsets=False),
-    "gradient from offsets": functools.partial(_draw_unpool, forward=False, offsets=True),
+    "unpool": functools.partial(_draw_unpool, True, False),
+    "unpool from offsets": functools.partial(_draw_unpool, True, True),
+    "gradient": functools.partial(_draw_unpool, False, False),
+    "gradient from offsets": functools.partial(_draw_unpool, False, True),
     "pool": _draw_pool,
 }
 
 
-def distinct(like: Tensor) -> Tensor:
-    """No two elements are near each other, so that maxima stay where they are."""
-    return torch.randperm(like.numel()).reshape(like.shape).to(like) / 8
+# What derivatives are tested of, and under which reduce.
+DIFFERENTIABLE = [
+    (op, reduce) for op in OPERATORS for reduce in REDUCES[: 1 if op == "pool" else 2]
+]
 
 
 def draw_differentiable(
-    operator: str, rng: random.Random, dtype: torch.dtype, **chosen: Any
+    operator: str, rng: Random, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
 ) -> Iterator[Call]:
-    """Small calls, one after another: of pooling, or with an index that is twice in a plane."""
+    """Small calls without end, whose first tensor is distinct.
+
+    No window of a pooling is empty. Unpooling has an index that is twice in a plane.
+    """
+    chosen: dict[str, Any] = {} if operator == "pool" else {"reduce": reduce}
     while True:
+        chosen["leading"] = leading or rng.choice(((3,), (2, 3)))
         call = OPERATORS[operator](rng, dtype, most_cells=12, longest=5, **chosen)
         x, of = call.tensors[0], call.of
-        if x.numel() > 200 or call.values(x).numel() > 200:
-            continue
         if isinstance(of, Window):
-            if not of.has_empty_window:
-                yield replace(call, tensors=(distinct(x),))
-        elif (of.positions.flatten(-of.geometry.dims).sort().values.diff() == 0).any():
-            yield call
-
-
-@dataclass(frozen=True)
-class Example:
-    """A function of overlapping windows, as it is used, for PyTorch to transform."""
-
-    operator: str  # unpool, gradient or pool
-    index_dtype: torch.dtype
-    reduce: str = "last"
-
-    def __str__(self) -> str:
-        return f"{self.operator}-{self.index_dtype}"
-
-    def __call__(self, x: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
-        if self.operator == "unpool":
-            return (F.max_unpool2d(x, *indices, 3, 1, reduce=self.reduce),)
-        if self.operator == "gradient":
-            window = ((4, 4), (3, 3), (1, 1), (0, 0))
-            return (_ops.max_unpool_backward(x, *indices, *window, self.reduce),)
-        return F.max_pool2d(x, 3, 1, return_indices=True, index_dtype=self.index_dtype)
-
-    def values(self, x: Tensor, *indices: Tensor) -> Tensor:
-        """The result that may have a gradient."""
-        return self(x, *indices)[0]
-
-    def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        """What it takes; many indices are the same."""
-        return tuple(batch[0] for batch in self.batches(device))
-
-    def batches(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Five of each, of whole numbers: their sums are the same in any order."""
-        sizes = (2, 2) if self.operator == "unpool" else (4, 4)
-        x = torch.randperm(30 * math.prod(sizes)).reshape(5, 2, 3, *sizes).double().to(device)
-        if self.operator == "pool":
-            return (x,)
-        most = 9 if self.index_dtype == torch.uint8 else 16
-        return x, torch.randint(most, (5, 2, 3, 2, 2), dtype=self.index_dtype, device=device)
-
-
-EXAMPLES = [
-    Example(operator, dtype)
-    for operator in ("unpool", "gradient", "pool")
-    for dtype in INDEX_DTYPES
-]
+            usable = not of.has_empty_window and math.prod(of.sizes) <= 40
+        else:
+            flat = of.positions.flatten(-call.dims).sort().values
+            usable = bool((flat.diff() == 0).any()) and math.prod(of.geometry.output) <= 40
+        if usable:
+            yield replace(call, tensors=(distinct(x), *call.tensors[1:]))

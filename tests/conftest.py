@@ -1,7 +1,4 @@
-"""What all tests run under.
-
-PyTorch is imported by what needs it: the process that hands tests out to others starts sooner.
-"""
+"""What all tests run under: seeds, devices, poisoned memory."""
 
 import os
 import random
@@ -9,12 +6,14 @@ import secrets
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 
-# Of all random inputs: the same from run to run, unless another is asked for, or a fresh one.
-DRAWN = os.environ.get("MAXUNPOOL_SEED", "0")
-SEED = secrets.randbelow(2**31) if DRAWN == "fresh" else int(DRAWN)
-os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for processes that share the work
+# The seed of all random inputs.
+GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
+SEED = secrets.randbelow(2**31) if GIVEN == "fresh" else int(GIVEN)
+os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for the processes of pytest-xdist
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,68 +21,68 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ["MAXUNPOOL_ALL"] = str(int(config.getoption("--all")))  # read by cases.py
+    os.environ["MAXUNPOOL_ALL"] = str(int(config.getoption("--all")))  # for cases.py
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    lines = [f"random inputs of seed {SEED}: MAXUNPOOL_SEED={SEED} repeats them, fresh draws one"]
+    lines = [
+        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
+    ]
     if not config.getoption("--all"):
         lines.append("left out: slow tests, and most of the random cases; make test-all has them")
     return lines
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if config.getoption("--all"):
-        return
-    config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if not config.getoption("--all"):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
-def numbers_for(node: pytest.Item, what: str = "") -> random.Random:
-    """Of one test, so that it fails alike when run alone."""
-    return random.Random(f"{SEED} {node.nodeid}{what}")
+def generator(node: pytest.Item, purpose: str = "") -> random.Random:
+    """Seeded by the test's name, so that a test draws the same inputs when it is run alone."""
+    return random.Random(f"{SEED} {node.nodeid}{purpose}")
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers of the test's own."""
-    return numbers_for(request.node)
+    """The test's own random numbers."""
+    return generator(request.node)
 
 
-LOW, WIDE = "cuda, low limits", "cuda, 64-bit offsets"
+# Limits at which a GPU does small tensors as it does large ones, and as it does huge ones.
+LIMITS = {
+    "cuda, low limits": {"max_32bit_offset": 2**31, "small_bytes": 0},
+    "cuda, 64-bit offsets": {"max_32bit_offset": 1},
+}
 
 
 @pytest.fixture(
-    params=["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in ("cuda", LOW, WIDE))]
+    params=["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in ("cuda", *LIMITS))]
 )
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each device; and a GPU where small tensors go the ways of large ones, and of huge ones."""
-    if request.param not in (LOW, WIDE):
+    """Each device, the GPU under several limits; those that are not in LIMITS are random."""
+    if request.param not in LIMITS:
         yield request.param
         return
     from cases import random_limits
 
     from maxunpool_cuda import _C
 
-    narrow = {"narrow": 1} if request.param == WIDE else {"narrow": 2**31, "small_bytes": 0}
-    _C.set_cuda_limits(**random_limits(numbers_for(request.node, " limits")) | narrow)
+    drawn = random_limits(generator(request.node, " limits"))
+    _C.set_cuda_limits(**drawn | LIMITS[request.param])
     yield "cuda"
     _C.set_cuda_limits()
 
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
-    """What the generators that everybody shares give is the test's own as well."""
-    import numpy as np
-    import torch
-
-    seed = numbers_for(request.node, " shared").getrandbits(32)
+    """The generators that all share are seeded for each test."""
+    seed = generator(request.node, " shared").getrandbits(32)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -91,7 +90,7 @@ def seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    """No test finds what another has compiled, nor its count towards the limit of such."""
+    """What a test has compiled is forgotten, and does not count towards the limit in the next."""
     yield
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
@@ -99,9 +98,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Fill uninitialized memory: what a kernel leaves unwritten is NaN, or the largest integer."""
-    import torch
-
+    """Uninitialized memory is filled: an output left unwritten is NaN or the largest integer."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -111,11 +108,9 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def as_torch_runs(poisoned_memory: None) -> Iterator[None]:
-    """What torch.nn's unpooling runs under, to the same bits every time."""
-    import torch
-
-    torch.use_deterministic_algorithms(False)  # under which it raises
+    """Makes torch.nn's unpooling deterministic."""
+    torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # in more, any of the values that have the same index may win
+    torch.set_num_threads(1)  # with more threads any of the values that share an index may win
     yield
     torch.set_num_threads(threads)

@@ -24,14 +24,9 @@ def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) 
     dims = len(output_size)
     rows, targets = _planes(input, dims), _index_planes(indices, dims)
     result = np.zeros((len(rows), math.prod(output_size), rows.shape[-1]), np.uint8)
-    adder = _Adder(input.dtype)
     for out, row, target in zip(result, rows, targets, strict=True):
-        values = [] if reduce == "last" else adder.read(row)
         for at, cells in _cells_of(target).items():
-            if reduce == "last":
-                out[at] = row[cells[-1]]
-            else:
-                out[at] = adder.total([values[j] for j in cells], mean=reduce == "mean")
+            out[at] = row[cells[-1]] if reduce == "last" else _total(row[cells], input.dtype)
     return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), input.dtype)
 
 
@@ -41,14 +36,9 @@ def max_unpool_backward(
     dims = len(output_size)
     grads, targets = _planes(grad_output, dims), _index_planes(indices, dims)
     result = np.zeros((*targets.shape[:2], grads.shape[-1]), np.uint8)
-    adder = _Adder(grad_output.dtype)
     for out, grad, target in zip(result, grads, targets, strict=True):
         for at, cells in _cells_of(target).items():
-            if reduce == "mean":
-                (value,) = adder.read(grad[at : at + 1])
-                out[cells] = adder.write(adder.divide(value, len(cells)))
-            else:
-                out[cells if reduce == "sum" else cells[-1]] = grad[at]
+            out[cells if reduce == "sum" else cells[-1]] = grad[at]
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
 
 
@@ -146,34 +136,15 @@ def _from_bytes(array: np.ndarray, shape: Sizes, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(array.reshape(-1)).view(dtype).reshape(shape)
 
 
-class _Adder:
-    """Sums and means of elements: integers wrap in 64 bits, half types add in float32."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.integral = not (dtype.is_floating_point or dtype.is_complex)
-        double = dtype in (torch.float64, torch.complex128)
-        self.scalar = int if self.integral else np.float64 if double else np.float32
-
-    def read(self, rows: np.ndarray) -> list[tuple]:
-        """The elements, each as its real and (if complex) imaginary part."""
-        values = torch.from_numpy(rows.copy().reshape(-1)).view(self.dtype)
-        parts = torch.view_as_real(values) if self.dtype.is_complex else values[:, None]
-        return [tuple(self.scalar(part) for part in element) for element in parts.tolist()]
-
-    def total(self, values: list[tuple], mean: bool) -> np.ndarray:
-        """The bytes of a sum, or of a mean."""
-        sums = tuple(self.scalar(0) for _ in values[0])
-        for value in values:
-            sums = tuple(s + v for s, v in zip(sums, value, strict=True))
-        if self.integral:
-            sums = tuple((s + 2**63) % 2**64 - 2**63 for s in sums)
-        return self.write(self.divide(sums, len(values)) if mean else sums)
-
-    def divide(self, value: tuple, count: int) -> tuple:
-        return tuple(v // count if self.integral else v / self.scalar(count) for v in value)
-
-    def write(self, value: tuple) -> np.ndarray:
-        if self.integral:
-            return np.array(value, np.int64).view(np.uint8)[: self.dtype.itemsize]
-        return as_bytes(torch.tensor(np.array(value)).to(self.dtype.to_real())).numpy()
+def _total(rows: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The bytes of a sum: integers wrap in 64 bits, half types add in float32."""
+    values = torch.from_numpy(rows.copy().reshape(-1)).view(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        wrapped = (sum(values.tolist()) + 2**63) % 2**64 - 2**63
+        return np.array([wrapped], np.int64).view(np.uint8)[: dtype.itemsize]
+    double = dtype in (torch.float64, torch.complex128)
+    elements = torch.view_as_real(values) if dtype.is_complex else values[:, None]
+    total = np.zeros(elements.shape[1], np.float64 if double else np.float32)
+    for element in elements.tolist():
+        total = total + np.array(element, total.dtype)
+    return as_bytes(torch.from_numpy(total).to(dtype.to_real())).numpy()

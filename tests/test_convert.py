@@ -1,13 +1,20 @@
-"""Models whose pools and unpools are replaced do what they did."""
+"""Which modules of a model are replaced and put back, how, and why others are not.
 
+What a converted model computes: test_published.
+"""
+
+import contextlib
 import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from cases import INDEX_DTYPES, same
-from networks import NETWORKS, POOLS, UNPOOLS, PoolAndUnpool, Shared, results, returned_dtypes
-from torch import Tensor, nn
+from networks import POOLS, UNPOOLS, PoolAndUnpool, returned_dtypes
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import maxunpool_cuda
 from maxunpool_cuda import (
@@ -16,70 +23,15 @@ from maxunpool_cuda import (
     MaxUnpool1d,
     MaxUnpool2d,
     MaxUnpool3d,
+    converted,
     replace_max_pooling,
-    replace_max_unpool,
+    restore_max_pooling,
 )
 
 THEIRS = POOLS + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
 pytestmark = pytest.mark.usefixtures("as_torch_runs")
-
-
-def agree(got: list[Tensor], expected: list[Tensor], exact: int | None = None) -> None:
-    """Bit for bit, or so many of them, and others but for the order in which sums are added up."""
-    # Of the output and the input's gradient: a bias before a batch norm gets nothing but rounding.
-    assert all(bool(tensor.any()) for tensor in expected[:2])
-    exact = len(expected) if exact is None else exact
-    assert all(map(same, got[:exact], expected[:exact]))
-    torch.testing.assert_close(got[exact:], expected[exact:], check_stride=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *((name, "contiguous") for name in NETWORKS),
-        *((name, "channels_last") for name, (_, shape) in NETWORKS.items() if len(shape) == 4),
-    ],
-)
-def test_networks(name: str, layout: str, device: str) -> None:
-    make, shape = NETWORKS[name]
-    model, x = make().to(device), torch.randn(shape, device=device)
-    if layout == "channels_last":
-        model = model.to(memory_format=torch.channels_last)
-        x = x.to(memory_format=torch.channels_last)
-    # The unpools' gradients are channels_last here and contiguous in torch.nn, and convolutions
-    # add up the two in another order; on a GPU those of the forward as well.
-    exact = 0 if device == "cuda" else 1 if layout == "channels_last" else None
-    if exact is not None:
-        model, x = model.double(), x.double()
-    converted, tried = copy.deepcopy(model), copy.deepcopy(model)
-    assert replace_max_pooling(converted) == {}
-    agree(results(converted, x), results(model, x), exact)
-    assert set(returned_dtypes(model).values()) == {torch.int64}
-    assert set(returned_dtypes(converted).values()) == {torch.uint8}
-    for module, other in zip(model.modules(), converted.modules(), strict=True):
-        plain = isinstance(module, POOLS) and not module.return_indices
-        assert (type(other) in OURS) == (type(module) in THEIRS and not plain)
-    model.load_state_dict(converted.state_dict())
-    assert replace_max_pooling(tried, example=(x,)) == {}
-    assert returned_dtypes(tried) == returned_dtypes(converted)
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_overlapping_windows(dims: int) -> None:
-    """torch.nn's output, and where it gives losers a gradient, that of unpooling int64 indices."""
-    model, x = PoolAndUnpool(dims, 3, 2, 1), torch.randn(2, 3, *(40, 9, 6)[:dims])
-    with_torch = results(model, x)
-    given: dict[torch.dtype, list[Tensor]] = {}
-    for dtype in INDEX_DTYPES:
-        assert replace_max_pooling(model, dtype) == {}
-        assert returned_dtypes(model) == {"pool": dtype}
-        given[dtype] = results(model, x)
-    assert same(given[torch.int64][0], with_torch[0])
-    assert not all(map(torch.allclose, given[torch.int64], with_torch))
-    agree(given[torch.int32], given[torch.int64])
-    agree(given[torch.uint8], given[torch.int64])
 
 
 class OwnUnpool(nn.MaxUnpool2d):
@@ -90,6 +42,10 @@ class OwnPool(nn.MaxPool2d):
     pass
 
 
+class OwnOfOurs(MaxPool2d):
+    pass
+
+
 class Foreign(nn.modules.pooling._MaxUnpoolNd):
     """As another library's, none of torch.nn's three."""
 
@@ -97,8 +53,18 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
     padding = (0, 0)
 
 
+def state(model: nn.Module) -> list[Any]:
+    """Of all its modules: which they are, their classes and their attributes, hooks among them."""
+    return [(id(m), type(m), copy.copy(m.__dict__), [*m._forward_hooks]) for m in model.modules()]
+
+
 def pool(*window: Any, of: type = nn.MaxPool2d, **options: Any) -> nn.Module:
     return of(*window, return_indices=True, **options)
+
+
+def round_trip() -> nn.Sequential:
+    """A pool with indices, an unpool and a pool without."""
+    return nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(3, 2))
 
 
 def with_stride(module: nn.Module, stride: Any) -> nn.Module:
@@ -106,190 +72,206 @@ def with_stride(module: nn.Module, stride: Any) -> nn.Module:
     return module
 
 
-EVERY_POOL = tuple(pool(2, of=rank) for rank in POOLS)
 EVERY_UNPOOL = tuple(unpool(2) for unpool in UNPOOLS)
-NO_PLACE = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
-FOREIGN = "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices"
-NO_UINT8, NO_INT32 = {torch.uint8}, {torch.uint8, torch.int32}
-# Modules; and why the first, and no other, does not return indices of which dtypes.
-CASES: list[tuple[tuple[nn.Module, ...], str, set[torch.dtype]]] = [
-    (
-        (pool(17, 2), nn.MaxUnpool2d(17, 2)),
-        "kernel_size (17, 17) has more than 256 elements",
-        NO_UINT8,
-    ),
-    ((pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)), "dilation (1, 2) is not 1", NO_UINT8),
-    *(
-        (
-            (pool(*window), unpool, pool(unpool.kernel_size, unpool.stride, unpool.padding)),
-            NO_PLACE(*window),
-            NO_UINT8,
+# Modules, by the reason why the first of the pools, and no other, does not return uint8 indices.
+NOT_UINT8 = {
+    "kernel_size (17, 17) has more than 256 elements": (pool(17, 2), nn.MaxUnpool2d(17, 2)),
+    "dilation (1, 2) is not 1": (pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
+    **{
+        f"no MaxUnpool2d has kernel_size {window[0]}, stride {window[1]} and padding {window[2]}": (
+            pool(*window),
+            unpool,
+            pool(unpool.kernel_size, unpool.stride, unpool.padding),
         )
         for window, unpool in (
             (((2, 2), (2, 2), (0, 0)), nn.MaxUnpool2d((2, 3), 2)),
             (((3, 2), (3, 2), (0, 0)), nn.MaxUnpool2d((3, 2), (3, 3))),
             (((3, 3), (2, 2), (1, 1)), nn.MaxUnpool2d(3, 2)),
         )
+    },
+}
+# Nor int32 ones; what concerns one number of dimensions leaves pools of another alone.
+NOT_SMALL = {
+    "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices": (
+        *(pool(2), pool(2, of=nn.MaxPool1d), pool(2, of=nn.MaxPool3d)),
+        *(*EVERY_UNPOOL, OwnUnpool(2)),
     ),
-    (  # which concerns the pools of its rank
-        (EVERY_POOL[1], EVERY_POOL[0], EVERY_POOL[2], *EVERY_UNPOOL, OwnUnpool(2)),
-        "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices",
-        NO_INT32,
+    "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices": (
+        *(pool(2), *EVERY_UNPOOL, Foreign()),
     ),
-    *(((each, *EVERY_UNPOOL, Foreign()), FOREIGN, NO_INT32) for each in EVERY_POOL),
-    (
-        (pool(2, of=OwnPool), pool(2), nn.MaxUnpool2d(2)),
-        "OwnPool, a subclass, is left alone",
-        NO_INT32,
-    ),
-    *(
-        (
-            (EVERY_POOL[dims], *EVERY_UNPOOL[:dims], *EVERY_UNPOOL[dims + 1 :]),
-            f"there is no MaxUnpool{dims + 1}d to take the indices",
-            NO_INT32,
+    **{
+        f"there is no MaxUnpool{dims}d to take the indices": (
+            *(pool(2, of=POOLS[dims - 1]), *EVERY_UNPOOL[: dims - 1], *EVERY_UNPOOL[dims:]),
         )
-        for dims in range(3)
-    ),
-    # Windows are the same however they are written; None is in pickles of old modules.
-    *(
-        (modules, "", set())
-        for modules in (
-            (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2)),
-            (pool((3,)), nn.MaxUnpool2d(3)),
-            (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
-            (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
-            (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
-            *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
-        )
-    ),
+        for dims in (1, 2, 3)
+    },
+}
+# Windows are the same however they are written; None is in pickles of old modules.
+FINE = (
+    (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
+    (pool((3,)), nn.MaxUnpool2d(3)),
+    (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
+    (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
+    (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
+    *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
+)
+CASES = [
+    *((modules, reason, {torch.uint8}) for reason, modules in NOT_UINT8.items()),
+    *((modules, reason, {torch.uint8, torch.int32}) for reason, modules in NOT_SMALL.items()),
+    *((modules, "fine", set()) for modules in FINE),
 ]
 
 
+def left_alone(model: nn.Sequential) -> dict[str, str]:
+    """The reasons of subclasses, which hold for every dtype."""
+    bases = {OwnPool: "MaxPool2d", OwnUnpool: "MaxUnpool2d", Foreign: "_MaxUnpoolNd"}
+    return {
+        path: f"{type(module).__name__}, a subclass of {bases[type(module)]}, is left alone"
+        for path, module in model.named_children()
+        if type(module) in bases and getattr(module, "return_indices", True)
+    }
+
+
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("modules", "reason", "refused"), CASES, ids=[reason or "fine" for _, reason, _ in CASES]
-)
+@pytest.mark.parametrize(("modules", "reason", "refused"), CASES, ids=[case[1] for case in CASES])
 def test_which_pools_return_what(
     modules: tuple[nn.Module, ...], reason: str, refused: set[torch.dtype], dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(*copy.deepcopy(modules))
-    reasons = {"0": reason} if dtype in refused else {}
+    before = state(model)
+    reasons = ({"0": reason} if dtype in refused else {}) | left_alone(model)
     for _ in range(2):
         assert replace_max_pooling(model, dtype) == reasons
         returned = returned_dtypes(model)
         assert returned == {n: torch.int64 if n in reasons else dtype for n in returned}
-    for module, before in zip(model, map(type, modules), strict=True):
-        assert type(module) is (OURS[THEIRS.index(before)] if before in THEIRS else before)
+    for module, kind in zip(model, map(type, modules), strict=True):
+        assert type(module) is (OURS[THEIRS.index(kind)] if kind in THEIRS else kind)
+    if all(type(module) not in OURS for module in modules):
+        assert restore_max_pooling(model) is model
+        assert state(model) == before
 
 
-def test_pools_that_nobody_is_seen_to_take_the_indices_of() -> None:
-    """They keep what they return, which is not always int64; in a list or alone, by one name."""
+def test_subclasses() -> None:
+    """They are named; this package's only if they do not do what is asked for."""
+    model = nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2))
+    for dtype in INDEX_DTYPES:
+        assert replace_max_pooling(model, dtype) == left_alone(model)
+        assert len(left_alone(model)) == 3
+    own = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
+    assert replace_max_pooling(own, torch.int32) == {}
+    assert replace_max_pooling(own) == {"": "OwnOfOurs, a subclass of MaxPool2d, is left alone"}
+    assert own.index_dtype == torch.int32
+
+
+def test_the_default_is_int64_and_needs_no_unpool() -> None:
+    """Without an unpool, pools keep what they return, which is not always int64."""
     for before in INDEX_DTYPES:
         lonely = pool(2, of=MaxPool2d, index_dtype=before)
         for after in INDEX_DTYPES:
             kept = after not in (before, torch.int64)
             assert list(replace_max_pooling(copied := copy.deepcopy(lonely), after)) == [""] * kept
             assert copied.index_dtype == (before if kept else after)
+        assert replace_max_pooling(lonely) == {}
+        assert lonely.index_dtype == torch.int64
     model = nn.Module()
     model.first = model.second = nn.Sequential(pool(2))
-    assert list(replace_max_pooling(model)) == ["first.0"]
+    assert list(replace_max_pooling(model, torch.uint8)) == ["first.0"]
     unpool = nn.MaxUnpool3d(2)
     assert replace_max_pooling(unpool) == {}
     assert type(unpool) is MaxUnpool3d
 
 
-def test_plain_pools_are_replaced_on_demand() -> None:
-    """Without indices: the backward of ours keeps bytes."""
-    pools = (nn.MaxPool1d(2), nn.MaxPool1d(2, return_indices=False), OwnPool(2))
-    model = nn.Sequential(*pools, nn.MaxUnpool1d(2))
-    assert replace_max_pooling(model) == {}
-    assert [*map(type, model)] == [nn.MaxPool1d, nn.MaxPool1d, OwnPool, MaxUnpool1d]
-    assert replace_max_pooling(model, torch.int32, plain_pools=True) == {}
-    assert [*map(type, model)] == [MaxPool1d, MaxPool1d, OwnPool, MaxUnpool1d]
+def test_pools_without_indices() -> None:
+    """They are replaced, and what backward needs of them are bytes."""
+    model = nn.Sequential(nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32))
+    assert replace_max_pooling(model, torch.uint8) == {}
+    assert [*map(type, model)] == [MaxPool1d, MaxPool1d]
+    assert [module.index_dtype for module in model] == [torch.int64, torch.int32]
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        model[:2](torch.rand(1, 8, requires_grad=True))
+        model(torch.rand(1, 8, requires_grad=True))
     assert [t.dtype for t in kept] == [torch.uint8] * 2
 
 
+def test_reduce() -> None:
+    """It is given to all unpools but subclasses; without it, this package's keep theirs."""
+    model = nn.Sequential(nn.MaxUnpool2d(2), nn.Sequential(nn.MaxUnpool1d(3)), OwnUnpool(2))
+    model.append(MaxUnpool3d(2, reduce="sum"))
+    assert replace_max_pooling(model) == left_alone(model)
+    unpools = [model[0], model[1][0], model[3]]
+    assert [unpool.reduce for unpool in unpools] == ["last", "last", "sum"]
+    for reduce in ("sum", "last"):
+        assert replace_max_pooling(model, reduce=reduce) == left_alone(model)
+        assert [unpool.reduce for unpool in unpools] == [reduce] * 3
+    assert not hasattr(model[2], "reduce")
+
+    class OwnSum(MaxUnpool1d):
+        pass
+
+    own, reasons = OwnSum(2, reduce="sum"), {"": "OwnSum, a subclass of MaxUnpool1d, is left alone"}
+    assert replace_max_pooling(own) == replace_max_pooling(own, reduce="sum") == {}
+    assert replace_max_pooling(own, reduce="last") == reasons
+
+
 def test_modules_stay_the_same_objects() -> None:
-    model, x = Shared().eval(), torch.rand(2, 3, 11, 9)
-    model.pool.note = "mine"
+    """With their hooks and all else, replaced, restored and meanwhile; shared ones, too."""
+    model = nn.ModuleDict({"pool": pool(2), "deep": nn.Sequential(nn.MaxUnpool2d(2))}).eval()
+    model["again"], model.listed, model["pool"].note = model["pool"], [*model["deep"]], "mine"
     calls: list[torch.dtype] = []
-    model.pool.register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
-    expected, modules = model(x), list(model.modules())
-    assert replace_max_pooling(model) == {}
-    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
-    assert [model.again, model.deep["unpool"]] == model.listed == [model.pool, modules[-1]]
-    assert (model.pool.note, model.training, model.pool.training) == ("mine", False, False)
-    assert same(model(x), expected)
-    assert calls == [torch.int64] * 2 + [torch.uint8] * 2
+    model["pool"].register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
+    before = state(model)
+
+    def check_replaced(dtype: torch.dtype) -> None:
+        assert [id(module) for module in model.modules()] == [entry[0] for entry in before]
+        assert model["again"] is model["pool"]
+        assert model.listed[0] is model["deep"][0]
+        assert [type(model["pool"]), type(model.listed[0])] == [MaxPool2d, MaxUnpool2d]
+        assert (model["pool"].training, model["pool"].note) == (False, "mine")
+        assert model["again"](torch.rand(1, 4, 4))[1].dtype == dtype
+
+    for dtype in INDEX_DTYPES:
+        assert replace_max_pooling(model, dtype) == {}
+        check_replaced(dtype)
+        assert restore_max_pooling(model) is model
+        assert state(model) == before
+        with converted(model, dtype) as given:
+            assert given is model
+            check_replaced(dtype)
+        assert state(model) == before
+    assert calls == [dtype for dtype in INDEX_DTYPES for _ in range(2)]
 
 
-DTYPES = "index_dtype to be torch.int64, .* but got "
-EXAMPLE = "example to be a tuple of the model's positional arguments, or a Tensor, but got {}$"
-REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     *(
-        (replace_max_pooling, {"index_dtype": wrong}, ValueError, DTYPES)
+        ({"index_dtype": wrong}, ValueError, "index_dtype to be torch.int64, .* but got ")
         for wrong in (torch.int16, torch.float32, "uint8", None)
     ),
-    *(
-        (replace_max_pooling, {"example": wrong}, TypeError, EXAMPLE.format(type(wrong).__name__))
-        for wrong in ([torch.rand(1, 4, 4)], {"x": 1}, "x", 3)
-    ),
-    *(
-        (function, {"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list")
-        for function in (replace_max_pooling, replace_max_unpool)
-    ),
-    (replace_max_unpool, {"reduce": "first"}, ValueError, "reduce .* but got 'first'"),
+    ({"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list"),
+    ({"reduce": "first"}, ValueError, "reduce .* but got 'first'"),
 ]
 
 
-@pytest.mark.parametrize(("function", "wrong", "exception", "words"), REFUSED)
-def test_what_is_refused(
-    function: Any, wrong: dict[str, Any], exception: type[Exception], words: str
-) -> None:
-    model = nn.Sequential(pool(2), nn.MaxUnpool2d(2))
-    with pytest.raises(exception, match=f"^{function.__name__}: expected {words}"):
-        function(**{"model": model, **wrong})
-    assert [*map(type, model)] == [nn.MaxPool2d, nn.MaxUnpool2d]
-
-
-def test_replace_max_unpool() -> None:
-    model = nn.Sequential(
-        nn.MaxUnpool2d(2),
-        nn.Sequential(nn.MaxUnpool1d(3, 2, 1), nn.ReLU()),
-        MaxUnpool3d(2, reduce="mean"),
-        OwnUnpool(2),
-    )
-    modules = list(model.modules())
-    assert replace_max_unpool(model) is model
-    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
-    types = [nn.Sequential, MaxUnpool2d, nn.Sequential, MaxUnpool1d, nn.ReLU, MaxUnpool3d]
-    assert [*map(type, modules)] == [*types, OwnUnpool]
-    replaced = [model[0], model[1][0], model[2]]
-    assert (replaced[1].stride, replaced[1].padding) == ((2,), (1,))
-    # A reduce that is given is given to our own as well, else these keep theirs.
-    assert [module.reduce for module in replaced] == ["last", "last", "mean"]
-    for reduce in ("sum", "last"):
-        replace_max_unpool(model, reduce=reduce)
-        assert [module.reduce for module in replaced] == [reduce] * 3
-    assert not hasattr(model[3], "reduce")
-    replace_max_pooling(replace_max_unpool(model[2], reduce="mean"))
-    assert model[2].reduce == "mean"
-
-
-class Functional(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
-        return nn.functional.max_unpool2d(pooled, indices, 2)
+@pytest.mark.parametrize(("wrong", "exception", "words"), REFUSED)
+def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], words: str) -> None:
+    model = round_trip()
+    before, arguments = state(model), {"model": model, **wrong}
+    with pytest.raises(exception, match=f"^replace_max_pooling: expected {words}"):
+        replace_max_pooling(**arguments)
+    with (
+        pytest.raises(exception, match=f"^converted: expected {words}"),
+        converted(**arguments),
+    ):
+        pytest.fail("it is not entered")
+    assert state(model) == before
+    if "model" in wrong:
+        with pytest.raises(exception, match=f"^restore_max_pooling: expected {words}"):
+            restore_max_pooling(**wrong)
 
 
 NOTHING = {
-    "functional": Functional,
+    "neither": lambda: nn.Linear(1, 1),
     "scripted": lambda: torch.jit.script(nn.Sequential(pool(2))),
     "subclasses": lambda: nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2)),
-    "plain": lambda: nn.Sequential(nn.MaxPool2d(2)),
 }
 
 
@@ -297,26 +279,152 @@ NOTHING = {
 @pytest.mark.parametrize("case", NOTHING)
 def test_a_warning_where_there_is_nothing_to_replace(case: str) -> None:
     model = NOTHING[case]()
-    types = [type(module) for module in model.modules()]
-    with pytest.warns(UserWarning, match=r"^replace_max_unpool: .* but got ") as unpools:
-        assert replace_max_unpool(model) is model
-    with pytest.warns(UserWarning, match=r"^replace_max_pooling: .* but got ") as pools:
+    before = state(model)
+    with pytest.warns(UserWarning, match=r"^replace_max_pooling: .* but got ") as first:
         assert (replace_max_pooling(model) == {}) == (case != "subclasses")
-    assert [type(module) for module in model.modules()] == types
-    for warned, names in ((unpools, "torch.nn.MaxUnpool1d/2d/3d"), (pools, "MaxPool1d/2d/3d with")):
-        (warning,) = warned
+    with pytest.warns(UserWarning, match=r"^converted: .* but got ") as second, converted(model):
+        pass
+    assert state(model) == before
+    for (warning,) in (first, second):
         assert warning.filename == __file__
         assert type(model).__name__ in str(warning.message)
-        assert names in str(warning.message)
         assert "functions that a forward calls, and scripted modules" in str(warning.message)
-    assert ("plain_pools=True" in str(pools[0].message)) == (case == "plain")
-    assert "plain_pools" not in str(unpools[0].message)
 
 
 def test_no_warning_where_something_is_ours(recwarn: pytest.WarningsRecorder) -> None:
-    for model in (nn.MaxUnpool1d(2), MaxUnpool1d(2), MaxPool1d(2)):
+    for model in (nn.MaxUnpool1d(2), nn.MaxPool1d(2), MaxUnpool1d(2), OwnOfOurs(2)):
         for _ in range(2):
             replace_max_pooling(model)
-    replace_max_unpool(MaxUnpool2d(2))
-    replace_max_pooling(nn.MaxPool1d(2), plain_pools=True)
+        restore_max_pooling(model)
+    restore_max_pooling(nn.Linear(1, 1))
     assert not recwarn.list
+
+
+def test_restoring_what_was_not_torchs_to_begin_with() -> None:
+    """By hand, in part, or from the start: as torch.nn makes it. Subclasses are left alone."""
+    model, other, own = round_trip(), round_trip(), OwnOfOurs(2, index_dtype=torch.uint8)
+    model[0].__class__ = MaxPool2d
+    model[1] = MaxUnpool2d(2)
+    model[2] = MaxPool2d(3, 2, index_dtype=torch.uint8)
+    restore_max_pooling(model)
+    assert [entry[1:] for entry in state(model)[1:]] == [entry[1:] for entry in state(other)[1:]]
+    before = state(own)
+    restore_max_pooling(own)
+    assert state(own) == before
+
+
+@pytest.fixture
+def alone_in_the_world() -> Any:
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
+    """It is refused by name before anything is changed."""
+    sharded = round_trip()
+    replace_max_pooling(sharded, torch.int32)
+    fully_shard(sharded[0], mesh=alone_in_the_world)
+    own = nn.Sequential(pool(2, of=OwnOfOurs, index_dtype=torch.uint8), nn.MaxUnpool2d(2))
+    adds = nn.Sequential(*round_trip(), nn.ModuleDict({"up": MaxUnpool2d(2, reduce="sum")}))
+    replace_max_pooling(adds)
+    for model, reasons in (
+        (adds, {"3.up": "torch.nn has no reduce='sum'"}),
+        (own, {"0": "OwnOfOurs, a subclass of MaxPool2d, would still return torch.uint8 indices"}),
+        (
+            sharded,
+            {"0": "FSDPMaxPool2d, a subclass of MaxPool2d, would still return torch.int32 indices"},
+        ),
+    ):
+        before = state(model)
+        with pytest.raises(ValueError, match=r"^restore_max_pooling: expected ") as caught:
+            restore_max_pooling(model)
+        assert str(caught.value).endswith(f"but got {reasons}")
+        assert state(model) == before
+    with converted(adds, torch.uint8):  # whose end has nothing to do with that
+        pass
+    sharded[0].index_dtype = torch.int64
+    restore_max_pooling(sharded)
+    assert type(sharded[1]) is nn.MaxUnpool2d
+
+
+def test_the_end_of_a_conversion_is_refused_as_a_whole(alone_in_the_world: Any) -> None:
+    model, conversion = round_trip(), contextlib.ExitStack()
+    conversion.enter_context(converted(model, torch.uint8))
+    fully_shard(model[0], mesh=alone_in_the_world)
+    inside = state(model)
+    with pytest.raises(ValueError, match=r"^converted: .* but got \{'0': 'FSDPMaxPool2d'\}$"):
+        conversion.close()
+    assert state(model) == inside
+
+
+def test_only_what_was_done_is_undone() -> None:
+    """Also after an exception, and whatever the body has done to the model."""
+    model = nn.Sequential(*round_trip(), pool(2, of=MaxPool2d, index_dtype=torch.int32))
+    model.append(MaxUnpool2d(3, reduce="sum"))
+    before = state(model)
+
+    def fails() -> None:
+        with converted(model, torch.uint8, reduce="last"):
+            assert {type(module) for module in model} <= set(OURS)
+            assert (model[3].index_dtype, model[4].reduce) == (torch.uint8, "last")
+            model.extend([MaxPool2d(2), nn.MaxPool2d(2)])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert [type(module) for module in model[5:]] == [MaxPool2d, nn.MaxPool2d]
+    del model[5:]
+    assert state(model) == before
+    with converted(model, torch.uint8):
+        removed = model.pop(0)
+        model[0].reduce = "sum"  # which was converted, and
+        model[3].reduce = "last"  # which was not
+    assert type(removed) is nn.MaxPool2d
+    assert model[3].reduce == "last"
+    model[3].reduce = "sum"
+    model.insert(0, removed)
+    assert state(model) == before
+
+
+def test_conversion_inside_of_conversion() -> None:
+    model = round_trip()
+    before = state(model)
+    with converted(model, torch.int32):
+        outer = state(model)
+        with converted(model, torch.uint8, reduce="sum"):
+            assert (model[0].index_dtype, model[1].reduce) == (torch.uint8, "sum")
+        assert state(model) == outer
+        restore_max_pooling(model)
+        assert state(model) == before
+    assert state(model) == before
+    replace_max_pooling(model, torch.int32)
+    with converted(model):
+        restore_max_pooling(model)
+    assert state(model) == before
+
+
+def test_what_was_compiled_is_compiled_anew() -> None:
+    model, x = PoolAndUnpool(2, 2), torch.rand(1, 3, 4, 4)
+    seen: list[torch.dtype] = []
+    model.pool.register_forward_hook(lambda _, __, out: seen.append(out[1].dtype))
+    compiled, expected = torch.compile(model, backend="eager"), model(x)
+    for _ in range(2):
+        assert same(compiled(x), expected)
+        with converted(compiled, torch.uint8):
+            assert same(compiled(x), expected)
+    assert seen == [torch.int64, *[torch.int64, torch.uint8] * 2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_wants_torchs_classes() -> None:
+    """TorchScript, which takes no MaxUnpool of torch.nn's either, and pickles for elsewhere."""
+    model, x = nn.Sequential(nn.ReLU(), pool(2)), torch.rand(1, 4, 4)
+    pickled = pickle.dumps(model)
+    with converted(model):
+        assert b"maxunpool_cuda" in pickle.dumps(model)
+        with pytest.raises(NotImplementedError, match=r"torch\.jit\.script"):
+            torch.jit.script(model)
+    assert pickle.dumps(model) == pickled
+    assert all(map(same, torch.jit.script(model)(x), model(x)))

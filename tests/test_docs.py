@@ -12,39 +12,36 @@ from typing import Any
 import pytest
 
 import maxunpool_cuda
-from maxunpool_cuda import _fusion, _ops, convert, functional, modules, onnx, patch
+from maxunpool_cuda import functional, onnx
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 sys.path += [str(ROOT), str(ROOT / "docs")]  # last: what is installed must not be hidden
 
-from benchmarks import report, tables  # noqa: E402
+from benchmarks import report  # noqa: E402
+
+# All names of the public interface, with what they are.
+PUBLIC = {name: getattr(maxunpool_cuda, name) for name in maxunpool_cuda.__all__}
+PUBLIC |= {f"functional.{name}": of for name, of in vars(functional).items() if "max_" in name[:4]}
+PUBLIC["onnx.translation_table"] = onnx.translation_table
+del PUBLIC["functional"]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [functional, modules, convert, patch, onnx, _fusion, _ops],
-    ids=lambda module: module.__name__,
-)
-def test_docstrings(module: object) -> None:
-    results = doctest.testmod(module)
+@pytest.mark.usefixtures("as_torch_runs")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name: str) -> None:
+    (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name)
+    results = doctest.DocTestRunner().run(test)
     assert results.attempted > 0
     assert results.failed == 0
 
 
-def test_every_public_name_has_an_example() -> None:
-    for name in maxunpool_cuda.__all__:
-        if name != "functional":
-            assert ">>> " in getattr(maxunpool_cuda, name).__doc__, name
-
-
-@pytest.fixture
-def pictures() -> Any:
-    """The program that draws them, which knows what was measured."""
-    pytest.importorskip("matplotlib")
-    return importlib.import_module("pictures")
+def test_every_public_name_is_in_the_reference() -> None:
+    described = re.findall(r":: maxunpool_cuda\.(\S+)$", (ROOT / "docs/api.md").read_text(), re.M)
+    assert sorted(described) == sorted(PUBLIC)
 
 
 def failures(page: Path) -> int:
@@ -55,107 +52,86 @@ def failures(page: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: page.stem
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
 )
-def test_page(page: Path) -> None:
+def test_examples_of_a_page(page: Path) -> None:
     """In a process of its own: a page may change what PyTorch does, and begin a process group."""
+    text = page.read_text()
+    assert not re.search(r"^```python\n(?!>>> )", text, re.M)  # which would not be run
     for package in ("onnxscript", "onnxruntime"):
-        if "onnx.export" in page.read_text():
+        if "onnx.export" in text:
             pytest.importorskip(package)
     done = subprocess.run([sys.executable, __file__, page], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_python_example_runs() -> None:
-    """None is written without a prompt."""
-    for page in PAGES:
-        for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S):
-            assert example.startswith(">>> "), page.name
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    described = re.findall(r":: (\S+)$", (ROOT / "docs/api.md").read_text(), flags=re.M)
-    public = {f"maxunpool_cuda.{name}" for name in maxunpool_cuda.__all__}
-    functions = {
-        f"maxunpool_cuda.functional.{name}" for name in vars(functional) if name.startswith("max_")
-    }
-    public |= functions | {"maxunpool_cuda.onnx.translation_table"}
-    assert sorted(described) == sorted(public - {"maxunpool_cuda.functional"})
 
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
-def words_in(picture: Path) -> list[str]:
-    """matplotlib writes each as a comment beside its outlines, which differ between releases."""
-    return re.findall(r"<!-- (.*?) -->", picture.read_text())
+@pytest.fixture
+def pictures() -> Any:
+    """The program that draws them, which reads what was measured."""
+    pytest.importorskip("matplotlib")
+    return importlib.import_module("pictures")
+
+
+def words_in(folder: Path) -> dict[str, list[str]]:
+    """Of each picture. matplotlib writes them as comments; outlines differ between its releases."""
+    return {path.name: re.findall(r"<!-- (.*?) -->", path.read_text()) for path in folder.iterdir()}
 
 
 def test_pictures_are_those_drawn(pictures: Any, tmp_path: Path) -> None:
     subprocess.run([sys.executable, pictures.__file__, tmp_path], check=True)
-    drawn, published = (
-        {path.name: path for path in folder.glob("*")}
-        for folder in (tmp_path, ROOT / "docs/pictures")
-    )
-    assert drawn.keys() == published.keys()
-    for name, path in drawn.items():
-        assert len(words_in(path)) > 5
-        assert words_in(path) == words_in(published[name]), f"python docs/pictures.py draws {name}"
+    drawn = words_in(tmp_path)
+    assert all(len(words) > 5 for words in drawn.values())
+    assert drawn == words_in(ROOT / "docs/pictures"), "python docs/pictures.py draws them anew"
 
 
 def test_speeds_in_the_readme(pictures: Any) -> None:
-    text = README.read_text()
-    rows = re.findall(r"^\| (.+) \| (0\.\d\d) \|$", text, flags=re.M)
-    assert rows == [
-        (what, f"{pictures.speed(cases):.2f}") for what, cases in pictures.SLOWER.items()
-    ]
-    (claimed,) = re.findall(r"run at (\S+) times torch.nn's speed", text)
-    assert claimed == f"{pictures.speed(next(iter(pictures.FASTER.values()))):.1f}"
-    assert (
-        f"of the {len(pictures.MEASURED['rows'])} calls that were timed falls below 0.9"
-        in " ".join(text.split())
-    )
-    named = pictures.SLOWER.values()
-    unnamed = pictures.ratios(lambda case: not any(wanted(case) for wanted in named))
-    assert min(unnamed) >= 0.9
+    text = " ".join(README.read_text().split())
+    rows = re.findall(r"\| ([^|]+?) +\| (0\.\d\d) \|", text)
+    slower = pictures.SLOWER.items()
+    assert rows == [(what, f"{pictures.speed(cases):.2f}") for what, cases in slower]
+    fastest = pictures.speed(next(iter(pictures.FASTER.values())))
+    assert f"run at {fastest:.1f} times torch.nn's speed" in text
+    calls = len(pictures.MEASURED["rows"])
+    assert f"of the {calls} calls that were timed falls below 0.9" in text
+    assert min(pictures.ratios(lambda case: not any(of(case) for _, of in slower))) >= 0.9
 
 
 def test_memory_in_the_documents() -> None:
     rows = report.load(RESULTS / "amd-epyc-2-threads-training.json")["rows"]
     of = {(row["contender"], row["dtype"]): row for row in rows}
     theirs, ours = of["torch.nn", "float32"], of["uint8", "float32"]
-    indices, peaks = (
-        [f"{row[what] / 2**20:.0f}" for row in (theirs, ours)] for what in ("indices", "peak")
-    )
-    for page in (README, ROOT / "docs/performance.md"):
+    mebibytes = {
+        what: [round(row[what] / 2**20) for row in (theirs, ours)] for what in ("indices", "peak")
+    }
+    for page in (README, PERFORMANCE):
         text = " ".join(page.read_text().split())
-        assert "shrink from {} MiB to {},".format(*indices) in text
-        assert "from {} MiB to {}".format(*peaks) in text
+        assert "shrink from {} MiB to {},".format(*mebibytes["indices"]) in text
+        assert "from {} MiB to {}".format(*mebibytes["peak"]) in text
 
 
 def test_the_table_of_performance(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.families(report.load(RESULTS / "amd-epyc-2-threads.json"))
+    report.families(report.load(RESULTS / "amd-epyc-2-threads.json"))
     _, printed = capsys.readouterr().out.split("\n\n", 1)
-    assert printed.strip() in (ROOT / "docs/performance.md").read_text()
+    assert printed.strip() in PERFORMANCE.read_text()
 
 
 def test_the_map_names_every_file() -> None:
     text = (ROOT / "docs/design.md").read_text()
-    table = text[text.index("## A map") : text.index("The operators stand here")]
-    named: list[Path] = []
-    for row in re.findall(r"^\|[^|]*\|([^|]*)\|", table, flags=re.MULTILINE):
-        folder = ""
-        for path in re.findall(r"`([^`]+)`", row):
-            folder = path[: path.rindex("/") + 1] or folder if "/" in path else folder
-            found = list(ROOT.glob(path if "/" in path else folder + path))
-            assert found, path
-            named += found
-    sources = [*ROOT.glob("csrc/**/*.*"), *ROOT.glob("maxunpool_cuda/*.py")]
-    unnamed = {path.relative_to(ROOT) for path in sources} - {
-        path.relative_to(ROOT) for path in named
-    }
-    assert unnamed == set()
+    (table,) = re.findall(r"^## A map\n.*?\n\n(\|.*?)\n\n", text, re.M | re.S)
+    named: set[Path] = set()
+    for row in re.findall(r"^\|[^|]*\|([^|]*)\|", table, re.M):
+        folder = ""  # that of the name before, in the same row
+        for name in re.findall(r"`([^`]+)`", row):
+            folder = name[: name.rindex("/") + 1] if "/" in name else folder
+            found = set(ROOT.glob(folder + name.removeprefix(folder)))
+            assert found, name
+            named |= found
+    sources = {*ROOT.glob("csrc/**/*.*"), *ROOT.glob("maxunpool_cuda/*.py")}
+    assert {str(path.relative_to(ROOT)) for path in sources - named} == set()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""What surrounds an operator: copies, tracing, checkpoints, autocast, threads, subclasses."""
+"""What surrounds an operator: checkpoints, autocast, threads, subclasses of Tensor, Inductor."""
 
 import copy
-import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from cases import INDEX_DTYPES, same
-from networks import PoolAndUnpool, results, returned_dtypes
+from networks import PoolAndUnpool, results
 from torch import Tensor, nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
@@ -27,7 +28,7 @@ import maxunpool_cuda.functional as F
 def model(request: pytest.FixtureRequest) -> nn.Module:
     """With windows that overlap and windows that do not."""
     model = PoolAndUnpool(2, 3, 2, 1, middle=PoolAndUnpool(2, 2))
-    assert maxunpool_cuda.replace_max_pooling(model, request.param) == {}
+    maxunpool_cuda.replace_max_pooling(model, request.param)
     return model
 
 
@@ -36,70 +37,33 @@ def x() -> Tensor:
     return torch.rand(2, 3, 8, 8, requires_grad=True)
 
 
-def replica(model: nn.Module) -> nn.Module:
-    """As DataParallel makes them."""
-    other = copy.copy(model)
-    pools = {
-        name: getattr(model, name)._replicate_for_data_parallel() for name in ("pool", "unpool")
-    }
-    other._modules = {**model._modules, **pools}
-    return other
-
-
-def with_tensors_elsewhere(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What its backward needs is kept as copies."""
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> int:
-        kept.append(tensor.detach().clone())
-        return len(kept) - 1
-
-    def call(x: Tensor) -> Tensor:
-        with saved_tensors_hooks(pack, kept.__getitem__):
-            out = model(x)
-        # Those of the pools and those of the unpools.
-        assert [t.dtype for t in kept].count(model.pool.index_dtype) == 4
-        return out
-
-    return call
-
-
-WAYS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
-    "deep copy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+WAYS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
     "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
     "reentrant checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=True),
-    # For any batch, and the spatial sizes it was traced with.
+    # For any batch, and the spatial sizes of the example.
     "traced": lambda model: torch.jit.trace(model, torch.rand(3, 3, 8, 8)),
-    "compiled": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
-    "replica": replica,
-    "tensors elsewhere": with_tensors_elsewhere,
 }
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_call_a_model(way: str, model: nn.Module, x: Tensor) -> None:
-    called, expected = WAYS[way](model), results(model, x)
-    assert all(map(same, results(model, x, called), expected))
-    if way in ("deep copy", "pickle"):
-        assert repr(called) == repr(model)
-        assert returned_dtypes(called) == returned_dtypes(model)
+    expected = results(model, x)
+    assert all(map(same, results(model, x, WAYS[way](model)), expected))
 
 
-def test_threads_of_the_caller(model: nn.Module, x: Tensor) -> None:
-    expected, right = results(model, x), []
+def test_saved_tensors_hooks(model: nn.Module, x: Tensor) -> None:
+    """The backward reads copies of the indices that two pools and two unpools saved."""
+    saved: list[torch.dtype] = []
 
-    def work() -> None:
-        own = copy.deepcopy(model)
-        right.append(all(all(map(same, results(own, x), expected)) for _ in range(20)))
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.dtype)
+        return tensor.detach().clone()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True] * 4
+    expected = results(model, x)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert all(map(same, results(model, x), expected))
+    assert saved.count(model.pool.index_dtype) == 4
 
 
 def test_inference_mode(model: nn.Module, x: Tensor) -> None:
@@ -111,66 +75,53 @@ def test_inference_mode(model: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(dtype: torch.dtype, model: nn.Module, x: Tensor) -> None:
-    """The operators take what they are given, in its dtype."""
+    """Operators keep the dtype they are given: a convolution's is that of autocast."""
     with torch.autocast("cpu", dtype):
-        assert model(x).dtype == dtype  # as the convolution makes it
+        output = model(x)
+        assert output.dtype == dtype
         for given in (x, x.to(dtype)):
             values, indices = F.max_pool2d(given, 2, return_indices=True)
             assert values.dtype == F.max_unpool2d(values, indices, 2).dtype == given.dtype
-        loss = model(x).float().sum()
-    loss.backward()
+    output.float().sum().backward()
     assert x.grad.any()
 
 
-def run_alone(script: str, *arguments: str) -> str:
-    """What a program prints that may end the process it runs in."""
-    command = [sys.executable, "-c", script, *arguments]
-    # Not from the root, where the package has no compiled extension.
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr[-2000:]}"
-    return done.stdout
+# Threads and processes
 
 
-BACKWARD_TWICE = """
-import sys, threading, torch, maxunpool_cuda.functional as F
-operator, retain = sys.argv[1], sys.argv[2] == "retain"
-outcomes = []
+def test_threads_of_the_caller(model: nn.Module, x: Tensor) -> None:
+    expected = results(model, x)
 
-def backward(output, barrier, retain_graph):
-    barrier.wait()
-    try:
-        output.backward(retain_graph=retain_graph)
-        outcomes.append("done")
-    except RuntimeError as error:
-        outcomes.append(str(error).split(" (")[0])
+    def work(own: nn.Module) -> bool:
+        return all(all(map(same, results(own, x), expected)) for _ in range(20))
 
-for _ in range(1000):
-    leaf = torch.rand(1, 1, 4, 4, requires_grad=True)
-    if operator == "pool":
-        output = F.max_pool2d(leaf, 2).sum()
-    else:
-        output = F.max_unpool2d(leaf, torch.zeros(1, 1, 4, 4, dtype=torch.int64), 2).sum()
-    barrier = threading.Barrier(2)
-    arguments = [(output, barrier, False), (output, barrier, retain)]
-    threads = [threading.Thread(target=backward, args=each) for each in arguments]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-print(len(outcomes), *sorted(set(outcomes)), sep="; ")
-"""
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, [copy.deepcopy(model) for _ in range(4)]))
 
 
-@pytest.mark.parametrize("retain", ["retain", "release"])
-@pytest.mark.parametrize("operator", ["pool", "unpool"])
-def test_two_threads_run_backward_through_one_graph(operator: str, retain: str) -> None:
-    """The second may find its variables released, which is an error and no more."""
-    count, *outcomes = run_alone(BACKWARD_TWICE, operator, retain).strip().split("; ")
-    assert int(count) == 2000
-    assert set(outcomes) <= {"done", "Trying to backward through the graph a second time"}
-    assert "done" in outcomes
+RELEASED = "Trying to backward through the graph a second time"
+
+
+@pytest.mark.parametrize("unpool", [False, True])
+def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
+    """The second may find its variables released, which raises PyTorch's error."""
+    barrier, outcomes = Barrier(2), set()
+
+    def backward(output: Tensor, retain_graph: bool) -> str:
+        barrier.wait()
+        try:
+            output.backward(retain_graph=retain_graph)
+        except RuntimeError as error:
+            return str(error).split(" (")[0]
+        return "done"
+
+    indices = torch.zeros(1, 1, 4, 4, dtype=torch.int64)
+    with ThreadPoolExecutor(2) as threads:
+        for n in range(2000):
+            x = torch.rand(1, 1, 4, 4, requires_grad=True)
+            output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
+            outcomes |= set(threads.map(backward, (output, output), (False, n % 2 == 0)))
+    assert {"done"} <= outcomes <= {"done", RELEASED}
 
 
 DAEMONS = """
@@ -184,10 +135,7 @@ torch.set_num_threads(1)
 ending, kept, running = Ending(), [], threading.Semaphore(0)
 x = torch.rand(1, 16, 512, 512)
 values, indices = F.max_pool2d(x, 2, return_indices=True)
-work = {
-    "pool": lambda: F.max_pool2d(x, 2),
-    "unpool": lambda: F.max_unpool2d(values, indices, 2),
-}[sys.argv[1]]
+work = lambda: F.max_pool2d(x, 2) if sys.argv[1] == "pool" else F.max_unpool2d(values, indices, 2)
 
 def forever():
     while True:
@@ -201,90 +149,122 @@ for _ in range(6):
 """
 
 
-@pytest.mark.parametrize("work", ["pool", "unpool"])
-def test_daemon_threads_outlive_the_interpreter(work: str) -> None:
-    run_alone(DAEMONS, work)
+@pytest.mark.parametrize("operator", ["pool", "unpool"])
+def test_daemon_threads_outlive_the_interpreter(operator: str) -> None:
+    command = [sys.executable, "-c", DAEMONS, operator]
+    # Not from the root, where the package may have no compiled extension.
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def unpooled(images: list[Tensor]) -> Tensor:
-    """With indices of every dtype."""
-    x = torch.stack(images)
-    pooled = [F.max_pool2d(x, 2, return_indices=True, index_dtype=t) for t in INDEX_DTYPES]
-    return torch.cat([F.max_unpool2d(*each, 2) for each in pooled], 1)
+    return F.max_unpool2d(*F.max_pool2d(torch.stack(images), 2, return_indices=True), 2)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader(start: str) -> None:
     images = list(torch.rand(6, 1, 4, 4))
-    expected = unpooled(images)  # what a fork inherits, too
+    expected = unpooled(images)  # starts threads, which a fork does not inherit
     loader = DataLoader(
-        images, 2, num_workers=2, collate_fn=unpooled, multiprocessing_context=start
+        images, 2, collate_fn=unpooled, num_workers=2, multiprocessing_context=start
     )
     assert same(torch.cat(list(loader)), expected)
 
 
+# Tensors of other kinds
+
+
 class Tagged(Tensor):
-    """A subclass that does nothing but stay itself."""
+    """Results of its functions are Tagged as well; it keeps the functions it was asked for."""
 
-
-class Logged:
-    """No tensor, but it says that it can stand for one."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    asked: list[Any] = []  # noqa: RUF012
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):  # noqa: ANN206, ANN001
-        bare = [a.tensor if isinstance(a, cls) else a for a in args]
-        return function.__name__, function(*bare, **(kwargs or {}))
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        cls.asked.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+POOL = {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
+UNPOOL = {"stride": 2, "padding": 1, "reduce": "sum"}
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
 def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
-    """Each tensor may be one, and every argument reaches who is asked."""
-    shape, options = (2, 3, *[4] * dims), {"stride": 2, "padding": 1}
-    tensors: list[Any] = [torch.rand(shape)]
-    if kind == "pool":
-        options |= {"dilation": 2, "ceil_mode": True, "return_indices": True}
-        options["index_dtype"] = torch.int32
-    else:
-        tensors.append(torch.randint(5, shape))
-        options |= {"output_size": [6] * dims, "reduce": "mean"}  # as only this padding allows
-    function, plain = getattr(F, f"max_{kind}{dims}d"), tensors[which]
+    """Each tensor may be one; it is handed this package's function and all of its arguments."""
+    tensors: list[Tensor] = [torch.rand(2, 3, *[4] * dims)]
+    options: dict[str, Any] = POOL | {"index_dtype": torch.int32}
+    if kind == "unpool":
+        tensors.append(torch.randint(5, tensors[0].shape))
+        options = UNPOOL | {"output_size": [6] * dims}  # as only this padding allows
+    function = getattr(F, f"max_{kind}{dims}d")
     expected = leaves(function(*tensors, 3, **options))
-    tensors[which] = plain.as_subclass(Tagged)
-    results = leaves(function(*tensors, 3, **options))
-    assert {type(tensor) for tensor in results} == {Tagged}
-    assert all(map(same, (tensor.as_subclass(Tensor) for tensor in results), expected))
-    tensors[which] = Logged(plain)
-    name, *results = leaves(function(*tensors, 3, **options))
-    assert name == function.__name__
-    assert all(map(same, results, expected))
+    tensors[which] = tensors[which].as_subclass(Tagged)
+    Tagged.asked.clear()
+    found = leaves(function(*tensors, 3, **options))
+    assert Tagged.asked == [function]
+    assert {type(tensor) for tensor in found} == {Tagged}
+    assert all(map(same, (tensor.as_subclass(Tensor) for tensor in found), expected))
 
 
-QUANTIZED = (torch.quint8, torch.qint8)
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quint8": lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.quint8),
+    "qint8": lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.qint8),
+    "mkldnn": lambda x: x.to_mkldnn(),
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
 @pytest.mark.parametrize(
-    ("dims", "kind"),
-    [*((dims, kind) for dims in (1, 2, 3) for kind in QUANTIZED), (2, "mkldnn"), (3, "mkldnn")],
-    ids=str,
+    ("dims", "kind"), [(d, k) for d in (1, 2, 3) for k in KINDS if (d, k) != (1, "mkldnn")]
 )
-def test_what_torch_pools(dims: int, kind: Any) -> None:
-    """Quantized tensors, and those in MKL-DNN's layout, of which PyTorch has no 1d pooling."""
-    pool = getattr(nn, f"MaxPool{dims}d")
-    model = nn.Sequential(nn.ReLU(), pool(3, 2, 1), pool(2, ceil_mode=True))
-    converted = copy.deepcopy(model)
-    maxunpool_cuda.replace_max_pooling(converted, plain_pools=True)
-    x = torch.rand(2, 3, *[9] * dims) - 0.5
-    x = torch.quantize_per_tensor(x, 0.01, 7, kind) if kind in QUANTIZED else x.to_mkldnn()
-    got, expected = converted(x), model(x)
-    assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
-    if kind in QUANTIZED:
-        assert got.qscheme() == expected.qscheme()
-        assert (got.q_scale(), got.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
-        assert torch.equal(got.int_repr(), expected.int_repr())
-    else:
-        assert same(got.to_dense(), expected.to_dense())
+def test_other_kinds_are_pooled_by_torch(dims: int, kind: str) -> None:
+    """PyTorch has no 1d pooling of mkldnn tensors."""
+    x, name = KINDS[kind](torch.rand(2, 3, *[9] * dims) - 0.5), f"max_pool{dims}d"
+    for window in ((3, 2, 1), (2, None, 0, 1, True)):
+        got, expected = (getattr(of, name)(x, *window) for of in (F, nn.functional))
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
+        plain = Tensor.to_dense if kind == "mkldnn" else Tensor.dequantize
+        assert same(plain(got), plain(expected))
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(F, name)(x, 2, return_indices=True, index_dtype=torch.uint8)
+
+
+# Inductor
+
+
+IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
+TRAINED = IMAGES.clone().requires_grad_()
+WITH_INDICES = lambda x, *window: F.max_pool2d(x, *window, return_indices=True)[0]  # noqa: E731
+INDUCTORS = {
+    "inference": (F.max_pool2d, IMAGES, True),
+    "no_grad": (torch.no_grad()(F.max_pool2d), TRAINED, True),
+    "training": (F.max_pool2d, TRAINED, False),
+    "indices": (WITH_INDICES, IMAGES, False),
+    "integers": (F.max_pool2d, IMAGES.mul(9).long(), False),
+    "1d": (F.max_pool1d, IMAGES[0], False),
+}
+
+
+@pytest.mark.parametrize(("pool", "x", "theirs"), INDUCTORS.values(), ids=INDUCTORS)
+def test_inductor_fuses_plain_2d_pools(
+    pool: Callable[..., Tensor], x: Tensor, theirs: bool
+) -> None:
+    """PyTorch's operator is in its graph; all other pools are this package's."""
+    backend = AotEagerAndRecordGraphs()
+    compiled = torch.compile(pool, backend=backend, fullgraph=True)
+    found, expected = (of(x, 3, 2, 1, 1, True).detach() for of in (compiled, pool))
+    assert same(found, expected)
+    assert found.stride() == expected.stride()
+    (graph,) = backend.fw_graphs
+    (operator,) = (str(n.target) for n in graph.graph.nodes if "max_pool" in str(n.target))
+    assert operator.startswith("aten." if theirs else "maxunpool_cuda.")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_keep_this_packages_pool(strict: bool) -> None:
+    program = torch.export.export(maxunpool_cuda.MaxPool2d(2), (IMAGES,), strict=strict)
+    assert "maxunpool_cuda.max_pool.default" in [str(node.target) for node in program.graph.nodes]

@@ -14,7 +14,7 @@ POOLS = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
 UNPOOLS = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
 # What a module of ours may be told and torch.nn's may not, as its repr has it.
 OWN = {
-    **dict.fromkeys(UNPOOLS, ({"reduce": "mean"}, "reduce='mean'")),
+    **dict.fromkeys(UNPOOLS, ({"reduce": "sum"}, "reduce='sum'")),
     **dict.fromkeys(POOLS, ({"index_dtype": torch.uint8}, "index_dtype=torch.uint8")),
 }
 

@@ -2,18 +2,19 @@
 
 import itertools
 import math
-import random
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from cases import (
     INDEX_DTYPES,
+    LAYOUTS,
     MOVABLE,
     OPERATORS,
     POOLED,
@@ -30,18 +31,18 @@ from cases import (
     random_case,
     random_pool,
     same,
-    some,
+    scaled,
     unpool_call,
     with_a_bad_index,
     with_whole_numbers,
 )
-from reference import default_output_size, pooled_size
+from reference import Sizes, default_output_size
 from torch import Tensor
 
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-DTYPES = [
+TABLE = [
     pytest.param(operator, dtype, marks=[pytest.mark.sanitized] if operator == "pool" else [])
     for operator in OPERATORS
     for dtype in (POOLED if operator == "pool" else MOVABLE)
@@ -53,24 +54,23 @@ def check(case: Case, device: str = "cpu") -> None:
         unpool_call(case, forward).check(device)
 
 
-@pytest.mark.parametrize(("operator", "dtype"), DTYPES, ids=str)
-def test_agrees_with_the_reference(
-    device: str, operator: str, dtype: torch.dtype, rng: random.Random
+@pytest.mark.parametrize(("operator", "dtype"), TABLE, ids=str)
+def test_operators_equal_the_reference(
+    device: str, operator: str, dtype: torch.dtype, rng: Random
 ) -> None:
-    for _ in range(some(25)):
+    for _ in range(scaled(25)):
         OPERATORS[operator](rng, dtype).check(device)
 
 
-LARGE = [{"most_cells": 4000, "longest": longest} for longest in (20, 100, 4000)]
+SIZES = [{"leading": (0, 3)}, *({"most_cells": 4000, "longest": n} for n in (20, 100, 4000))]
 
 
-@pytest.mark.parametrize("chosen", [{"leading": (0, 3)}, *LARGE], ids=str)
+@pytest.mark.parametrize("chosen", SIZES, ids=str)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_empty_batches_and_large_planes(
-    device: str, operator: str, chosen: dict[str, Any], rng: random.Random
+    device: str, operator: str, chosen: dict[str, Any], rng: Random
 ) -> None:
-    """Nothing, or more than a kernel takes at once."""
-    for _ in range(some(4)):
+    for _ in range(scaled(4)):
         OPERATORS[operator](rng, **chosen).check(device)
 
 
@@ -78,66 +78,78 @@ def test_empty_batches_and_large_planes(
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("way", WAYS)
-def test_what_kernels_are_made_for(
-    device: str, way: str, window: str, offsets: bool, rng: random.Random
-) -> None:
-    for _ in range(some(16)):
+def test_usual_windows(device: str, way: str, window: str, offsets: bool, rng: Random) -> None:
+    for _ in range(scaled(16)):
         dtype = rng.choice((torch.uint8, torch.float32, torch.float16, torch.float64))
         check(aimed_case(rng, way, window, offsets, dtype), device)
 
 
-@pytest.mark.cuda
-@pytest.mark.sanitized
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_sums_in_any_order(reduce: str, rng: random.Random) -> None:
-    """By atomics, without deterministic algorithms: whole numbers add up all the same."""
-    torch.use_deterministic_algorithms(False)
-    for _ in range(some(100)):
-        check(with_whole_numbers(random_case(rng, reduce=reduce), rng), "cuda")
+PLANES = [  # sizes of the batch and the channels, and of the pooled planes
+    *(((2, 1), (41, 40)), ((3, 33), (7, 40)), ((1, 1100), (2, 4)), ((1, 1100), (1, 1))),
+    pytest.param((1, 1), (17000,), marks=pytest.mark.slow),
+    pytest.param((1, 1), (85, 105), marks=pytest.mark.slow),
+    pytest.param((1, 1), (17, 16, 18), marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (3, 3, 0)], ids=str)
-@pytest.mark.parametrize("leading", [(3, 33), (2, 1), (1, 1100)], ids=str)
-def test_windows_shared_by_distant_elements(
-    device: str, leading: tuple[int, int], window: tuple[int, int, int], rng: random.Random
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (2, 2, 0), (1, 3, 0)], ids=str)
+@pytest.mark.parametrize(("leading", "pooled"), PLANES, ids=str)
+def test_planes_cut_among_threads_and_blocks(
+    device: str, leading: Sizes, pooled: Sizes, window: tuple[int, int, int], rng: Random
 ) -> None:
-    """A row further on, in a slab that a kernel cuts up."""
-    kernel, stride, padding = ((n, n) for n in window)
-    for pooled in {1: [(41, 40)], 33: [(7, 40)], 1100: [(2, 4), (1, 4), (1, 1)]}[leading[1]]:
-        default = default_output_size(pooled, kernel, stride, padding)
-        output = tuple(max(size, 1) for size in default)
-        geometry = Geometry(pooled, kernel, stride, padding, output)
-        for kind in ("wrapped window", "offset"):
-            case = case_of(rng, geometry, leading, torch.float32, kind)
-            for layout in ("contiguous", "channels_last"):
-                check(case.laid_out(layout), device)
+    """Windows overlap at the cuts, and an index may lie far from its window."""
+    sizes = [(n,) * len(pooled) for n in window]
+    output = tuple(max(n, 1) for n in default_output_size(pooled, *sizes))
+    geometry = Geometry(pooled, *sizes, output)
+    for kind, layout in itertools.product(("own window", "wrapped window", "offset"), LAYOUTS[:2]):
+        case = case_of(rng, geometry, leading, torch.float32, kind, rng.choice(REDUCES))
+        if kind == "own window":
+            flat = case.indices.view(-1)
+            flat[rng.randrange(len(flat))] = rng.randrange(math.prod(output))
+        check(case.laid_out(layout), device)
 
 
-def test_results_of_many_bytes(rng: random.Random) -> None:
-    """They are given huge pages, where there are some."""
+def test_outputs_on_huge_pages(rng: Random) -> None:
     geometry = Geometry((3000,), (400,), (400,), (0,), (1_200_000,))
     check(case_of(rng, geometry, (1, 2), torch.float32, "anywhere"))
 
 
-def test_windows_far_larger_than_the_planes() -> None:
-    """Their extents exceed 64 bits: the last of the duplicates gets the gradient all the same."""
-    grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
-    indices = torch.zeros(1, 2**17, 1, 1, dtype=torch.int64)
-    arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
-    grad_input = _ops.max_unpool_backward(grad_output, indices.unsqueeze(0), *arguments)
-    assert grad_input.flatten().tolist() == [0] * (2**17 - 1) + [1]
-    x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
-    assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
+@pytest.mark.cuda
+@pytest.mark.sanitized
+def test_sums_in_any_order(rng: Random) -> None:
+    """Atomics add in any order if algorithms may be nondeterministic: whole numbers do not mind."""
+    torch.use_deterministic_algorithms(False)
+    for _ in range(scaled(100)):
+        check(with_whole_numbers(random_case(rng, reduce="sum"), rng), "cuda")
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_operators_are_each_others_transpose(reduce: str, rng: Random) -> None:
+    """<A x, y> == <x, A^T y>, exactly: integers wrap on both sides."""
+    for _ in range(scaled(100)):
+        case = random_case(rng, reduce=reduce, dtypes=(torch.int64,))
+        output, grad = (unpool_call(case, forward).on()[0] for forward in (True, False))
+        assert (output * case.grad_output).sum() == (case.input * grad).sum(), case
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+def test_pooled_and_unpooled_maxima_stay_where_they_are(
+    device: str, dtype: torch.dtype, rng: Random
+) -> None:
+    for _ in range(scaled(60)):
+        x, window = random_pool(rng, dtype, most_cells=64)
+        x, dims = x.to(device), len(window.sizes)
+        window = replace(window, dilation=(1,) * dims)  # so that no window is empty
+        _, flat = _ops.max_pool(x, *window.arguments, torch.int64)
+        maxima = torch.zeros(x.shape, dtype=torch.bool, device=device).flatten(-dims)
+        expected = x.where(maxima.scatter(-1, flat.flatten(-dims), True).reshape(x.shape), 0)
+        for index_dtype in INDEX_DTYPES:
+            pooled, indices = _ops.max_pool(x, *window.arguments, index_dtype)
+            unpooled = (window.sizes, *window.arguments[:3], "last")
+            assert same(_ops.max_unpool(pooled, indices, *unpooled), expected), window
 
 
 # Bits
-
-
-def test_negative_zero_and_nan_are_moved_as_they_are() -> None:
-    bits = torch.tensor([0x80000000, 0x7FC12345, 0xFF800000], dtype=torch.uint32)
-    x = bits.view(torch.float32).reshape(1, 3)
-    output = _ops.max_unpool(x, torch.tensor([[1, 2, 4]]), (6,), (2,), (2,), (0,), "last")
-    assert output.view(torch.uint32).tolist() == [[0, *bits[:2].tolist(), 0, int(bits[2]), 0]]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -151,22 +163,27 @@ def test_negative_zero_and_nan_are_moved_as_they_are() -> None:
     ],
     ids=str,
 )
-def test_a_nan_is_pooled_as_it_is(
+def test_a_nan_keeps_its_bits(
     device: str, dtype: torch.dtype, integer: torch.dtype, bits: tuple[int, ...], layout: str
 ) -> None:
+    """Pooled and unpooled, quiet and signalling ones; beside negative zeros, which stay so."""
     for nan in bits:
-        x = torch.zeros(1, 16, 24, 24, dtype=integer)
-        x[..., ::2, 1::2] = nan
-        x = laid_out(x.view(dtype), layout, 2).to(device)
-        assert x.isnan().any()
-        assert bool((F.max_pool2d(x, 2).view(integer) == nan).all())
+        x = torch.full((1, 16, 24, 24), -0.0, dtype=dtype)
+        x.view(integer)[..., ::2, 1::2] = nan
+        x = laid_out(x, layout, 2).to(device)
+        assert x.isnan().sum() == x.numel() // 4
+        pooled, indices = F.max_pool2d(x, 2, return_indices=True)
+        assert bool((pooled.view(integer) == nan).all())
+        assert same(F.max_unpool2d(pooled, indices, 2), x.where(x.isnan(), 0))
+        zeros = torch.full_like(pooled, -0.0)
+        assert F.max_unpool2d(zeros, indices, 2).signbit().equal(x.isnan())
 
 
 # Layouts
 
 
 def layout_of(tensor: Tensor, dims: int) -> str:
-    """As a batch: contiguous, channels_last, or neither."""
+    """The layout of a batch: contiguous, channels_last, or neither."""
     batch = tensor if tensor.dim() == dims + 2 else tensor[None]
     if batch.is_contiguous():
         return "contiguous"
@@ -174,17 +191,18 @@ def layout_of(tensor: Tensor, dims: int) -> str:
     return "channels_last" if batch.is_contiguous(memory_format=format) else "neither"
 
 
-PARTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "whole": lambda x: x,
-    "some channels": lambda x: x[:, ::2],
-    "a chunk of channels": lambda x: x.chunk(2, 1)[1],
-    "a crop": lambda x: x[..., 1:8, 1:],
-    "some images": lambda x: x[::2],
-    "one channel": lambda x: x[:, :1],
-    "transposed": lambda x: x.transpose(-1, -2),
-    "without a batch": lambda x: x[0],
-    "some channels without a batch": lambda x: x[0, ::2],
-    "expanded": lambda x: x[:, :1, ..., :1, :1].expand(x.shape),
+# Parts of a tensor, and the number of dimensions in which they keep channels_last.
+PARTS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "whole": (lambda x: x, (2, 3)),
+    "some channels": (lambda x: x[:, ::2], (2, 3)),
+    "a chunk of channels": (lambda x: x.chunk(2, 1)[1], (2, 3)),
+    "a crop": (lambda x: x[..., 1:8, 1:], (2, 3)),
+    "some images": (lambda x: x[::2], (2, 3)),
+    "without a batch": (lambda x: x[0], (3,)),
+    "some channels without a batch": (lambda x: x[0, ::2], ()),
+    "one channel": (lambda x: x[:, :1], ()),
+    "transposed": (lambda x: x.transpose(-1, -2), ()),
+    "expanded": (lambda x: x[:, :1, ..., :1, :1].expand(x.shape), ()),
 }
 
 
@@ -194,151 +212,71 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_the_layout_is_the_one_that_strides_suggest(
     device: str, dims: int, channels_last: bool, part: str
 ) -> None:
-    """Of pooling, of unpooling and of their gradients: that of torch.nn's pooling."""
+    """All results and gradients have the layout that torch.nn's pooling gives its values."""
     pool, unpool = getattr(F, f"max_pool{dims}d"), getattr(F, f"max_unpool{dims}d")
-    x = torch.rand(4, 8, *[8] * dims, device=device)
-    x = PARTS[part](laid_out(x, "channels_last" if channels_last else "contiguous", dims)).detach()
-    expected = getattr(torch.nn.functional, f"max_pool{dims}d")(x, 2, return_indices=True)
-    kept = layout_of(expected[0], dims)
-    kept_parts = ("whole", "some channels", "a chunk of channels", "a crop", "some images")
-    kept_parts += ("without a batch",) if dims == 3 else ()
-    assert kept == ("channels_last" if channels_last and part in kept_parts else "contiguous")
+    take, keeping = PARTS[part]
+    whole = torch.rand(4, 8, *[8] * dims, device=device)
+    x = take(laid_out(whole, LAYOUTS[channels_last], dims)).detach().requires_grad_()
+    kept = LAYOUTS[channels_last and dims in keeping]
+    assert layout_of(getattr(torch.nn.functional, f"max_pool{dims}d")(x, 2), dims) == kept
     for dtype in INDEX_DTYPES:
-        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
-        for input in (x, leaf) if leaf.stride() == x.stride() else (x,):
-            values, indices = pool(input, 2, return_indices=True, index_dtype=dtype)
-            output = unpool(values, indices, 2, output_size=x.shape[-dims:])
-            assert [layout_of(t, dims) for t in (values, indices, output)] == [kept] * 3
-            assert same(values.detach(), expected[0])
-            # The values' layout is the output's, whatever that of the indices.
-            other = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
-            assert layout_of(other, dims) == "contiguous"
-        if output.requires_grad:
-            # An expanded gradient has no layout of its own.
-            for grad_output in (torch.rand_like(output), output.new_ones(()).expand_as(output)):
-                grads = torch.autograd.grad(output, (values, leaf), grad_output, retain_graph=True)
-                assert [layout_of(grad, dims) for grad in grads] == [kept] * 2
+        values, indices = pool(x, 2, return_indices=True, index_dtype=dtype)
+        output = unpool(values, indices, 2, output_size=x.shape[-dims:])
+        # An expanded gradient has no layout of its own.
+        for grad_output in (torch.rand_like(output), output.new_ones(()).expand_as(output)):
+            grads = torch.autograd.grad(output, (values, x), grad_output, retain_graph=True)
+            results = (values, indices, output, *grads)
+            assert [layout_of(each, dims) for each in results] == [kept] * 5
+        # The layout of an output is that of the values, not of the indices.
+        output = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
+        assert layout_of(output, dims) == "contiguous"
     compiled = torch.compile(pool, backend="aot_eager", fullgraph=True)
-    assert compiled(x, 2).stride() == values.stride()
+    assert compiled(x.detach(), 2).stride() == pool(x.detach(), 2).stride() == values.stride()
 
 
 def test_results_are_fresh_memory(device: str) -> None:
-    """Also of windows that change nothing."""
+    """Also those of windows of one element, which equal the input."""
     x = torch.rand(1, 1, 2, 2, device=device)
-    geometry = Geometry((2, 2), (1, 1), (1, 1), (0, 0), (2, 2))
-    calls = [pool_call(x, Window((2, 2), (1, 1), (1, 1), (0, 0), (1, 1), False), torch.int64)]
-    for indices in (torch.arange(4), torch.zeros(4, dtype=torch.uint8)):
-        case = Case(geometry, "last", x, indices.reshape(1, 1, 2, 2).to(device), x)
-        calls += [unpool_call(case, forward) for forward in (True, False)]
-    for call in calls:
-        values = call.values(x)
-        assert same(values, x)
-        assert values.data_ptr() != x.data_ptr()
+    for index_dtype in INDEX_DTYPES:
+        pooled, indices = F.max_pool2d(x, 1, return_indices=True, index_dtype=index_dtype)
+        backward = _ops.max_unpool_backward(x, indices, (2, 2), (1, 1), (1, 1), (0, 0), "last")
+        for values in (pooled, F.max_unpool2d(x, indices, 1), backward):
+            assert same(values, x)
+            assert values.data_ptr() != x.data_ptr()
 
 
-# Properties
-
-
-def both_ways(case: Case) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    return unpool_call(case, True).values, unpool_call(case, False).values
-
-
-@pytest.mark.parametrize("reduce", ["last", "sum"])
-def test_operators_are_each_others_transpose(reduce: str, rng: random.Random) -> None:
-    """<A x, y> == <x, A^T y>, exactly: integers wrap on both sides."""
-    for _ in range(some(100)):
-        case = random_case(rng, reduce=reduce, dtypes=(torch.int64,))
-        unpool, gradient = both_ways(case)
-        x, y = case.input, case.grad_output
-        assert (unpool(x) * y).sum() == (x * gradient(y)).sum(), case
-
-
-def test_a_gather_after_a_scatter_changes_nothing_more(rng: random.Random) -> None:
-    """Scattered, gathered and scattered again: what was there is there, bit for bit."""
-    for _ in range(some(150)):
-        case = random_case(rng, reduce="last")
-        unpool, gradient = both_ways(case)
-        output = unpool(case.input)
-        gathered = gradient(output)
-        assert same(unpool(gathered), output), case
-        assert same(gradient(output), gathered), case
-
-
-def round_trip(x: Tensor, window: Window, reduce: str, index_dtype: torch.dtype) -> list[Tensor]:
-    """All that pooling and unpooling make of x, but the indices."""
-    dims = len(window.sizes)
-    generator = torch.Generator().manual_seed(0)
-    x = x.detach().requires_grad_(x.dtype.is_floating_point)
-    pooled, indices = getattr(F, f"max_pool{dims}d")(
-        x, *window.arguments, return_indices=True, index_dtype=index_dtype
-    )
-    output = getattr(F, f"max_unpool{dims}d")(
-        pooled, indices, *window.arguments[:3], x.shape, reduce=reduce
-    )
-    if not x.requires_grad:
-        return [pooled, output]
-    weight = torch.randn(output.shape, generator=generator).to(output)
-    grads = torch.autograd.grad(output, (x, pooled), weight, create_graph=True)
-    weight = torch.randn(pooled.shape, generator=generator).to(pooled)
-    return [pooled, output, *grads, *torch.autograd.grad(pooled, x, weight)]
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16], ids=str
-)
-def test_round_trips(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    """Alike for every dtype of indices; the maxima stay where they were, all else is zero."""
-    for _ in range(some(60)):
-        x, window = random_pool(rng, dtype, most_cells=64)
-        if torch.uint8 not in window.index_dtypes():
-            continue
-        x, reduce, dims = x.to(device), rng.choice(REDUCES), len(window.sizes)
-        first, *others = (round_trip(x, window, reduce, t) for t in INDEX_DTYPES)
-        for other in others:
-            for a, b in zip(first, other, strict=True):
-                assert same(a, b), (window, reduce)
-                assert a.stride() == b.stride()
-        if reduce == "last":
-            _, positions = _ops.max_pool(x, *window.arguments, torch.int64)
-            maxima = torch.zeros(x.shape, dtype=torch.bool, device=device).flatten(-dims)
-            maxima = maxima.scatter(-1, positions.flatten(-dims), True).reshape(x.shape)
-            assert same(first[1].detach(), x.where(maxima, 0)), window
-
-
-# Threads and memory
+# Threads
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_threads_do_not_matter(operator: str, rng: random.Random) -> None:
-    """Of windows that overlap: fewer slabs than threads, and more."""
+def test_threads_do_not_matter(operator: str, rng: Random) -> None:
+    """Windows overlap, and planes are fewer than threads, or more."""
     geometry = Geometry((240, 240), (3, 3), (2, 2), (0, 0), (481, 481))
     window = Window((481, 481), (3, 3), (2, 2), (0, 0), (1, 1), True)
+    kind = "offset" if "offsets" in operator else "anywhere"
     before = torch.get_num_threads()
-    try:
-        for leading in ((1, 1), (2, 4)):
-            kind = "offset" if "offsets" in operator else "anywhere"
-            drawn = case_of(rng, geometry, leading, torch.float32, kind)
-            for layout, reduce in itertools.product(("contiguous", "channels_last"), REDUCES):
-                case = replace(drawn, reduce=reduce).laid_out(layout)
-                call = unpool_call(case, operator.startswith("unpool"))
-                if operator == "pool":
-                    call = pool_call(case.grad_output, window, rng.choice(INDEX_DTYPES))
-                found = []
-                for threads in (1, 2, 7):
-                    torch.set_num_threads(threads)
-                    found.append(call.on())
-                for results in found[1:]:
-                    assert all(map(same, results, found[0])), (leading, layout, reduce)
-    finally:
-        torch.set_num_threads(before)
+    for leading, layout, reduce in itertools.product(((1, 1), (2, 4)), LAYOUTS[:2], REDUCES):
+        case = case_of(rng, geometry, leading, torch.float32, kind, reduce).laid_out(layout)
+        call = unpool_call(case, operator.startswith("unpool"))
+        if operator == "pool":
+            call = pool_call(case.grad_output, window, rng.choice(INDEX_DTYPES))
+        found = []
+        try:
+            for threads in (1, 2, 7):
+                torch.set_num_threads(threads)
+                found.append(call.on())
+        finally:
+            torch.set_num_threads(before)
+        for results in found[1:]:
+            assert all(map(same, results, found[0])), (leading, layout, reduce)
 
 
-def printed(script: str, folder: Path) -> str:
-    """By another process, in a folder where the installed package is the one to import."""
+def printed(script: str, folder: Path) -> int:
+    """The number that another process prints, in a folder from which it imports what we do."""
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return int(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -354,38 +292,20 @@ torch.set_num_threads(3)
 _ops.max_unpool(x, indices, (600, 600), (2, 2), (2, 2), (0, 0), "last")
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    assert printed(script, tmp_path) == "2"
+    assert printed(script, tmp_path) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (1, 3, 0)], ids=str)
-@pytest.mark.parametrize("shape", [(35000,), (170, 210), (33, 31, 35)], ids=str)
-def test_few_planes_are_shared_among_threads(
-    shape: tuple[int, ...], window: tuple[int, int, int], rng: random.Random
-) -> None:
-    """Each thread reads the indices whose windows reach its part, and all if one lies elsewhere."""
-    sizes = tuple(pooled_size(n, *window, dilation=1, ceil=False) for n in shape)
-    geometry = Geometry(sizes, *((n,) * len(shape) for n in window), shape)
-    reduce = rng.choice(REDUCES)
-    regular = case_of(rng, geometry, (1, 1), torch.float32, "own window", reduce)
-    stray = regular.indices.clone()
-    stray.view(-1)[rng.randrange(stray.numel())] = rng.randrange(math.prod(shape))
-    for indices in (regular.indices, stray, regular.indices.flip(-1)):
-        check(replace(regular, indices=indices))
+# Sizes
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in /proc")
-@pytest.mark.parametrize(
-    "pooled", [(64, 256, 256), (16, 512, 512), (2048, 40, 50), (8, 4096, 8, 16)], ids=str
-)
+@pytest.mark.parametrize("channels", [16, 64, 2048])
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=str)
 def test_gradients_of_pooled_tensors_need_no_other_memory(
-    pooled: tuple[int, ...], window: tuple[int, int, int], tmp_path: Path
+    channels: int, window: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    """Of indices that lie in their windows, however a tensor is cut up."""
-    if len(pooled) > 3 and window[0] > 2:
-        pytest.skip("in a volume, these windows share an output with too many others")
+    """If indices lie in their windows, however a tensor is cut up."""
     script = f"""
 import torch
 from maxunpool_cuda import _ops
@@ -394,41 +314,43 @@ def peak():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM")) << 10
 
 torch.set_num_threads(2)
-kernel, stride, padding = {window}
-channels, *spatial = {pooled}
-dims = len(spatial)
-format = torch.channels_last if dims == 2 else torch.channels_last_3d
-size = [n * 2 for n in spatial]
-flat = torch.arange(torch.Size(size).numel(), dtype=torch.int32).reshape(size)
-indices = flat[(slice(None, None, 2),) * dims].expand(1, channels, *spatial)
-indices = indices.contiguous(memory_format=format)
-grad = torch.ones(1, channels, *size, dtype=torch.uint8).contiguous(memory_format=format)
-arguments = (size, [kernel] * dims, [stride] * dims, [padding] * dims, "last")
-assert grad.all()
+side = int((2**24 // {channels}) ** 0.5) & ~1
+grad = torch.ones(1, {channels}, side, side, dtype=torch.uint8)
+grad = grad.contiguous(memory_format=torch.channels_last)
+kernel, stride, padding = ((n, n) for n in {window})
+_, indices = _ops.max_pool(grad, kernel, stride, padding, (1, 1), False, torch.int32)
 open("/proc/self/clear_refs", "w").write("5")
 before = peak()
-assert _ops.max_unpool_backward(grad, indices, *arguments).all()
+assert _ops.max_unpool_backward(grad, indices, (side, side), kernel, stride, padding, "last").any()
 print(peak() - before - indices.numel())
 """
-    assert int(printed(script, tmp_path)) < 8 << 20  # a byte for each output would be 16 MiB
+    assert printed(script, tmp_path) < 8 << 20  # a byte for each output would be 16 MiB
+
+
+def test_windows_far_larger_than_the_planes() -> None:
+    """Their extents exceed 64 bits: the last of the duplicates gets the gradient all the same."""
+    grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
+    indices = torch.zeros(1, 1, 2**17, 1, 1, dtype=torch.int64)
+    arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
+    grad_input = _ops.max_unpool_backward(grad_output, indices, *arguments)
+    assert grad_input.flatten().tolist() == [0] * (2**17 - 1) + [1]
+    x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
+    assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 16])
 def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
-    """In one plane (more than an int32 can count), and in a channels-last slab."""
+    """In one plane (more than an int32 can count), and in all channels of a channels-last image."""
     cells = 2**28 // channels + 1
     shape = (1, channels, 1, cells)
-    x = torch.ones(shape, dtype=torch.uint8, device=device)
-    last = cells * 8 - 1
-    indices = torch.arange(7, cells * 8, 8, device=device).expand(shape)
     format = torch.channels_last if channels > 1 else torch.contiguous_format
-    x, indices = x.contiguous(memory_format=format), indices.contiguous(memory_format=format)
+    x = torch.ones(shape, dtype=torch.uint8, device=device).contiguous(memory_format=format)
+    indices = torch.arange(7, cells * 8, 8, device=device).expand(shape)
+    indices = indices.contiguous(memory_format=format)
     arguments = ((1, cells * 8), (1, 8), (1, 8), (0, 0), "last")
     output = _ops.max_unpool(x, indices, *arguments)
     assert output.numel() > 2**31
-    for channel in (0, channels - 1):
-        assert output[0, channel, 0, last] == 1
     assert int(output.count_nonzero()) == x.numel()
     assert bool((output[..., 7::8] == 1).all())
     grad = _ops.max_unpool_backward(output, indices, *arguments)
@@ -439,21 +361,18 @@ def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
 def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
     x = torch.zeros(1, 1, 2**31 + 64, dtype=torch.uint8, device=device)
     x[..., -3:] = 1
-    values, indices = F.max_pool1d(x, 64, return_indices=True)
-    assert values.flatten()[-2:].tolist() == [0, 1]
-    assert indices.flatten()[-2:].tolist() == [2**31 - 64 + 0, 2**31 + 61]
-    _, offsets = F.max_pool1d(x, 64, return_indices=True, index_dtype=torch.uint8)
-    assert offsets.flatten()[-2:].tolist() == [0, 61]
-    with pytest.raises(ValueError, match=r"fewer than 2\^31 positions for index_dtype int32"):
-        F.max_pool1d(x, 64, return_indices=True, index_dtype=torch.int32)
+    for index_dtype, expected in ((torch.int64, [2**31 - 64, 2**31 + 61]), (torch.uint8, [0, 61])):
+        values, indices = F.max_pool1d(x, 64, return_indices=True, index_dtype=index_dtype)
+        assert values.flatten()[-2:].tolist() == [0, 1]
+        assert indices.flatten()[-2:].tolist() == expected
 
 
 # Bad indices
 
 
 @pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "pool"])
-def test_bad_indices_are_named(operator: str, rng: random.Random) -> None:
-    for _ in range(some(60)):
+def test_bad_indices_are_named(operator: str, rng: Random) -> None:
+    for _ in range(scaled(60)):
         case: Any = OPERATORS[operator](rng, torch.float32, most_cells=24).of
         bad, words = with_a_bad_index(case, rng)
         with pytest.raises(RuntimeError, match=words):

@@ -1,14 +1,13 @@
 """Published models, in every way that a model is called, kept or handed on.
 
 All parameters and inputs are small whole numbers, so every sum of products is exact in any order:
-what compilers and runtimes return is equal to eager, as is, on every machine and of every seed.
+what compilers, runtimes and devices return is equal to the definition, whatever the seed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import io
 import pickle
 from collections.abc import Callable
@@ -17,19 +16,15 @@ from typing import Any
 import pytest
 import reference
 import torch
+from cases import INDEX_DTYPES
 from published import PUBLISHED, Published
 from torch import Tensor, nn
 
-import maxunpool_cuda
 import maxunpool_cuda.onnx
 from maxunpool_cuda import converted, patched, replace_max_pooling, restore_max_pooling
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
-pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
-
 pytestmark = pytest.mark.usefixtures("as_torch_runs")
 
-Called = Callable[[Tensor], Tensor]
 Results = dict[str, Tensor]
 
 
@@ -55,30 +50,21 @@ def with_whole_numbers(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def results(called: Called, x: Tensor, kept: nn.Module | None = None) -> Results:
-    """The output, and the gradients of the input and, by name, of every parameter.
-
-    kept: has these, if ``called`` is no module.
-    """
-    module = called if isinstance(called, nn.Module) else kept
-    assert isinstance(module, nn.Module)
-    parameters = {
-        name.removeprefix("_orig_mod."): parameter for name, parameter in module.named_parameters()
-    }
+def results(model: nn.Module, x: Tensor) -> Results:
+    """The output, and the gradients of the input and, by name, of every parameter."""
+    named = {name.removeprefix("_orig_mod."): p for name, p in model.named_parameters()}
     x = x.clone().requires_grad_()
-    out = called(x)
-    weight = torch.arange(out.numel(), dtype=out.dtype).remainder(7).sub(2).view_as(out)
-    gradients = torch.autograd.grad((out * weight).sum(), [x, *parameters.values()])
-    return dict(zip(("output", "input", *parameters), (out.detach(), *gradients), strict=True))
+    out = model(x)
+    weight = torch.arange(out.numel(), dtype=out.dtype, device=out.device).remainder(7).sub(2)
+    gradients = torch.autograd.grad((out * weight.view_as(out)).sum(), [x, *named.values()])
+    every = (out.detach(), *gradients)
+    return {name: t.cpu() for name, t in zip(("output", "input", *named), every, strict=True)}
 
 
-def agree(got: Results, expected: Results, *names: str) -> None:
-    """Equal, be it all or what has these names; a zero of either sign is a zero."""
-    if not names:
-        assert got.keys() == expected.keys()
-    for name in names or expected:
-        assert got[name].dtype == expected[name].dtype
-        assert torch.equal(got[name], expected[name]), name
+def assert_equal(got: Results, expected: Results) -> None:
+    """A zero of either sign is a zero."""
+    assert got.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(got[name], expected[name])] == []
 
 
 class Definition(torch.autograd.Function):
@@ -94,246 +80,153 @@ class Definition(torch.autograd.Function):
         return reference.max_unpool_backward(grad_output, ctx.indices, ctx.size, "last"), None, None
 
 
-def defined(dims: int) -> Callable[..., Tensor]:
-    def max_unpool(
-        input: Tensor,
-        indices: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        output_size: Any = None,
-    ) -> Tensor:
-        window = (kernel_size, stride or kernel_size, padding)
-        kernel, step, pad = ((n,) * dims if isinstance(n, int) else tuple(n) for n in window)
-        size = reference.default_output_size(tuple(input.shape[-dims:]), kernel, step, pad)
-        size = size if output_size is None else tuple(output_size[-dims:])
-        return Definition.apply(input, indices, size)
-
-    return max_unpool
-
-
-def expected_of(model: nn.Module, x: Tensor) -> Results:
-    """With torch.nn's pooling, whose gradient is right, and unpooling by its definition."""
-    with pytest.MonkeyPatch.context() as patch:
-        for dims in (1, 2, 3):
-            patch.setattr(nn.functional, f"max_unpool{dims}d", defined(dims))
-        return results(model, x)
+def defined(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any = 0,
+    output_size: Any = None,
+) -> Tensor:
+    dims = input.dim() - 2
+    window = ((n,) * dims if isinstance(n, int) else n for n in (kernel_size, stride, padding))
+    size = reference.default_output_size(tuple(input.shape[2:]), *window)
+    return Definition.apply(input, indices, tuple(output_size[-dims:]) if output_size else size)
 
 
 def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
-    """A model of torch.nn, its input and what is expected; no part of it is cut off by zeros."""
+    """A model of torch.nn, its input and what is expected; no part of it is cut off by zeros.
+
+    Expected is what torch.nn's pooling gives, whose gradient is right, and unpooling by definition.
+    """
     for _ in range(50):
         model, x = with_whole_numbers(published.make()), whole(torch.Size(published.shape), -3, 3)
-        expected = expected_of(model, x)
-        if all(bool(tensor.any()) for tensor in expected.values() if tensor.dim() > 1):
+        with pytest.MonkeyPatch.context() as patch:
+            for dims in (1, 2, 3):
+                patch.setattr(nn.functional, f"max_unpool{dims}d", defined)
+            expected = results(model, x)
+        parts = [tensor for tensor in expected.values() if tensor.dim() > 1]
+        # Far below 2^24, in steps far above its inverse: nothing was rounded.
+        small = all(float(tensor.abs().max()) < 2**20 for tensor in expected.values())
+        if small and all(bool(tensor.any()) for tensor in parts):
             break
     else:
-        pytest.fail("every model that was drawn has parts without a gradient")
-    # Nothing was rounded: all is far below 2^53, in steps far above its inverse.
-    assert all(float(tensor.abs().max()) < 2**32 for tensor in expected.values())
+        pytest.fail("every model that was drawn has parts without a gradient, or large numbers")
     assert not any(bool((tensor * 2**10).frac().any()) for tensor in expected.values())
     return model, x, expected
 
 
-def replaced(model: nn.Module, published: Published) -> dict[str, str]:
+def replaced(published: Published, model: nn.Module, index_dtype: torch.dtype) -> nn.Module:
     """By parts, as those who have nothing but a part would do."""
     reasons: dict[str, str] = {}
     for part in published.parts if published.modules else ():
-        reasons |= replace_max_pooling(model.get_submodule(part))
-    return reasons
+        reasons |= replace_max_pooling(model.get_submodule(part), index_dtype)
+    assert reasons == ({} if index_dtype == torch.int64 else published.reasons)
+    return model
 
 
-def around(published: Published) -> contextlib.AbstractContextManager[Any]:
-    """What a model needs around it for everything to be this package's, once it is converted."""
-    return patched() if published.functions else contextlib.nullcontext()
+def from_state_dict(published: Published, model: nn.Module, _: Tensor) -> nn.Module:
+    """What torch.nn's model has saved, loaded by one that was converted."""
+    other = replaced(published, with_whole_numbers(published.make()), torch.uint8)
+    other.load_state_dict(model.state_dict())
+    return other.to(next(model.parameters()).device)
 
 
-def kinds(model: nn.Module) -> list[type]:
-    return [type(module) for module in model.modules()]
-
-
-MODELS = pytest.mark.parametrize("name", PUBLISHED)
-
-
-def slow_but(*quick: str) -> pytest.MarkDecorator:
-    """Every model; those that are not named are left to --all."""
-    assert set(quick) <= PUBLISHED.keys()
-    marks = {name: () if name in quick else pytest.mark.slow for name in PUBLISHED}
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
-
-
-@MODELS
-def test_torch_nn(name: str) -> None:
-    """What is expected below is what the models were published with, wherever that is right."""
-    model, x, expected = drawn(PUBLISHED[name])
-    agree(results(model, x), expected, *(["output"] if PUBLISHED[name].overlaps else []))
-
-
-@MODELS
-def test_replaced_and_restored(name: str) -> None:
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    before, keys, as_published = kinds(model), [*model.state_dict()], results(model, x)
-    assert replaced(model, published) == published.reasons
-    assert (kinds(model) != before) == published.modules
-    assert [*model.state_dict()] == keys
-    with around(published):
-        agree(results(model, x), expected)
-    if published.modules:
-        whole_reasons = published.reasons if published.parts == ("",) else {}
-        for options in ({}, {"example": x}):
-            assert replace_max_pooling(model, **options) == whole_reasons
-            with around(published):
-                agree(results(model, x), expected)
-    assert restore_max_pooling(model) is model
-    assert kinds(model) == before
-    agree(results(model, x), as_published)
-
-
-@MODELS
-def test_patched(name: str) -> None:
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    before = kinds(model)
-    for index_dtype in (torch.int64, torch.int32, *(() if published.strays else (torch.uint8,))):
-        with patched(index_dtype):
-            agree(results(model, x), expected)
-    assert kinds(model) == before
-    if published.modules and not published.functions:
-        with converted(model):
-            assert kinds(model) != before
-            agree(results(model, x), expected)
-        assert kinds(model) == before
-
-
-def replica(model: nn.Module) -> nn.Module:
-    """Of PyTorch's own replicate, but that tensors stay where they are: one needs GPUs for that."""
-    # The package's name for the module is that of the function in it.
-    module = importlib.import_module("torch.nn.parallel.replicate")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_broadcast_coalesced_reshape", lambda t, devices, detach=False: [t])
-        return module.replicate(model, [0])[0]
-
-
-HANDED_ON: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "deep copy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "replica": replica,
-}
-
-
-@pytest.mark.parametrize("way", HANDED_ON)
-@MODELS
-def test_handed_on(name: str, way: str) -> None:
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    replaced(model, published)
-    other = HANDED_ON[way](model)
-    assert other is not model
-    assert kinds(other) == kinds(model)
-    with around(published):
-        agree(results(other, x), expected)
-
-
-@MODELS
-def test_state_dict(name: str) -> None:
-    """Of either, into either."""
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    another, *_ = drawn(published)
-    replaced(another, published)
-    another.load_state_dict(model.state_dict())
-    with around(published):
-        agree(results(another, x), expected)
-    theirs, *_ = drawn(published)
-    theirs.load_state_dict(another.state_dict())
-    agree(results(theirs, x), results(model, x))
-
-
-def check_compiled(name: str, backend: str) -> None:
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    replaced(model, published)
-    with around(published):
-        agree(results(torch.compile(model, backend=backend, fullgraph=True), x), expected)
-
-
-@slow_but("FastSurfer", "functional SegNet")
-def test_compiled(name: str) -> None:
-    """Without a graph break, as torch.nn's is, and as Inductor gets it."""
-    check_compiled(name, "aot_eager")
-
-
-@pytest.mark.slow
-def test_compiled_by_inductor() -> None:
-    """The one model of which this package has a module and a function."""
-    check_compiled("SegResNet", "inductor")
-
-
-def operators(program: torch.export.ExportedProgram) -> list[str]:
-    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-
-
-@slow_but("QuickNAT", "functional SegNet")
-def test_exported(name: str) -> None:
-    published = PUBLISHED[name]
-    model, x, expected = drawn(published)
-    replaced(model, published)
-    with around(published):
-        program = torch.export.export(model, (x,), strict=False)
-    ours = [name for name in operators(program) if "max_" in name]
-    assert ours
-    assert all(name.startswith("maxunpool_cuda.max_") for name in ours)
-    agree(results(program.module(), x), expected)
+def exported(published: Published, model: nn.Module, x: Tensor) -> nn.Module:
+    program = torch.export.export(replaced(published, model, torch.uint8), (x,), strict=False)
+    calls = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    ours = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}
+    assert {name for name in calls if "max_" in name} == ours
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    agree(results(torch.export.load(file).module(), x), expected)
+    return torch.export.load(file).module()
 
 
-def onnx_program(model: nn.Module, x: Tensor, form: Any) -> torch.onnx.ONNXProgram:
-    table = maxunpool_cuda.onnx.translation_table(form)
-    options: dict[str, Any] = {"dynamo": True, "verbose": False, "custom_translation_table": table}
-    program = torch.onnx.export(model, (x,), **options)
-    assert program is not None
-    return program
+def channels_last(published: Published, model: nn.Module, x: Tensor) -> nn.Module:
+    if x.dim() > 3:
+        format = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        model.to(memory_format=format)
+        x.data = x.contiguous(memory_format=format)
+    return replaced(published, model, torch.uint8)
 
 
-def run_by_onnxruntime(program: torch.onnx.ONNXProgram, x: Tensor) -> Tensor:
-    file = io.BytesIO()
-    program.save(file)
-    session = onnxruntime.InferenceSession(file.getvalue())
-    (name,) = (described.name for described in session.get_inputs())
-    (output,) = session.run(None, {name: x.numpy()})
-    return torch.from_numpy(output)
+def of_uint8(way: Callable[[nn.Module], nn.Module]) -> Callable[..., nn.Module]:
+    return lambda published, model, _: way(replaced(published, model, torch.uint8))
 
 
-def without_strays(input: Tensor, indices: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Unpooling in square windows side by side, of what lies in its own window."""
-    height, width = (torch.arange(size) for size in input.shape[2:])
-    row, column = indices // (len(width) * stride), indices % (len(width) * stride)
-    own = (row // stride == height[:, None]) & (column // stride == width)
-    return maxunpool_cuda.functional.max_unpool2d(
-        torch.where(own, input, 0), indices, kernel_size, stride, reduce="sum"
-    )
+def of_dtype(dtype: torch.dtype) -> Callable[..., nn.Module]:
+    return lambda published, model, _: replaced(published, model, dtype)
 
 
-@pytest.mark.parametrize("form", ["MaxUnpool", "where"])
-@slow_but("mmagic", "functional SegNet")
-def test_onnx(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, as ONNX Runtime has no convolutions of float64; of the same whole numbers."""
+# What becomes of a model, before it is called.
+WAYS: dict[str, Callable[[Published, nn.Module, Tensor], nn.Module]] = {
+    **{f"replaced, {dtype}": of_dtype(dtype) for dtype in INDEX_DTYPES},
+    "channels_last": channels_last,
+    "deep copy": of_uint8(copy.deepcopy),
+    "pickle": of_uint8(lambda model: pickle.loads(pickle.dumps(model))),
+    "state dict": from_state_dict,
+    "compiled": of_uint8(lambda m: torch.compile(m, backend="aot_eager", fullgraph=True)),
+    "exported": exported,
+}
+QUICK = ("FastSurfer", "functional SegNet")
+
+
+def case(name: str, way: str) -> Any:
+    """The slow ways are left to --all for most models."""
+    slow = way in ("compiled", "exported", "onnx") and name not in QUICK
+    return pytest.param(name, way, marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("name", "way"), [case(name, way) for name in PUBLISHED for way in WAYS])
+def test_every_way(name: str, way: str, device: str) -> None:
     published = PUBLISHED[name]
     model, x, expected = drawn(published)
-    replaced(model, published)
-    model, x, output = model.float(), x.float(), expected["output"].float()
-    # For the exporter, mmagic's model has an unpool of its own, which calls the function.
-    with patched() if name == "mmagic" else around(published):
-        assert torch.equal(model(x), output)
-        program = onnx_program(model, x, form)
-    unpools = [node.op_type for node in program.model.graph].count("MaxUnpool")
-    assert bool(unpools) == (form == "MaxUnpool")
-    if published.strays and form == "where":  # which is documented to lose them
-        monkeypatch.setattr(nn.functional, "max_unpool2d", without_strays)
-        assert not torch.equal(model(x), output)
-        output = model(x).detach()
-    assert torch.equal(run_by_onnxruntime(program, x), output)
+    model, x = model.to(device), x.to(device)
+    with patched() if published.functions else contextlib.nullcontext():
+        called = WAYS[way](published, model, x)
+        assert_equal(results(called, x), expected)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_there_and_back(name: str) -> None:
+    """Inside patched, inside converted, and restored: as torch.nn's, whose output is right."""
+    published = PUBLISHED[name]
+    model, x, expected = drawn(published)
+    kinds, with_torch = [*map(type, model.modules())], results(model, x)
+    compared = ["output"] if published.overlaps else [*expected]
+    assert_equal({n: with_torch[n] for n in compared}, {n: expected[n] for n in compared})
+    for index_dtype in INDEX_DTYPES if not published.strays else (torch.int64, torch.int32):
+        with patched(index_dtype):
+            assert_equal(results(model, x), expected)
+        if published.modules and not published.functions:
+            with converted(model, index_dtype):
+                assert_equal(results(model, x), expected)
+        assert [*map(type, model.modules())] == kinds
+        replaced(published, model, index_dtype)
+        assert ([*map(type, model.modules())] != kinds) == published.modules
+        assert restore_max_pooling(model) is model
+        assert [*map(type, model.modules())] == kinds
+        assert_equal(results(model, x), with_torch)
+
+
+@pytest.mark.parametrize(("name", "_"), [case(name, "onnx") for name in PUBLISHED])
+def test_onnx(name: str, _: str) -> None:
+    """In float32, as ONNX Runtime has no convolutions of float64; of the same whole numbers."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="it runs what is exported to ONNX")
+    pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
+    published = PUBLISHED[name]
+    model, x, expected = drawn(published)
+    model, x, file = replaced(published, model, torch.uint8).float(), x.float(), io.BytesIO()
+    with patched() if published.functions else contextlib.nullcontext():
+        program = torch.onnx.export(
+            model,
+            (x,),
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=maxunpool_cuda.onnx.translation_table(),
+        )
+    program.save(file)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert_equal({"output": torch.from_numpy(output).double()}, {"output": expected["output"]})

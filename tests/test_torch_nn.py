@@ -1,9 +1,8 @@
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
-import doctest
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from cases import (
     random_input,
     random_pool,
     same,
-    some,
+    scaled,
 )
 from reference import max_unpool
 from torch import Tensor, nn
@@ -29,18 +28,8 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
+pytestmark = pytest.mark.usefixtures("as_torch_runs")
 FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
-MODULES = [f"Max{kind}{dims}d" for kind in ("Pool", "Unpool") for dims in (1, 2, 3)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(poisoned_memory: None) -> Iterator[None]:
-    """On several threads torch.nn's result for duplicate indices is anybody's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(False)  # under which torch.nn's unpooling raises
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
@@ -48,15 +37,15 @@ def one_thread(poisoned_memory: None) -> Iterator[None]:
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
 )
 def test_unpooling_is_torchs(dtype: torch.dtype, offsets: bool, rng: random.Random) -> None:
-    """And that of modules the reference's, whatever they are told."""
-    for _ in range(some(40)):
+    """And with every ``reduce``, the modules' is the reference's."""
+    for _ in range(scaled(40)):
         case = random_case(rng, reduce="last", dtypes=(dtype,), offsets=offsets)
         g, x, indices = case.geometry, case.input, case.indices
         window = [g.kernel, g.stride, g.padding]
-        if g.dims == 1:  # torch.nn's 1d takes only tuples of one int as ints
-            window = [v[0] for v in window]
         ours, theirs = (getattr(of, f"max_unpool{g.dims}d") for of in (F, nn.functional))
-        expected = theirs(x.contiguous(), case.positions.long().contiguous(), *window, g.output)
+        # torch.nn's 1d takes sizes as ints, or in tuples of other lengths.
+        bare = [v[0] if g.dims == 1 else v for v in window]
+        expected = theirs(x.contiguous(), case.positions.long().contiguous(), *bare, g.output)
         assert same(ours(x, indices, *window, g.output), expected), g
         for reduce in REDUCES:
             module = getattr(maxunpool_cuda, f"MaxUnpool{g.dims}d")(*window, reduce=reduce)
@@ -71,7 +60,7 @@ def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
 
 
 def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
-    """Its kernels' for contiguous tensors on the CPU: some others err at -inf."""
+    """Compared with its kernels for contiguous tensors on the CPU: others err at -inf."""
     dims = len(window.sizes)
     ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
     expected = theirs(x.contiguous(), *window.arguments, return_indices=True)
@@ -88,9 +77,23 @@ def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(some(25)):
+    for _ in range(scaled(25)):
         x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
         pooling_is_torchs(x, window, device)
+
+
+# Shapes and windows: more than a kernel takes at once, of any of these.
+LARGE: tuple[tuple[Any, ...], ...] = (
+    ((1, 2, 3, 1523), 3, 2, 1, 1),
+    ((1, 2, 1337), 2, 1, 0, 641),
+    ((2, 1, 2, 3000), (1, 5), (1, 3), (0, 2), 1),
+    ((2, 1, 4, 40000), (2, 3), 2, 0, 1),  # too wide for 16-bit offsets
+    ((1, 1050, 5, 6), 2, 1, 1, 1),
+    ((2, 3, 40, 41), 40, 1, 20, 1),
+    ((2, 3, 5000), 4000, 333, 100, 1),
+    ((1, 2, 18, 17, 19), 16, 1, 8, 1),
+    ((1, 20, 7, 9, 8), (7, 9, 8), 1, 0, 1),
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -98,28 +101,16 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
 def test_pooling_of_long_rows_many_channels_and_large_windows(
     device: str, layout: str, dtype: torch.dtype, rng: random.Random
 ) -> None:
-    """More than a kernel takes at once, of any of these."""
-    shapes = (
-        ((1, 2, 3, 1500 + rng.randint(0, 40)), 3, 2, 1, 1),
-        ((1, 2, 1300 + rng.randint(0, 40)), 2, 1, 0, rng.randint(1, 700)),
-        ((2, 1, 2, 3000), (1, 5), (1, rng.randint(1, 7)), (0, 2), 1),
-        ((2, 1, 4, 40000), (2, 3), rng.randint(1, 4), 0, 1),  # too wide for 16-bit offsets
-        ((1, 1050, 5, 6), 2, 1, 1, 1),
-        ((2, 3, 40, 41), 40, 1, 20, 1),
-        ((2, 3, 5000), 4000, rng.randint(1, 900), 100, 1),
-        ((1, 2, 18, 17, 19), 16, 1, 8, 1),
-        ((1, 20, 7, 9, 8), (7, 9, 8), 1, 0, 1),
-    )
-    for shape, *window in rng.sample(shapes, some(9)):
+    for shape, *window in rng.sample(LARGE, scaled(len(LARGE))):
         dims = len(shape) - 2
-        x = laid_out(random_input(rng, shape, dtype), layout, dims)
         parts = [(n,) * dims if isinstance(n, int) else n for n in window]
-        pooling_is_torchs(x, Window(shape[2:], *parts, rng.random() < 0.5), device)
+        x = laid_out(random_input(rng, shape, dtype), layout, dims)
+        pooling_is_torchs(x, Window(shape[2:], *parts, ceil=rng.random() < 0.5), device)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
-    # Seconds, which runs of other tests should not wait for.
+    # Takes seconds to import.
     pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -135,14 +126,10 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
             theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
             assert type(got) is type(theirs)
             assert all(map(same, leaves(got), leaves(theirs)))
-        for sample in rng.sample(differentiable, some(20 if pooling else len(differentiable))):
-            if pooling:
-                sample.input = distinct(sample.input).requires_grad_()
-            assert torch.autograd.gradcheck(
-                lambda x, s=sample: leaves(ours(x, *s.args, **s.kwargs))[0],
-                (sample.input,),
-                fast_mode=True,
-            )
+        for sample in rng.sample(differentiable, scaled(20 if pooling else len(differentiable))):
+            x = distinct(sample.input).requires_grad_() if pooling else sample.input
+            values = lambda x, s=sample: leaves(ours(x, *s.args, **s.kwargs))[0]  # noqa: E731
+            assert torch.autograd.gradcheck(values, (x,), fast_mode=True)
         for error in op.error_inputs("cpu") if op.error_inputs_func else ():
             sample = error.sample_input
             # For 1d and 3d, PyTorch's pooling has other words, which here are those of 2d.
@@ -151,38 +138,14 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
                 ours(sample.input, *sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_documentation(name: str) -> None:
-    """The examples in torch.nn's, with modules of ours instead."""
-    examples = doctest.DocTestParser().get_examples(getattr(nn, name).__doc__)
-
-    def values(modules: object) -> list[Tensor]:
-        torch.manual_seed(0)
-        variables: dict[str, Any] = {"torch": torch, "nn": modules}
-        shown = []
-        for example in examples:
-            source = example.source
-            if source.count("(") > source.count(")"):  # whose further lines lack their dots
-                source += example.want
-            try:
-                shown.append(eval(source, variables))
-            except SyntaxError:
-                exec(source, variables)
-        return [value for value in (*shown, *variables.values()) if isinstance(value, Tensor)]
-
-    ours, theirs = values(maxunpool_cuda), values(nn)
-    assert ours
-    assert all(map(same, ours, theirs))
-
-
-def outcome(function: Callable, *arguments: object, **named: object) -> object:
+def outcome(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
     try:
         return function(*arguments, **named)
     except Exception as error:
         return type(error)
 
 
-# What a size may be given as, or not.
+# Sizes in all forms, valid or not.
 SIZES = [
     *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2]), torch.Size([2, 1])),
     *(np.int64(2), np.uint8(2), (np.int64(2), 1), [2, np.int16(1)]),
@@ -195,7 +158,7 @@ SIZES = [
 @pytest.mark.parametrize("ceil_mode", [False, True, 1, 0, None])
 @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
 def test_forms_of_the_window(argument: str, ceil_mode: object) -> None:
-    """In the place of each argument of pooling: taken as torch.nn takes it, or refused alike."""
+    """Pooling takes what torch.nn takes, and raises the exceptions it raises."""
     x = torch.rand(2, 3, 9, 9)
     for size in SIZES:
         window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
@@ -216,33 +179,19 @@ def test_names_of_arguments(name: str) -> None:
     assert positional == [(p.name, p.default) for p in theirs]
 
 
+# Sizes before those of the plane are ignored, whatever they are. The last rows are refused.
+OUTPUT_SIZES = [
+    *(None, (5, 7), [5, 7], torch.Size([5, 7]), (2, 3, 5, 7), torch.Size([2, 3, 5, 7])),
+    *((9, 1, 5, 7), [-1, 2**70, 5, 7], (None, "C", 5, 7)),
+    *(torch.tensor([5, 7]), torch.tensor([0, 0, 5, 7])),
+    *((5,), (3, 5, 7), (1, 2, 3, 5, 7), (2, 3, 5, 7.5), (2, 3, 9, 7)),
+]
+
+
 @pytest.mark.parametrize("unbatched", [False, True])
-@pytest.mark.parametrize(
-    "output_size",
-    [
-        None,
-        (5, 7),
-        [5, 7],
-        torch.Size([5, 7]),
-        torch.tensor([5, 7]),
-        (2, 3, 5, 7),
-        torch.Size([2, 3, 5, 7]),
-        # Sizes before those of the plane only say where these are.
-        (9, 1, 5, 7),
-        [-1, 2**70, 5, 7],
-        (None, "C", 5, 7),
-        torch.tensor([0, 0, 5, 7]),
-        # refused
-        (5,),
-        (3, 5, 7),
-        (1, 2, 3, 5, 7),
-        (2, 3, 5, 7.5),
-        (2, 3, 9, 7),
-    ],
-    ids=repr,
-)
-def test_forms_of_output_size(output_size: object, unbatched: bool) -> None:
-    """torch.nn's, and for an unbatched input one size more, as it has."""
+@pytest.mark.parametrize("output_size", OUTPUT_SIZES, ids=repr)
+def test_forms_of_output_size(output_size: Any, unbatched: bool) -> None:
+    """torch.nn's; for an unbatched input also three sizes, as many as it has itself."""
     x = torch.rand(2, 3, 2, 3)
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
     if unbatched:

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Consecutive elements in memory: several slabs, slices, rows or cells, or some channels of a cell.
 // All chunks of a tensor share the lists; `shift` and `channel` say where a chunk begins.

@@ -12,7 +12,7 @@
 #include <type_traits>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Order of elements: the larger key wins, and a NaN over all that came before. A mark says which
 // element of a window has won. Marks are as wide as keys, so that vectors hold as many of both.

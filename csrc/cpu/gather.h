@@ -15,7 +15,7 @@
 #include <optional>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Addresses to prefetch for a window: one for about each cache line that no earlier window reads.
 struct Entered {
@@ -99,7 +99,9 @@ bool gather_last(const UnpoolCall& call) {
       gather_chunk(geometry, entered, chunk, indices, grad_output, grad_input, value);
     };
     if (windows.shared()) {
-      gather([&](int64_t i) { return zero_if(targets.again[i], grad_output[targets.offset[i]]); });
+      gather([&](int64_t i) {
+        return zero_if(targets.has_later_duplicate[i], grad_output[targets.offset[i]]);
+      });
     } else {
       gather([&](int64_t i) { return grad_output[targets.offset[i]]; });
     }

@@ -13,18 +13,6 @@
 namespace maxunpool_cuda {
 namespace {
 
-// Runs calls that add elements up.
-template <class Element>
-void run_sums(const UnpoolCall& call) {
-  if (!call.forward) {
-    run_parts<Element>(call, [](const auto& task) { backward_mean(task); });
-  } else if (call.reduce == Reduce::mean) {
-    run_parts<Element>(call, [](const auto& task) { forward_mean(task); });
-  } else {
-    run_parts<Element>(call, [](const auto& task) { forward_sum(task); });
-  }
-}
-
 // Runs calls that only move elements.
 template <class Element>
 void run_moves(const UnpoolCall& call) {
@@ -47,10 +35,10 @@ void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t slab = call.forward ? geometry.out_slab() : geometry.in_slab();
   use_huge_pages(call.result, geometry.outer * slab * call.element_size);
-  const bool adds = call.forward ? call.reduce != Reduce::last : call.reduce == Reduce::mean;
-  if (adds) {
-    with_arithmetic_type(
-        call.type, [&]<class Element>(std::type_identity<Element>) { run_sums<Element>(call); });
+  if (call.forward && call.reduce == Reduce::sum) {
+    with_arithmetic_type(call.type, [&]<class Element>(std::type_identity<Element>) {
+      run_parts<Element>(call, [](const auto& task) { forward_sum(task); });
+    });
   } else {
     with_bytes(call.element_size, [&]<class Element>(std::type_identity<Element>) {
       run_moves<Element>(call);

@@ -27,8 +27,9 @@ struct Part {
   int64_t size() const { return end - begin; }
 };
 
-// First element, of the whole tensor, whose index the search did not cover.
-class FirstMissed {
+// First element, of the whole tensor, whose index leads out of the output positions that a search
+// covers: a bad index, if the search covers every position.
+class FirstBadIndex {
  public:
   bool any() const { return element_.load() != kNone; }
   void record(int64_t element) {
@@ -37,7 +38,7 @@ class FirstMissed {
     }
   }
 
-  // Raises for that element, after a search of everything: an index that it missed is bad.
+  // Raises an error for that element, after a search of everything.
   template <class Index>
   void raise_if_any(const Geometry<int64_t>& geometry, const Index* indices) const {
     const int64_t element = element_.load();

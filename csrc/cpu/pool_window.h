@@ -13,7 +13,7 @@
 #include <type_traits>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Deinterleaves `count` elements of a row of `width`, from coordinate `begin` on, into kStep
 // phases, each with room for `room`: element i becomes element i / kStep of phase i % kStep.

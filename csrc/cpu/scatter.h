@@ -16,7 +16,7 @@
 #include <type_traits>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Part of a call, and what its kernel needs.
 template <class Element, class Index>
@@ -26,7 +26,7 @@ struct Task {
   const Partition& partition;
   const Part& part;
   Scratch& scratch;
-  FirstMissed& missed;
+  FirstBadIndex& bad_index;
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t pooled = part.outer * geometry.in_slab(); // the slab's first element
   const int64_t unpooled = part.outer * geometry.out_slab() + part.begin * geometry.inner;
@@ -72,7 +72,7 @@ void for_each_index(const Task<Element, Index>& task, const Element* gathered, c
       if (index - begin < size) {
         found(source, static_cast<int64_t>(index - begin) * inner + channel);
       } else if (index - extent_begin >= extent) {
-        task.missed.record(slab + source);
+        task.bad_index.record(slab + source);
       }
     };
   };
@@ -138,13 +138,13 @@ template <class Element, class Index>
 bool forward_single(const Task<Element, Index>& task) {
   const Element* input = task.input();
   Element* output = task.output();
-  bool again = false;
+  uint16_t displaced = 0; // bits of the elements that were written over
   std::fill_n(output, task.outputs, Element{});
-  for_each_index<false>(task, output, [&](int64_t source, int64_t target) {
-    again |= !is_zero(output[target]);
+  for_each_index<false>(task, output, [&](int64_t source, int64_t target) MAXUNPOOL_INLINE {
+    displaced |= output[target].x;
     output[target] = is_zero(input[source]) ? Element{} : input[source];
   });
-  return !again;
+  return displaced == 0;
 }
 
 template <class Element, class Index>
@@ -165,18 +165,6 @@ void forward_sum(const Task<Element, Index>& task) {
     std::transform(
         sums, sums + task.outputs, output, [](Wide sum) { return static_cast<Element>(sum); });
   }
-}
-
-template <class Element, class Index>
-void forward_mean(const Task<Element, Index>& task) {
-  const Element* input = task.input();
-  Element* output = task.output();
-  auto* sums = task.scratch.template zeroed<Sum<Element>>(task.outputs);
-  for_each_index<false>(
-      task, output, [&](int64_t source, int64_t target) { sums[target].add(input[source]); });
-  std::transform(sums, sums + task.outputs, output, [](const Sum<Element>& sum) {
-    return sum.result(Reduce::mean);
-  });
 }
 
 // `value` where `condition` is 0, zero where 1. Nothing branches on it: it is as good as random.
@@ -210,19 +198,8 @@ void backward_sum(const Task<Element, Index>& task) {
   });
 }
 
-template <class Element, class Index>
-void backward_mean(const Task<Element, Index>& task) {
-  const Element* grad_output = task.grad_output();
-  Element* grad_input = task.grad_input();
-  auto* counts = task.scratch.template zeroed<int64_t>(task.outputs);
-  for_each_index<false>(task, grad_output, [&](int64_t, int64_t target) { ++counts[target]; });
-  for_each_index<false>(task, grad_output, [&](int64_t source, int64_t target) {
-    grad_input[source] = mean_of<Element>(grad_output[target], counts[target]);
-  });
-}
-
-// Runs kernel(task) over all parts. Where that missed an index, runs it again with a search of
-// everything, and raises an error if an index is bad.
+// Runs kernel(task) over all parts. If a nearby search finds the outputs of some index nowhere,
+// runs the kernel once more with a search of everything, and raises an error if an index is bad.
 template <class Element, class Kernel>
 void run_parts(const UnpoolCall& call, const Kernel& kernel) {
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
@@ -230,15 +207,15 @@ void run_parts(const UnpoolCall& call, const Kernel& kernel) {
     if (kIsWindowOffset<Index>) {
       offsets.emplace(call.geometry);
     }
-    const auto search = [&](Search which, FirstMissed& missed) {
+    const auto search = [&](Search which, FirstBadIndex& bad_index) {
       const Partition partition = make_partition(call.geometry, sizeof(Element), which);
       for_each_part(partition, [&](const Part& part, Scratch& scratch) {
-        kernel(Task<Element, Index>{call, offsets, partition, part, scratch, missed});
+        kernel(Task<Element, Index>{call, offsets, partition, part, scratch, bad_index});
       });
     };
-    FirstMissed missed, bad;
-    search(Search::nearby, missed);
-    if (missed.any()) {
+    FirstBadIndex suspected, bad;
+    search(Search::nearby, suspected);
+    if (suspected.any()) {
       search(Search::everything, bad);
       bad.raise_if_any(call.geometry, static_cast<const Index*>(call.indices));
     }

@@ -12,11 +12,11 @@
 #include <optional>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 struct Targets {
   uint32_t offset[2 * Chunk::kMost]; // in elements of the unpooled tensor, from the first slab on
-  uint8_t again[Chunk::kMost];       // 1: a later element of the plane has the same index
+  uint8_t has_later_duplicate[Chunk::kMost]; // 1: a later element of the plane has the same index
 };
 
 namespace targets_detail {
@@ -26,9 +26,9 @@ namespace targets_detail {
 template <int kFused, class Value>
 MAXUNPOOL_INLINE inline void mark_repeated(
     const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
-    uint8_t* __restrict again) {
+    uint8_t* __restrict has_later_duplicate) {
   const int64_t inner = windows.geometry().inner;
-  std::fill_n(again, chunk.count, uint8_t{0});
+  std::fill_n(has_later_duplicate, chunk.count, uint8_t{0});
   for (int first = 0; first < windows.later_count(); first += kFused) {
     int64_t distances[kFused] = {};
     for (int i = 0; i < kFused; ++i) {
@@ -40,12 +40,12 @@ MAXUNPOOL_INLINE inline void mark_repeated(
       for (const int64_t distance : distances) {
         equal |= values[i] == values[i + distance];
       }
-      again[i] |= static_cast<uint8_t>(equal);
+      has_later_duplicate[i] |= static_cast<uint8_t>(equal);
     }
     for (const int64_t distance : distances) { // elements whose later cells may not be available
-      const int64_t some = std::min(chunk.count, available - distance);
-      for (int64_t i = all; i < some; ++i) {
-        again[i] |= static_cast<uint8_t>(values[i] == values[i + distance]);
+      const int64_t end = std::min(chunk.count, available - distance);
+      for (int64_t i = all; i < end; ++i) {
+        has_later_duplicate[i] |= static_cast<uint8_t>(values[i] == values[i + distance]);
       }
     }
   }
@@ -113,15 +113,16 @@ MAXUNPOOL_INLINE inline bool find_targets(
   return true;
 }
 
-// Fills in `again`. `values` are the targets or the indices, of which `available` can be read.
+// Fills in has_later_duplicate. `values` are the targets or the indices, of which `available` can
+// be read.
 template <class Value>
 MAXUNPOOL_INLINE inline void mark(
     const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
     Targets& targets) {
   if (windows.later_count() == 1) {
-    mark_repeated<1>(windows, chunk, values, available, targets.again);
+    mark_repeated<1>(windows, chunk, values, available, targets.has_later_duplicate);
   } else {
-    mark_repeated<Windows::kFused>(windows, chunk, values, available, targets.again);
+    mark_repeated<Windows::kFused>(windows, chunk, values, available, targets.has_later_duplicate);
   }
 }
 
@@ -149,7 +150,7 @@ MAXUNPOOL_INLINE inline bool find_targets(
 
 } // namespace targets_detail
 
-// Finder of the targets of chunks. `again` is filled in only where windows share positions.
+// Finder of the targets of chunks. Fills in has_later_duplicate only if windows share positions.
 template <class Index>
 class FindTargets {
  public:
@@ -190,9 +191,9 @@ class FindTargets {
             targets.offset[i] = static_cast<uint32_t>(position * inner) + chunk.origin[i];
             in_plane &= position >= 0;
           };
-          const auto visit = [&](const CellRange& some, const auto& known) {
+          const auto visit = [&](const CellRange& range, const auto& known) {
             row.for_each<false>(
-                some, inner, indices - chunk.first, true, 0, geometry.out_plane(), known, set);
+                range, inner, indices - chunk.first, true, 0, geometry.out_plane(), known, set);
           };
           visit(cells.within({cells.first, end}), [](int64_t, int64_t, int64_t) {});
           visit(cells.within({end, cells.end}), set);

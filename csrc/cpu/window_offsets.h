@@ -10,7 +10,7 @@
 #include <limits>
 
 namespace maxunpool_cuda {
-namespace { // of one file: GCC inlines more of what no other can call
+namespace { // Internal linkage: GCC inlines these more readily.
 
 // Cells [first, end) of a slab, or of an axis.
 struct CellRange {
@@ -94,9 +94,10 @@ class WindowOffsets {
       }
       const CellRange left{cells.first, inside.first}, right{inside.end, cells.end};
       look<kReverse>(kReverse ? right : left, inner, indices, open);
-      for_each_element<kReverse>(inside, inner, [&](int64_t cell, int64_t channel, int64_t i) {
-        known(start(cell) + all_.offset_[indices[i]], channel, i);
-      });
+      for_each_element<kReverse>(
+          inside, inner, [&](int64_t cell, int64_t channel, int64_t i) MAXUNPOOL_INLINE {
+            known(start(cell) + all_.offset_[indices[i]], channel, i);
+          });
       look<kReverse>(kReverse ? left : right, inner, indices, open);
     }
 

@@ -45,7 +45,5 @@ __device__ inline void atomic_add(float* to, float value) {
 __device__ inline void atomic_add(double* to, double value) {
   atomicAdd(to, value);
 }
-__device__ inline void atomic_add(uint64_t* to, uint64_t value) {
-  atomicAdd(reinterpret_cast<Unsigned64*>(to), static_cast<Unsigned64>(value));
-}
+
 } // namespace maxunpool_cuda

@@ -1,6 +1,6 @@
 // Gradient of the input: each pooled element gathers the gradient of the output that its index
-// names. Every element of grad_input is written once, by its owner. Stray indices are noted (see
-// Report), and their elements written again by stray.cuh.
+// names. Every element of grad_input is written once, by its owner. Chunks with a stray index are
+// flagged (see Report), and stray.cuh rewrites their slabs.
 //
 // A thread of backward() owns one cell in two or four planes. Of a contiguous tensor with windows
 // of 2x2, threads 0, 1, 2 .. of a warp own and read
@@ -26,9 +26,10 @@
 
 namespace maxunpool_cuda {
 
-// Planes of a thread. kLooks (see backward) needs registers, and more threads to hide latency.
-template <bool kLooks>
-constexpr int kPlanesOfThread = kLooks ? 2 : 4;
+// Planes of a thread. kDropsLosers (see backward) needs registers, and more threads to hide
+// latency.
+template <bool kDropsLosers>
+constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
 
 // Arguments of backward() beside its tiling.
 struct GatherPlan {
@@ -41,14 +42,14 @@ struct GatherPlan {
 
 // Gradient of "last" and "sum", for 32-bit offsets and elements of up to eight bytes.
 //
-// kLooks: "last" of windows that overlap. Of the cells whose indices name one output, only the last
-// gets its gradient, so a thread looks at the indices of later cells.
-template <class T, class Index, bool kLooks>
-__global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) backward(
+// kDropsLosers: "last" of windows that overlap. Of the cells whose indices name one output, only
+// the last gets its gradient, so a thread compares its index with those of later cells.
+template <class T, class Index, bool kDropsLosers>
+__global__ void __launch_bounds__(kThreads, (kDropsLosers ? 1536 : 1280) / kThreads) backward(
     Tiling<uint32_t> tiling, Report report, GatherPlan plan, const T* __restrict__ grad_output,
     const Index* __restrict__ indices, T* __restrict__ grad_input) {
-  constexpr int kPlanes = kPlanesOfThread<kLooks>;
-  const bool takes_stray = !kLooks && plan.takes_stray;
+  constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
+  const bool takes_stray = !kDropsLosers && plan.takes_stray;
   const auto gather = [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const auto& [depth, height, width] = g.axis;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
     bool inside[kPlanes], all_inside = true, stray = false;
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
-      const auto found = named(tiling, index[u], start, deep, whole);
+      const auto found = decoded(tiling, index[u], start, deep, whole);
       inside[u] = takes_stray ? found.in_plane : found.in_window;
       all_inside &= inside[u];
       const uint32_t target = inside[u] ? found.target : 0;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
       }
     }
 
-    if constexpr (kLooks) {
+    if constexpr (kDropsLosers) {
       // Looks at kCells cells of a row, the first one at distance (d, h, w): all are read before
       // one is used. For cells beyond the row, the cell right below stands in.
       const auto look =
@@ -171,16 +172,15 @@ __global__ void __launch_bounds__(kThreads, (kLooks ? 1536 : 1280) / kThreads) b
   for_each_chunk<Index>(tiling.items, report, gather, !takes_stray);
 }
 
-// Gradient for any windows, sizes and types: thread i owns pooled element i. kMean: the gradient is
-// divided among the elements whose indices name the same output.
-template <class T, bool kMean>
+// Gradient for any windows, sizes and types: thread i owns pooled element i.
+template <class T>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
     Tiling<uint64_t> tiling, Report report, bool checks, Position<uint64_t> overlap,
     const T* __restrict__ grad_output, AnyIndices indices, T* __restrict__ grad_input) {
   const Geometry<uint64_t>& g = tiling.geometry;
   const auto gather = [&](uint64_t i) {
     const auto [outer, p, channel] = tiling.item(i);
-    const auto own = named_by(tiling, indices, i, p);
+    const auto own = decoded_at(tiling, indices, i, p);
     T grad{};
     if (!own.in_plane) {
       report_bad(report.error, g, i, are_offsets(indices), indices[i]);
@@ -188,25 +188,18 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_any(
       return true;
     } else {
       grad = grad_output[(outer * tiling.out_plane + own.target) * g.inner + channel];
-      // Cells before this one are looked at for means alone.
-      const Position<uint64_t> before = kMean ? overlap : Position<uint64_t>{};
-      int64_t count = 0;
-      for (uint64_t d = -before[0]; d != overlap[0] + 1; ++d) {
+      for (uint64_t d = 0; d != overlap[0] + 1; ++d) {
         for (uint64_t h = -overlap[1]; h != overlap[1] + 1; ++h) {
           for (uint64_t w = -overlap[2]; w != overlap[2] + 1; ++w) {
             const Position<uint64_t> q{{p[0] + d, p[1] + h, p[2] + w}};
             const uint64_t shift = tiling.cell({{d, h, w}});
             const bool later = static_cast<int64_t>(shift) > 0; // in row-major order
-            if ((kMean || later) && tiling.is_cell(q)) {
-              count += named_by(tiling, indices, i + shift * g.inner, q).target == own.target;
+            if (later && tiling.is_cell(q) &&
+                decoded_at(tiling, indices, i + shift * g.inner, q).target == own.target) {
+              grad = T{};
             }
           }
         }
-      }
-      if constexpr (kMean) {
-        grad = mean_of<T>(grad, count);
-      } else {
-        grad = count == 0 ? grad : T{};
       }
     }
     grad_input[i] = grad;

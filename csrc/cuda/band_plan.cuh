@@ -165,7 +165,7 @@ inline std::optional<BandPlan> make_bands(const Arguments& arguments) {
   all.readable = all.aligned ? static_cast<uint32_t>(g.outer * g.in_plane()) : 0;
   all.staged = static_cast<uint32_t>(memory.staged_bytes(band->cells));
   all.bfloat16 = arguments.type == c10::ScalarType::BFloat16;
-  all.reduce = arguments.reduce;
+  all.sums = !last;
   all.deep = !is_trivial(depth);
   all.plain = !all.deep && std::none_of(std::begin(g.axis), std::end(g.axis), clips);
   all.kernel_volume = static_cast<uint32_t>(kernel_volume);

@@ -15,7 +15,6 @@
 // by one.
 #pragma once
 
-#include "../reduction.h"
 #include "decoder.cuh"
 #include "divider.cuh"
 #include "report.cuh"
@@ -51,8 +50,8 @@ struct Bands {
   uint32_t readable; // cells that may be read in vectors: all, if arrays are aligned, or none
   uint32_t staged;   // bytes of staged elements, at the front of a block's memory
   bool aligned;      // all arrays begin where vectors do
+  bool sums;         // "sum", else "last"
   bool bfloat16;     // else half, if numbers have two bytes; for sums
-  Reduce reduce;
   // Members for bands that are parts of planes:
   int cut; // the axis
   Axis<uint32_t> axis;
@@ -174,11 +173,11 @@ struct alignas(kVectorBytes) Band {
   }
 };
 
-// Slot that a cell's index names, if the output is `here` in the band. An index that is not `sure`
-// has to be checked by any_stray().
+// Slot that a cell's index names, if that output is in the band (`in_part`). Unless `in_window`,
+// the index may be stray or bad, and any_stray() has to check it.
 struct Found {
   uint32_t slot;
-  bool here, sure;
+  bool in_part, in_window;
 };
 
 // Finds the slot of a cell, counted in the band. kPlain: see Bands; kInside: all windows then lie
@@ -189,8 +188,8 @@ __device__ inline Found find_slot(
   const uint32_t planes = all.cells_of_plane.divide(cell);
   if constexpr (!kIsWindowOffset<Index>) {
     const uint32_t at = target_of<uint32_t>(index) - band.low;
-    const bool here = at < band.size;
-    return {planes * band.size + (band.first_slot + at), here, here};
+    const bool in_part = at < band.size;
+    return {planes * band.size + (band.first_slot + at), in_part, in_part};
   }
   const auto& [depth, height, width] = all.decoder.geometry.axis;
   const uint32_t offset = static_cast<uint32_t>(index), rows = all.cells_of_row.divide(cell);
@@ -281,21 +280,21 @@ __device__ inline bool any_stray(
 
 // Calls take(v, slot) for the cells i + v of a group whose indices name slots of the band. Returns
 // whether another index is stray, as any_stray() does.
-template <bool kInside, int V, int N, class Index, class Take>
+template <bool kInside, int V, int N, class Index, class Combine>
 __device__ inline bool for_each_of_group(
     const Bands& all, const Band<V, N>& band, ErrorRecord* error, const Index* indices, uint32_t i,
-    const Neighbours<Index, V>& index, const Take& take) {
-  uint32_t sure = 0;
+    const Neighbours<Index, V>& index, const Combine& take) {
+  uint32_t checked = 0;
   const auto visit = [&]<bool kPlain>(std::bool_constant<kPlain>) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       constexpr bool kAllInside = kInside && kPlain;
       const auto found =
           find_slot<kPlain, kAllInside>(all, band, i - band.cells.begin + v, index[v]);
-      if (found.here) {
+      if (found.in_part) {
         take(v, found.slot);
       }
-      sure += found.sure ? 1 : 0;
+      checked += found.in_window ? 1 : 0;
     }
   };
   if (!kIsWindowOffset<Index> || all.plain) {
@@ -303,7 +302,7 @@ __device__ inline bool for_each_of_group(
   } else {
     visit(std::false_type{});
   }
-  return sure < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
+  return checked < band.cells.count_of(i) && any_stray(all, band, error, i, i + V, indices);
 }
 
 // Calls visit(i, group) for this thread's groups of a band. The first one has been read before.

@@ -100,7 +100,7 @@ __device__ inline Position<Offset> window_start(
 
 // What an index of a cell names.
 template <class Offset>
-struct Named {
+struct Decoded {
   Offset target; // in the output plane, or beyond all planes
   bool in_plane, in_window;
 };
@@ -108,7 +108,7 @@ struct Named {
 // Decodes an index of the cell whose window begins at `start`. Unless `deep`, depth is one
 // everywhere. `whole`: the window is not clipped, and not `deep`.
 template <class Index, class Offset>
-__device__ inline Named<Offset> named(
+__device__ inline Decoded<Offset> decoded(
     const Decoder<Offset>& decoder, Index index, const Position<Offset>& start, bool deep,
     bool whole = false) {
   const auto& [depth, height, width] = decoder.geometry.axis;
@@ -149,17 +149,17 @@ __device__ inline Named<Offset> named(
 
 // Decodes the index of a pooled element, of that cell. Indices are a pointer, or AnyIndices.
 template <class Indices, class Offset>
-__device__ inline Named<Offset> named_by(
+__device__ inline Decoded<Offset> decoded_at(
     const Decoder<Offset>& decoder, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
   const Position<Offset> start = window_start(decoder, cell);
   const auto index = indices[element];
   if constexpr (std::is_same_v<Indices, AnyIndices>) {
     if (are_offsets(indices)) {
-      return named(decoder, static_cast<uint8_t>(index), start, true);
+      return decoded(decoder, static_cast<uint8_t>(index), start, true);
     }
   }
-  return named(decoder, index, start, true);
+  return decoded(decoder, index, start, true);
 }
 
 } // namespace maxunpool_cuda

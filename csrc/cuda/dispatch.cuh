@@ -43,47 +43,41 @@ class Dispatch {
  private:
   template <class Index>
   void forward() const {
-    std::optional<Noted> noted;
+    std::optional<FlagLayout> flags;
     if (arguments_.reduce == Reduce::last || plan_.is_of_planes()) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        compiled<TakeLast<T>, Index>(noted);
-        if (!noted) {
-          noted = plan_.is_64bit ? any_windows<TakeLast<T>, uint64_t>()
-                                 : any_windows<TakeLast<T>, uint32_t>();
+        compiled<CombineLast<T>, Index>(flags);
+        if (!flags) {
+          flags = plan_.is_64bit ? any_windows<CombineLast<T>, uint64_t>()
+                                 : any_windows<CombineLast<T>, uint32_t>();
         }
-        redo_last<T, Index>(*noted);
+        rewrite_stray_last<T, Index>(*flags);
       });
       return;
     }
     if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
       with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        compiled<TakeLast<T>, Index>(noted); // an output has one element at most
+        compiled<CombineLast<T>, Index>(flags); // an output has one element at most
       });
     }
     with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
       if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!noted && arguments_.reduce == Reduce::sum && !plan_.is_64bit) {
-          compiled<TakeSum<T>, Index>(noted);
-          noted = noted ? noted : any_windows<TakeSum<T>, uint32_t>();
+        if (!flags && !plan_.is_64bit) {
+          compiled<CombineSum<T>, Index>(flags);
+          flags = flags ? flags : any_windows<CombineSum<T>, uint32_t>();
         }
       }
-      noted = noted ? noted : any_windows<TakeCounted<T>, uint64_t>();
-      redo<SumSlot<T>>(any_indices(), *noted);
+      flags = flags ? flags : any_windows<CombineSum<T>, uint64_t>();
+      rewrite_stray<SumSlot<T>>(any_indices(), *flags);
     });
   }
 
   template <class Index>
   void backward() const {
-    if (arguments_.reduce == Reduce::mean) {
-      with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-        redo<CountSlot<T>>(any_indices(), gather_any<T, true>());
-      });
-      return;
-    }
     with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-      const Noted noted = plan_.bands ? bands<T, Index>() : gather<T, Index>();
+      const FlagLayout flags = plan_.bands ? bands<T, Index>() : gather<T, Index>();
       if (arguments_.reduce == Reduce::last) {
-        redo_last<T, Index>(noted);
+        rewrite_stray_last<T, Index>(flags);
       }
     });
   }
@@ -95,51 +89,52 @@ class Dispatch {
 
   // Launches a kernel compiled for these windows, or for bands, if there is one: the first that
   // fits.
-  template <class Take, class Index>
-  void compiled(std::optional<Noted>& noted) const {
-    using T = typename Take::Element;
+  template <class Combine, class Index>
+  void compiled(std::optional<FlagLayout>& flags) const {
+    using T = typename Combine::Element;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       if (has_vectors(arguments_) && !plan_.is_64bit && !plan_.is_of_planes()) {
-        if constexpr (Take::kMoves) {
-          rows<Take, Index, RowShape<T, 2, 2, 0>>(noted);
-          rows<Take, Index, RowShape<T, 2, 2, 0, true>>(noted);
-          channels<Take, Index, ChannelShape<2, 2, 0>>(noted);
+        if constexpr (Combine::kMoves) {
+          rows<Combine, Index, RowShape<T, 2, 2, 0>>(flags);
+          rows<Combine, Index, RowShape<T, 2, 2, 0, true>>(flags);
+          channels<Combine, Index, ChannelShape<2, 2, 0>>(flags);
         }
-        rows<Take, Index, RowShape<T, 3, 2, 1>>(noted);
-        channels<Take, Index, ChannelShape<3, 2, 1>>(noted);
-        channels<Take, Index, ChannelShape<3, 2, 0>>(noted);
+        rows<Combine, Index, RowShape<T, 3, 2, 1>>(flags);
+        channels<Combine, Index, ChannelShape<3, 2, 1>>(flags);
+        channels<Combine, Index, ChannelShape<3, 2, 0>>(flags);
       }
-      if constexpr (Take::kMoves) {
-        if (!noted && plan_.bands) {
-          noted = bands<T, Index>();
+      if constexpr (Combine::kMoves) {
+        if (!flags && plan_.bands) {
+          flags = bands<T, Index>();
         }
       }
     }
   }
 
-  template <class Take, class Index, class Shape>
-  void rows(std::optional<Noted>& noted) const {
-    if (!noted) {
-      noted = launch_if<Take, Index>(forward_rows<Take, Index, Shape>, tile_rows<Shape>(geometry_));
+  template <class Combine, class Index, class Shape>
+  void rows(std::optional<FlagLayout>& flags) const {
+    if (!flags) {
+      flags = launch_if<Combine, Index>(
+          forward_rows<Combine, Index, Shape>, tile_rows<Shape>(geometry_));
     }
   }
 
-  template <class Take, class Index, class Shape>
-  void channels(std::optional<Noted>& noted) const {
+  template <class Combine, class Index, class Shape>
+  void channels(std::optional<FlagLayout>& flags) const {
     // Channels of a thread, as fit the registers: indices are up to eight times as large as values.
     constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
-    constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Take::Element));
-    if (!noted) {
-      noted = launch_if<Take, Index>(
-          forward_channels<Take, Index, V, Shape>, tile_channels<Shape>(geometry_, V));
+    constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Combine::Element));
+    if (!flags) {
+      flags = launch_if<Combine, Index>(
+          forward_channels<Combine, Index, V, Shape>, tile_channels<Shape>(geometry_, V));
     }
   }
 
   // Launches the kernel if there is a tiling.
-  template <class Take, class Index, class Kernel>
-  std::optional<Noted> launch_if(
+  template <class Combine, class Index, class Kernel>
+  std::optional<FlagLayout> launch_if(
       Kernel* kernel, const std::optional<Tiling<uint32_t>>& tiling) const {
-    using T = typename Take::Element;
+    using T = typename Combine::Element;
     if (!tiling) {
       return {};
     }
@@ -149,7 +144,7 @@ class Dispatch {
 
   // Launches a kernel of items, each of which is of so many slabs.
   template <class Kernel, class Offset, class... Rest>
-  Noted launch_items(
+  FlagLayout launch_items(
       Kernel* kernel, const Tiling<Offset>& tiling, int64_t slabs, const Rest&... rest) const {
     launch_(kernel, tiling.items, tiling, report(), rest...);
     const auto items = static_cast<int64_t>(tiling.items);
@@ -158,7 +153,7 @@ class Dispatch {
 
   // Launches a kernel of bands.
   template <class T, class Index>
-  Noted bands() const {
+  FlagLayout bands() const {
     const Bands& bands = plan_.bands->bands;
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       const auto launch = [&](auto kernel, auto... zero) {
@@ -180,76 +175,73 @@ class Dispatch {
     return {1, bands.count / geometry_.outer, 1};
   }
 
-  template <class Take, class Offset>
-  Noted any_windows() const {
-    using T = typename Take::Element;
+  template <class Combine, class Offset>
+  FlagLayout any_windows() const {
+    using T = typename Combine::Element;
     return launch_items(
-        forward_windows<Take, Offset>, tile_outputs<Offset>(geometry_), 1, arguments_.reduce,
-        any_indices(), values<T>(), result<T>());
+        forward_windows<Combine, Offset>, tile_outputs<Offset>(geometry_), 1, any_indices(),
+        values<T>(), result<T>());
   }
 
   template <class T, class Index>
-  Noted gather() const {
+  FlagLayout gather() const {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
       if (!plan_.is_64bit) {
         const auto [d, h, w] = overlap_of<uint32_t>(geometry_, arguments_.reduce).at;
         return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
       }
     }
-    return gather_any<T, false>();
+    return gather_any<T>();
   }
 
-  template <class T, class Index, bool kLooks>
-  Noted gather_cells() const {
+  template <class T, class Index, bool kDropsLosers>
+  FlagLayout gather_cells() const {
     const auto [tiling, plan] =
-        make_gather_plan(geometry_, arguments_.reduce, kPlanesOfThread<kLooks>);
+        make_gather_plan(geometry_, arguments_.reduce, kPlanesOfThread<kDropsLosers>);
     return launch_items(
-        maxunpool_cuda::backward<T, Index, kLooks>, tiling, plan.slabs, plan, values<T>(),
+        maxunpool_cuda::backward<T, Index, kDropsLosers>, tiling, plan.slabs, plan, values<T>(),
         indices<Index>(), result<T>());
   }
 
-  template <class T, bool kMean>
-  Noted gather_any() const {
+  template <class T>
+  FlagLayout gather_any() const {
     return launch_items(
-        backward_any<T, kMean>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
-        arguments_.reduce != Reduce::sum, overlap_of<uint64_t>(geometry_, arguments_.reduce),
+        backward_any<T>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
+        arguments_.reduce == Reduce::last, overlap_of<uint64_t>(geometry_, arguments_.reduce),
         values<T>(), any_indices(), result<T>());
   }
 
   // Launches the second kernel of "last". Slots in global memory are rare, so 64 bits will do.
   template <class T, class Index>
-  void redo_last(const Noted& noted) const {
+  void rewrite_stray_last(const FlagLayout& flags) const {
     if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
       if (plan_.stray && plan_.stray->shared) {
-        redo<LastSlot<T, uint32_t>>(indices<Index>(), noted);
+        rewrite_stray<LastSlot<T, uint32_t>>(indices<Index>(), flags);
         return;
       }
     }
-    redo<LastSlot<T, uint64_t>>(any_indices(), noted);
+    rewrite_stray<LastSlot<T, uint64_t>>(any_indices(), flags);
   }
 
   // Launches the second kernel, if there is one.
   template <class Slot, class Indices>
-  void redo(Indices indices, const Noted& noted) const {
+  void rewrite_stray(Indices indices, const FlagLayout& flags) const {
     if (!plan_.stray) {
       return;
     }
     using T = typename Slot::Element;
-    const auto launch = [&](auto kernel, auto... reduce) {
+    const auto launch = [&](auto kernel) {
       const auto pieces = make_pieces<typename Slot::Offset>(
-          arguments_, *plan_.stray, noted, report().notes, workspace_ + plan_.notes_bytes);
-      launch_.shared(
-          kernel, plan_.stray->shape, pieces, reduce..., values<T>(), indices, result<T>());
+          arguments_, *plan_.stray, flags, report().stray_flags, workspace_ + plan_.flags_bytes);
+      launch_.shared(kernel, plan_.stray->shape, pieces, values<T>(), indices, result<T>());
     };
     if constexpr (requires { &Slot::grad_input; }) {
       if (!arguments_.forward) {
         launch(backward_stray<Slot, Indices>);
       }
     }
-    if constexpr (!std::is_same_v<Slot, CountSlot<T>>) {
-      if (arguments_.forward) {
-        launch(forward_stray<Slot, Indices>, arguments_.reduce);
-      }
+    if (arguments_.forward) {
+      launch(forward_stray<Slot, Indices>);
     }
   }
 
@@ -272,13 +264,13 @@ class Dispatch {
   template <class T>
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
-      const bool sums = arguments_.reduce != Reduce::last && c10::isFloatingType(arguments_.type);
+      const bool sums = arguments_.reduce == Reduce::sum && c10::isFloatingType(arguments_.type);
       return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
     } else {
       return T{};
     }
   }
-  // Report of the first kernel. Without a second one there are no notes.
+  // Report of the first kernel. Without a second one there are no stray flags.
   Report report() const {
     return {plan_.stray ? reinterpret_cast<uint32_t*>(workspace_) : nullptr, arguments_.error};
   }

@@ -8,15 +8,14 @@
 //                      | the last cell that named it
 //     output   ... |0 a 0 b 0 0 0|0 c 0 0 d 0 0| ...   in vectors, but at the block's ends
 //
-// "last" is a maximum of positions, so it does not depend on the order the atomics take. "sum" and
-// "mean" come here only if windows share no output: only stray indices then give one output two
-// cells.
+// "last" is a maximum of positions, so it does not depend on the order the atomics take. "sum"
+// comes here only if windows share no output: only stray indices then give one output two cells.
 //
 // In bands of whole planes, indices may lie anywhere, and there is no second kernel: where several
 // cells name one output of a sum, every output of the band adds up its cells in row-major order. A
-// band that is a part notes (see Report) whether an index of its own cells is stray and names no
-// output of the part, or several cells name one output of a sum; if so, the second kernel writes
-// the plane again.
+// band that is a part flags its plane (see Report) if an index of its own cells is stray and names
+// no output of the part, or if several cells name one output of a sum. The second kernel then
+// rewrites the plane.
 #pragma once
 
 #include "../reduction.h"
@@ -36,14 +35,14 @@ __device__ inline Element sum_of(
     const Bands& all, uint32_t output, const Element* input, const Index* indices) {
   const uint32_t plane = output / all.decoder.out_plane, target = output % all.decoder.out_plane;
   const auto sum = [&]<class T>(T) {
-    Sum<Accumulator<T>> sum{};
+    Accumulator<T> sum{};
     for (uint32_t cell = plane * all.decoder.in_plane; cell < (plane + 1) * all.decoder.in_plane;
          ++cell) {
       if (target_of<uint32_t>(indices[cell]) == target) {
-        sum.add(static_cast<Accumulator<T>>(__builtin_bit_cast(T, input[cell])));
+        sum = plus(sum, __builtin_bit_cast(T, input[cell]));
       }
     }
-    return sum.result(all.reduce);
+    return sum;
   };
   if constexpr (sizeof(Element) == sizeof(double)) {
     return __builtin_bit_cast(Element, sum(double{}));
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     const auto& cells = band.cells;
     const auto& outputs = band.outputs;
-    bool again = false; // whether slots lack a stray index, or an element of a sum
+    bool incomplete = false; // whether slots lack a stray index, or an element of a sum
     struct Group {
       Neighbours<Index, V> index;
       Neighbours<Element, V> value;
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
       if constexpr (kStaged) {
         store(stage + (i + 1) * V, value);
       }
-      again |= for_each_of_group<!kClaims>(
+      incomplete |= for_each_of_group<!kClaims>(
           all, band, report.error, indices, cells.base + i * V, group.index,
           [&](int v, uint32_t number_of_slot) {
             Slot* const slot = slots + number_of_slot;
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
               if constexpr (!kStaged) {
                 mine = mine << 16 | value[v];
               }
-              again |= atomicMax(slot, mine) != 0 && kStray && all.reduce != Reduce::last;
+              incomplete |= atomicMax(slot, mine) != 0 && kStray && all.sums;
             } else {
               *slot = value[v];
             }
@@ -137,12 +136,12 @@ __global__ void __launch_bounds__(kBandThreads, sizeof(Element) == 1 ? 3 : 4) fo
     }
     __syncthreads();
     for_each_group(cells.vectors, first, read, claim);
-    const int any_again = __syncthreads_or(again);
+    const int any_incomplete = __syncthreads_or(incomplete);
     if (!kIsWindowOffset<Index> && threadIdx.x == 0 && all.planes == 0) {
-      report.notes[number] = static_cast<uint32_t>(any_again);
+      report.stray_flags[number] = static_cast<uint32_t>(any_incomplete);
     }
     if constexpr (kSums) {
-      if (any_again && all.planes != 0 && all.reduce != Reduce::last) {
+      if (any_incomplete && all.planes != 0 && all.sums) {
         for_each_in_block(outputs.end - outputs.begin, [&](uint32_t i) {
           output[outputs.begin + i] = sum_of(all, outputs.begin + i, input, indices);
         });

@@ -10,9 +10,9 @@
 // indices of its own cell, and writes nothing if one is stray.
 #pragma once
 
-#include "cells.cuh"
+#include "combine.cuh"
+#include "indices.cuh"
 #include "report.cuh"
-#include "take.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -32,14 +32,14 @@ struct ChannelShape {
 
 // Kernel for planes of one slice, 32-bit offsets, aligned pointers, and channels that are a
 // multiple of V. Tiles cover all outputs and cells (see tile_channels).
-template <class Take, class Index, int V, class Shape>
+template <class Combine, class Index, int V, class Shape>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
     Tiling<uint32_t> tiling, Report report,
-    typename Take::Element negative_zero, // see add_to_zero
-    const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
-    typename Take::Element* __restrict__ output) {
-  using Element = typename Take::Element;
-  using Held = typename Take::Held;
+    typename Combine::Element negative_zero, // see add_to_zero
+    const typename Combine::Element* __restrict__ input, const Index* __restrict__ indices,
+    typename Combine::Element* __restrict__ output) {
+  using Element = typename Combine::Element;
+  using Held = typename Combine::Held;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
   const auto& [depths, heights, widths] = tiling.geometry.axis;
   for_each_chunk<Index>(tiling.items, report, [&](uint32_t i) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
     const uint32_t corner = top * widths.out + left, inner = tiling.geometry.inner;
     const uint32_t cell = height * widths.in + column;
     const uint32_t source = (outer * tiling.in_plane + cell) * inner + channel;
-    Take kept[kStride][kStride][V];
+    Combine kept[kStride][kStride][V];
 #pragma unroll
     for (int y = Shape::kFirst; y <= Shape::kLast; ++y) {
 #pragma unroll
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
           continue; // also where a coordinate below 0 wraps around
         }
         const uint32_t from = source + (y * widths.in + x) * inner;
-        ChannelIndices<Index, V, kKernel> named;
-        named.read(indices + from);
+        ChannelIndices<Index, V, kKernel> cell_indices;
+        cell_indices.read(indices + from);
         Held value[V];
         load_held<V>(input + from, value);
         if (x == 0 && y == 0) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
           const bool is_clipped = top < kPadding || left < kPadding ||
                                   top - kPadding + kKernel > heights.out ||
                                   left - kPadding + kKernel > widths.out;
-          if (is_clipped || !named.all_inside(first, widths.out)) {
+          if (is_clipped || !cell_indices.all_inside(first, widths.out)) {
             bool stray = false;
 #pragma unroll 1
             for (int v = 0; v < V; ++v) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_channels(
 #pragma unroll
               for (int v = 0; v < V; ++v) {
                 kept[r][e][v].add_if(
-                    named.is(v, in_y, in_x, corner + r * widths.out + e), value[v]);
+                    cell_indices.is(v, in_y, in_x, corner + r * widths.out + e), value[v]);
               }
             }
           }

@@ -8,13 +8,13 @@
 //
 // A thread compares its outputs with the indices of all cells whose windows cover them, in
 // row-major order: the last match is kept, or all matches are added. It checks the indices of its
-// own cells: a stray one is noted (see Report), and the thread then writes nothing, for the second
-// kernel writes the plane again.
+// own cells. If one is stray, the thread flags it (see Report) and writes nothing, for the second
+// kernel rewrites the plane.
 #pragma once
 
-#include "cells.cuh"
+#include "combine.cuh"
+#include "indices.cuh"
 #include "report.cuh"
-#include "take.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -45,14 +45,14 @@ struct RowShape {
 
 // Kernel for 32-bit offsets and aligned pointers. Tiles are V cells of a row, for each slice of the
 // outputs (see tile_rows).
-template <class Take, class Index, class Shape>
+template <class Combine, class Index, class Shape>
 __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     Tiling<uint32_t> tiling, Report report,
-    typename Take::Element negative_zero, // see add_to_zero
-    const typename Take::Element* __restrict__ input, const Index* __restrict__ indices,
-    typename Take::Element* __restrict__ output) {
-  using Element = typename Take::Element;
-  using Held = typename Take::Held;
+    typename Combine::Element negative_zero, // see add_to_zero
+    const typename Combine::Element* __restrict__ input, const Index* __restrict__ indices,
+    typename Combine::Element* __restrict__ output) {
+  using Element = typename Combine::Element;
+  using Held = typename Combine::Held;
   constexpr int V = Shape::V, N = Shape::N, kGrain = Shape::kGrain, kRight = Shape::kRight;
   constexpr int kKernel = Shape::kKernel, kStride = Shape::kStride, kPadding = Shape::kPadding;
   const auto& [depths, heights, widths] = tiling.geometry.axis;
@@ -73,14 +73,14 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     const bool right_exist = kRight > 0 && column + 1 < tiling.tiles[2].divisor();
 
     // All cells are read before any is looked at.
-    RowIndices<Index, V, kRight, kKernel, kStride> named[1 + Shape::kBelow];
+    RowIndices<Index, V, kRight, kKernel, kStride> row_indices[1 + Shape::kBelow];
     Held value[1 + Shape::kBelow][V + kRight];
     const Element* values = input + source;
     const Index* at = indices + source;
 #pragma unroll
     for (int below = 0; below <= Shape::kBelow; ++below) {
       const bool exist = below == 0 ? is_covered : height + below < heights.in;
-      named[below].read(at, exist, exist && right_exist);
+      row_indices[below].read(at, exist, exist && right_exist);
       if (exist) {
         load_held<V>(values, value[below]);
       }
@@ -95,13 +95,13 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
     }
 
     const uint32_t first = first_output - kPadding * (widths.out + 1);
-    bool is_sure = in_depth > 0 || !is_covered; // another thread checks these indices
-    if (!is_sure && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
-      is_sure = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
-                named[0].template all_inside<kPadding>(
-                    column == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
+    bool in_windows = in_depth > 0 || !is_covered; // another thread checks these indices
+    if (!in_windows && (kPadding == 0 || height > 0) && top + kKernel - kPadding <= heights.out) {
+      in_windows = (!Shape::kDeep || depth + depths.kernel <= depths.out) &&
+                   row_indices[0].template all_inside<kPadding>(
+                       column == 0, first, widths.out, Shape::kDeep ? depths.kernel : 1, slice);
     }
-    if (!is_sure) {
+    if (!in_windows) {
       bool stray = false;
 #pragma unroll 1
       for (int v = 0; v < V; ++v) {
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
       add_to_zero(value[0], negative_zero);
     }
     if (Shape::kDeep && is_covered) {
-      named[0].move_to_depth(in_depth);
+      row_indices[0].move_to_depth(in_depth);
     }
-    Take kept[kStride][N];
+    Combine kept[kStride][N];
 #pragma unroll
     for (int below = 0; below <= Shape::kBelow; ++below) {
 #pragma unroll
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks) forward_rows(
             const int y = r - below * kStride + kPadding, x = e - v * kStride + kPadding;
             if (y >= 0 && y < kKernel && x >= 0 && x < kKernel) {
               kept[r][e].add_if(
-                  named[below].is(v, y, x, first + below * kStride * widths.out, widths.out),
+                  row_indices[below].is(v, y, x, first + below * kStride * widths.out, widths.out),
                   value[below][v]);
             }
           }

@@ -10,20 +10,20 @@
 // that is stray (see Report).
 #pragma once
 
+#include "combine.cuh"
 #include "report.cuh"
-#include "take.cuh"
 #include "tiling.cuh"
 
 #include <cstdint>
 
 namespace maxunpool_cuda {
 
-template <class Take, class Offset>
+template <class Combine, class Offset>
 __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
     forward_windows(
-        Tiling<Offset> tiling, Report report, Reduce reduce, AnyIndices indices,
-        const typename Take::Element* __restrict__ input,
-        typename Take::Element* __restrict__ output) {
+        Tiling<Offset> tiling, Report report, AnyIndices indices,
+        const typename Combine::Element* __restrict__ input,
+        typename Combine::Element* __restrict__ output) {
   const Geometry<Offset>& g = tiling.geometry;
   const Offset step = are_offsets(indices) ? g.axis[2].stride : 0; // of offsets, from cell to cell
   for_each_chunk<int64_t>(tiling.items, report, [&](Offset i) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
         for (Offset w = width.first; w < width.end; ++w) {
           const auto widths = tiling.windows_over(2, w);
           const Offset position = (d * g.axis[1].out + h) * g.axis[2].out + w;
-          Take kept;
+          Combine kept;
           for (Offset z = depths.first; z < depths.end; ++z) {
             for (Offset y = heights.first; y < heights.end; ++y) {
               const Position<Offset> cell{{z, y, widths.first}}, start = window_start(tiling, cell);
@@ -55,14 +55,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThread
               }
               for (Offset x = widths.first; x < widths.end; ++x) {
                 if (indices[source] == static_cast<int64_t>(name)) {
-                  kept.add(static_cast<typename Take::Held>(input[source]));
+                  kept.add(static_cast<typename Combine::Held>(input[source]));
                 }
                 source += g.inner;
                 name -= step;
               }
             }
           }
-          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result(reduce);
+          output[(outer * tiling.out_plane + position) * g.inner + channel] = kept.result();
         }
       }
     }

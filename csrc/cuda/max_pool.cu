@@ -18,7 +18,7 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
       "d: expected CUDA tensors but got tensors on ", device);
   const c10::cuda::CUDAGuard guard(device);
   const ItemLaunch launch{c10::cuda::getCurrentCUDAStream().stream()};
-  PoolDispatch(launch, call, limits().narrow).run();
+  PoolDispatch(launch, call, limits().max_32bit_offset).run();
 }
 
 } // namespace

@@ -23,19 +23,20 @@ namespace maxunpool_cuda {
 template <class Launch>
 class PoolDispatch {
  public:
-  // `narrow` is as in Limits.
-  PoolDispatch(const Launch& launch, const PoolCall& call, int64_t narrow)
+  // `max_32bit_offset`: see Limits.
+  PoolDispatch(const Launch& launch, const PoolCall& call, int64_t max_32bit_offset)
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        narrow_(narrow),
+        max_32bit_offset_(max_32bit_offset),
         aligned_(are_aligned({call.input, call.values, call.indices})) {}
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
       if constexpr (std::is_integral_v<T> || sizeof(T) == 8) { // rarely pooled: one kernel will do
         run_windows<T, uint64_t>();
-      } else if (!fits_32bit(geometry_, geometry_.inner, narrow_, call_.dilation, kMostRows)) {
+      } else if (!fits_32bit(
+                     geometry_, geometry_.inner, max_32bit_offset_, call_.dilation, kMostRows)) {
         run_windows<T, uint64_t>();
       } else if (has_pool_windows(geometry_, call_.dilation, 2)) {
         run_window_of<T, 2>();
@@ -105,7 +106,7 @@ class PoolDispatch {
   const Launch& launch_;
   const PoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  const int64_t narrow_;
+  const int64_t max_32bit_offset_;
   const bool aligned_;
 };
 

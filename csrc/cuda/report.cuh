@@ -53,7 +53,7 @@ template <class Indices, class Offset>
 __device__ inline bool is_stray(
     const Decoder<Offset>& decoder, ErrorRecord* error, const Indices& indices, Offset element,
     const Position<Offset>& cell) {
-  const auto found = named_by(decoder, indices, element, cell);
+  const auto found = decoded_at(decoder, indices, element, cell);
   if (!found.in_plane) {
     report_bad(error, decoder.geometry, element, are_offsets(indices), indices[element]);
   }
@@ -62,54 +62,54 @@ __device__ inline bool is_stray(
 
 // Addresses that a first kernel reports to.
 //
-// It works in chunks of blockDim.x consecutive items, each done by one block, which writes
-// notes[chunk], a note: nonzero if an index of the chunk's cells is stray. Notes need not be
-// cleared beforehand, and their order is that of the slabs.
+// The kernel works in chunks of blockDim.x consecutive items. The one block that does a chunk
+// writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray. Every flag is
+// written, and flags are in the order of the slabs.
 struct Report {
-  uint32_t* notes;
+  uint32_t* stray_flags;
   ErrorRecord* error;
 };
 
-// Calls visit(i) for this thread's items, under any grid and block size. If `notes`, visit returns
-// whether an index is stray. Window offsets cannot be.
+// Calls visit(i) for this thread's items, under any grid and block size. If `finds_stray`, visit
+// returns whether an index is stray. Window offsets cannot be.
 template <class Index, class Offset, class Visit>
 __device__ inline void for_each_chunk(
-    Offset items, const Report& report, const Visit& visit, bool notes = true) {
-  if (kIsWindowOffset<Index> || !notes) {
+    Offset items, const Report& report, const Visit& visit, bool finds_stray = true) {
+  if (kIsWindowOffset<Index> || !finds_stray) {
     for_each_item(items, visit);
     return;
   }
   for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const Offset i = chunk * blockDim.x + threadIdx.x;
     const int stray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0 && report.notes != nullptr) {
-      report.notes[chunk] = static_cast<uint32_t>(stray);
+    if (threadIdx.x == 0 && report.stray_flags != nullptr) {
+      report.stray_flags[chunk] = static_cast<uint32_t>(stray);
     }
   }
 }
 
-// How a first kernel notes: the items of a chunk, and the slabs that an item is of, which
-// slab_items items share.
-struct Noted {
+// What the stray flags of a first kernel belong to: a flag to so many items, and so many slabs to
+// slab_items items.
+struct FlagLayout {
   int64_t items, slab_items, slabs;
 };
 
-// Notes, as the second kernel reads them: which chunks hold items of a slab. A chunk that two slabs
-// share counts for both.
+// Stray flags, as the second kernel reads them: which chunks hold items of a slab. A chunk that two
+// slabs share counts for both.
 template <class Offset>
-struct StrayNotes {
-  const uint32_t* notes;
-  Divider<Offset> chunk_items; // see Noted
+struct StrayFlags {
+  const uint32_t* flags;
+  Divider<Offset> chunk_items; // see FlagLayout
   Divider<Offset> slabs;
   Offset slab_items;
 
-  // Whether slabs [first, end) are noted as stray, as far as this thread looks.
+  // Whether slabs [first, end) are flagged, as far as this thread looks.
   __device__ bool any(Offset first, Offset end) const {
     const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
     for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + threadIdx.x;
          chunk <= last; chunk += blockDim.x) {
-      found |= notes[chunk] != 0;
+      found |= flags[chunk] != 0;
     }
     return found;
   }

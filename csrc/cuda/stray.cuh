@@ -1,13 +1,13 @@
-// The second kernel of a call with flat indices: it writes again the slabs that have stray indices.
+// The second kernel of a call with flat indices: it rewrites the slabs that have stray indices.
 // Pooled elements meet in slots, one per output, by atomics. "last" is deterministic, a maximum of
-// positions, and so are counts; the floating-point sums of "sum" and "mean" depend on the order the
-// atomics take, unless `in_order` has one thread add up a plane.
+// positions; floating-point sums depend on the order the atomics take, unless `in_order` has one
+// thread add up a plane.
 //
 //     a slab's outputs   |---- part 0 ----|---- part 1 ----|-- 2 --|    x groups of channels
 //                              ^ a piece: its block clears the slots,
 //     a slab's cells     [ all of them ]  fills them from all cells of the slab, reads them
 //
-// A block does one piece after the other, of slabs that a first kernel has noted (see Report).
+// A block does one piece after the other, of slabs that a first kernel has flagged (see Report).
 // Slots are in its shared memory. For sums, and for planes so large that too many parts would read
 // them, slots are in a region of the workspace that is the block's own; then the plane is one part.
 // No block waits for another.
@@ -43,7 +43,7 @@ struct LastSlot {
   }
   // pooled(position) reads an element of the slot's plane.
   template <class Pooled>
-  __device__ T output(Reduce, const Pooled& pooled) const {
+  __device__ T output(const Pooled& pooled) const {
     return end == 0 ? T{} : pooled(end - 1);
   }
   __device__ T grad_input(Offset position, T grad) const {
@@ -57,42 +57,24 @@ struct SumSlot {
   using Element = T;
   using Offset = uint64_t;
 
-  Sum<T> sum;
+  Accumulator<T> sum;
 
   template <class Value>
   __device__ void add(Offset, const Value& value) {
     if constexpr (std::is_floating_point_v<Accumulator<T>>) {
-      atomic_add(&sum.sum, static_cast<Accumulator<T>>(value()));
-      atomic_add(&sum.count, 1);
+      atomic_add(&sum, static_cast<Accumulator<T>>(value()));
     }
   }
-  __device__ void add_in_order(T value) { sum.add(value); }
+  __device__ void add_in_order(T value) { sum = plus(sum, value); }
   template <class Pooled>
-  __device__ T output(Reduce reduce, const Pooled&) const {
-    return sum.result(reduce);
-  }
-};
-
-// Slot of counts, for elements of any type, which only the owner of a pooled element reads.
-template <class T>
-struct CountSlot {
-  using Element = T;
-  using Offset = uint64_t;
-
-  uint64_t count;
-
-  template <class Value>
-  __device__ void add(Offset, const Value&) {
-    atomic_add(&count, 1);
-  }
-  __device__ T grad_input(Offset, T grad) const {
-    return mean_of<T>(grad, static_cast<int64_t>(count));
+  __device__ T output(const Pooled&) const {
+    return static_cast<T>(sum);
   }
 };
 
 template <class Offset>
 struct Pieces {
-  StrayNotes<Offset> notes;
+  StrayFlags<Offset> stray_flags;
   bool in_order;            // add_in_order()
   Offset count;             // of all pieces
   Divider<Offset> channels; // of a piece; the last one of a slab may have fewer
@@ -237,8 +219,8 @@ __device__ inline void fill(
   __syncthreads();
 }
 
-// Calls visit(piece) for this block's pieces whose slabs are noted. The block's share of all pieces
-// is contiguous: where nothing is noted, one look is enough.
+// Calls visit(piece) for this block's pieces whose slabs are flagged. The block's share of all
+// pieces is contiguous: where no slab is flagged, one look is enough.
 template <class Offset, class Visit>
 __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit& visit) {
   const Offset blocks = gridDim.x, block = blockIdx.x;
@@ -252,7 +234,7 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
     return pieces.groups.divide(pieces.parts.divide(number));
   };
   const auto stray = [&](Offset from, Offset to) {
-    return __syncthreads_or(pieces.notes.any(slab(from), slab(to - 1) + 1));
+    return __syncthreads_or(pieces.stray_flags.any(slab(from), slab(to - 1) + 1));
   };
   if (!stray(begin, end)) {
     return;
@@ -267,17 +249,15 @@ __device__ inline void for_each_stray(const Pieces<Offset>& pieces, const Visit&
 // Indices are a pointer if slots are in shared memory, else AnyIndices.
 template <class Slot, class Indices>
 __global__ void __launch_bounds__(kStrayThreads, kIsShared<Slot> ? 2 : 1) forward_stray(
-    Pieces<typename Slot::Offset> pieces, Reduce reduce,
-    const typename Slot::Element* __restrict__ input, Indices indices,
-    typename Slot::Element* __restrict__ output) {
+    Pieces<typename Slot::Offset> pieces, const typename Slot::Element* __restrict__ input,
+    Indices indices, typename Slot::Element* __restrict__ output) {
   using Offset = typename Slot::Offset;
   Slot* const slots = slots_of_block<Slot>(pieces);
   for_each_stray(pieces, [&](const Piece<Offset>& piece) {
     fill(piece, slots, indices, input);
     using Element = typename Slot::Element;
     const auto output_of = [&](Offset i, const auto& to) {
-      return slots[i].output(
-          reduce, [&](Offset position) { return input[piece.pooled(to, position)]; });
+      return slots[i].output([&](Offset position) { return input[piece.pooled(to, position)]; });
     };
     constexpr int V = kVectorBytes / sizeof(Element);
     Element* const part = output + piece.outer * pieces.out_plane + piece.first;

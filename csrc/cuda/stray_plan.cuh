@@ -37,12 +37,14 @@ inline int64_t slot_size(const Arguments& arguments) {
   if (arguments.index_type == c10::ScalarType::Byte) {
     return 0;
   }
-  if (arguments.reduce == Reduce::last || !arguments.forward) { // positions, or counts
-    return arguments.forward || arguments.reduce != Reduce::sum ? sizeof(uint64_t) : 0;
+  if (arguments.reduce == Reduce::last) {
+    return sizeof(uint64_t); // of a position
   }
   int64_t size = 0;
-  with_arithmetic_type(
-      arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(Sum<T>); });
+  if (arguments.forward) {
+    with_arithmetic_type(
+        arguments.type, [&]<class T>(std::type_identity<T>) { size = sizeof(SumSlot<T>); });
+  }
   return size;
 }
 
@@ -80,19 +82,19 @@ inline std::optional<StrayPlan> make_stray_plan(const Arguments& arguments, bool
 
 // Whether one thread adds up a plane. Else atomics add floating-point numbers, in any order.
 inline bool sums_in_order(const Arguments& arguments) {
-  return arguments.forward && arguments.reduce != Reduce::last &&
+  return arguments.forward && arguments.reduce == Reduce::sum &&
          (arguments.deterministic || !c10::isFloatingType(arguments.type));
 }
 
 // Argument of the second kernel. `slots` is their memory in the workspace.
 template <class Offset>
 Pieces<Offset> make_pieces(
-    const Arguments& arguments, const StrayPlan& plan, const Noted& noted, const uint32_t* notes,
-    char* slots) {
+    const Arguments& arguments, const StrayPlan& plan, const FlagLayout& layout,
+    const uint32_t* stray_flags, char* slots) {
   const Geometry<int64_t>& g = arguments.geometry;
   return {
-      {notes, divider<Offset>(noted.items), divider<Offset>(noted.slabs),
-       static_cast<Offset>(noted.slab_items)},
+      {stray_flags, divider<Offset>(layout.items), divider<Offset>(layout.slabs),
+       static_cast<Offset>(layout.slab_items)},
       sums_in_order(arguments),
       static_cast<Offset>(plan.pieces),
       divider<Offset>(plan.channels),

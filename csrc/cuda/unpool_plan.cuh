@@ -42,7 +42,7 @@ Tiling<Offset> tile_outputs(const Geometry<int64_t>& geometry) {
 template <class Offset>
 Position<Offset> overlap_of(const Geometry<int64_t>& geometry, Reduce reduce) {
   Position<Offset> away{};
-  for (int a = 0; a < 3 && reduce != Reduce::sum; ++a) {
+  for (int a = 0; a < 3 && reduce == Reduce::last; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
     away[a] = static_cast<Offset>(std::min((axis.kernel - 1) / axis.stride, axis.in));
   }
@@ -108,20 +108,20 @@ struct Plan {
   bool is_64bit;                     // of offsets
   std::optional<BandPlan> bands;     // of calls that bands can do
   std::optional<StrayPlan> stray;    // of calls that may need a second kernel
-  size_t notes_bytes = 0, bytes = 0; // of notes, which slots follow; of both
+  size_t flags_bytes = 0, bytes = 0; // of stray flags, which slots follow; of both
 
   explicit Plan(const Arguments& arguments) {
     const Geometry<int64_t>& g = arguments.geometry;
-    is_64bit = !fits_32bit(g, align_channels(g.inner), arguments.limits.narrow);
+    is_64bit = !fits_32bit(g, align_channels(g.inner), arguments.limits.max_32bit_offset);
     if (!is_64bit) {
       bands = make_bands(arguments);
     }
     stray = is_of_planes() ? std::nullopt : make_stray_plan(arguments, is_64bit);
     if (stray) {
-      const int64_t notes = most_items(g) / arguments.threads + 1;
-      notes_bytes =
-          align(std::max<int64_t>(notes, bands ? bands->bands.count : 0) * sizeof(uint32_t));
-      bytes = notes_bytes + (stray->shared ? 0 : stray->shape.blocks * stray->slot_bytes);
+      const int64_t flags = most_items(g) / arguments.threads + 1;
+      flags_bytes =
+          align(std::max<int64_t>(flags, bands ? bands->bands.count : 0) * sizeof(uint32_t));
+      bytes = flags_bytes + (stray->shared ? 0 : stray->shape.blocks * stray->slot_bytes);
     }
   }
 

@@ -6,11 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
-#include <limits>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -34,16 +31,7 @@ T atomicAdd(T* to, Value value) {
   return std::atomic_ref<T>(*to).fetch_add(static_cast<T>(value));
 }
 // In global memory a GPU takes subnormal numbers for zero here.
-inline float atomicAdd(float* to, float value) {
-  const auto flushed = [](float x) {
-    return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
-  };
-  std::atomic_ref<float> target(*to);
-  float seen = target.load();
-  while (!target.compare_exchange_weak(seen, flushed(flushed(seen) + flushed(value)))) {
-  }
-  return seen;
-}
+float atomicAdd(float*, float) = delete;
 template <class T>
 T atomicCAS(T* to, T expected, T desired) {
   std::atomic_ref<T>(*to).compare_exchange_strong(expected, desired);
@@ -66,43 +54,23 @@ namespace shim {
 
 // What the threads of a block share.
 struct Block {
-  explicit Block(unsigned threads, size_t shared_bytes)
-      : barrier(threads),
-        shared(static_cast<char*>(std::aligned_alloc(16, (shared_bytes + 15) / 16 * 16))) {}
-  ~Block() { std::free(shared); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
+  struct alignas(16) Unit {
+    uint64_t undefined[2] = {0xa5a5a5a5a5a5a5a5, 0xa5a5a5a5a5a5a5a5};
+  };
+
+  Block(unsigned threads, size_t shared_bytes)
+      : barrier(threads), shared((shared_bytes + 15) / 16) {}
 
   std::barrier<> barrier;
   std::atomic<int> any = 0;
-  char* shared;
+  std::vector<Unit> shared;
 };
 inline thread_local Block* block;
 inline bool skip_barriers = false; // a race on purpose
 
 inline void* shared_memory() {
-  return block->shared;
+  return block->shared.data();
 }
-
-} // namespace shim
-
-inline void __syncthreads() {
-  if (!shim::skip_barriers) {
-    shim::block->barrier.arrive_and_wait();
-  }
-}
-inline int __syncthreads_or(int predicate) {
-  shim::Block& block = *shim::block;
-  block.any.fetch_or(predicate != 0);
-  block.barrier.arrive_and_wait();
-  const int any = block.any;
-  block.barrier.arrive_and_wait();
-  block.any = 0;
-  block.barrier.arrive_and_wait();
-  return any;
-}
-
-namespace shim {
 
 // kernel<<<blocks, threads, shared_bytes>>>(arguments...), with the threads started in an order
 // drawn by `seed`.
@@ -134,3 +102,19 @@ void launch(
 }
 
 } // namespace shim
+
+inline void __syncthreads() {
+  if (!shim::skip_barriers) {
+    shim::block->barrier.arrive_and_wait();
+  }
+}
+inline int __syncthreads_or(int predicate) {
+  shim::Block& block = *shim::block;
+  block.any.fetch_or(predicate != 0);
+  block.barrier.arrive_and_wait();
+  const int any = block.any;
+  block.barrier.arrive_and_wait();
+  block.any = 0;
+  block.barrier.arrive_and_wait();
+  return any;
+}

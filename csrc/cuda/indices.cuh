@@ -47,7 +47,7 @@ __device__ inline bool all_below(uint32_t end, uint32_t bytes) {
 // Whether an index names a position in a window of kKernel rows and columns that begins at `first`,
 // but not in its first `skipped` columns.
 template <int kKernel>
-__device__ inline bool names_cell(
+__device__ inline bool is_in_window(
     uint32_t index, uint32_t first, uint32_t width, uint32_t skipped = 0) {
   bool inside = false;
 #pragma unroll
@@ -69,7 +69,7 @@ class ChannelIndices {
     bool all = true;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      all &= names_cell<kKernel>(index_[v], first, width);
+      all &= is_in_window<kKernel>(index_[v], first, width);
     }
     return all;
   }
@@ -147,7 +147,7 @@ class RowIndices {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
-        inside[v] |= names_cell<kKernel>(index_[v] - v * kStride, first, width, skipped);
+        inside[v] |= is_in_window<kKernel>(index_[v] - v * kStride, first, width, skipped);
       }
     }
 #pragma unroll

@@ -1,4 +1,4 @@
-// What an owner makes of the pooled elements that name its output, in row-major order. Held is the
+// How an owner combines the pooled elements that name its output, in row-major order. Held is the
 // type of a pooled element in registers.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace maxunpool_cuda {
 
 // Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
 template <class T>
-struct TakeLast {
+struct CombineLast {
   using Element = T;
   static constexpr bool kMoves = true; // it only moves data
   using Held = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
@@ -21,12 +21,12 @@ struct TakeLast {
 
   __device__ void add(Held pooled) { value = pooled; }
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
-  __device__ T result(Reduce = Reduce::last) const { return static_cast<T>(value); }
+  __device__ T result() const { return static_cast<T>(value); }
 };
 
 // Sum, which starts from +0.
 template <class T>
-struct TakeSum {
+struct CombineSum {
   using Element = T;
   static constexpr bool kMoves = false;
   using Held = Accumulator<T>;
@@ -39,19 +39,7 @@ struct TakeSum {
       add(pooled);
     }
   }
-  __device__ T result(Reduce = Reduce::sum) const { return static_cast<T>(sum); }
-};
-
-// Sum or mean, as the call says.
-template <class T>
-struct TakeCounted {
-  using Element = T;
-  using Held = T;
-
-  Sum<T> sum{};
-
-  __device__ void add(Held pooled) { sum.add(pooled); }
-  __device__ T result(Reduce reduce) const { return sum.result(reduce); }
+  __device__ T result() const { return static_cast<T>(sum); }
 };
 
 // Whether N small elements, held in a word each, fill whole words.
@@ -77,10 +65,10 @@ __device__ inline void load_held(const T* from, Held* held) {
     }
   }
 }
-template <int N, class Take>
-__device__ inline void store_results(typename Take::Element* to, const Take* kept) {
-  using T = typename Take::Element;
-  if constexpr (kFillWords<T, typename Take::Held, N>) {
+template <int N, class Combine>
+__device__ inline void store_results(typename Combine::Element* to, const Combine* kept) {
+  using T = typename Combine::Element;
+  if constexpr (kFillWords<T, typename Combine::Held, N>) {
     constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
     Vector<uint32_t, N / kInWord> words{};
 #pragma unroll
