@@ -30,7 +30,7 @@ PUBLIC["onnx.translation_table"] = onnx.translation_table
 del PUBLIC["functional"]
 
 
-@pytest.mark.usefixtures("as_torch_runs")
+@pytest.mark.usefixtures("single_threaded_torch")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_example(name: str) -> None:
     (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name)
