@@ -21,11 +21,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
 from benchmarks import report  # noqa: E402
-from benchmarks.cases import ITEM_SIZE  # noqa: E402
 
 MEASURED = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json")
-TRAINING = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads-training.json")
-BLUE, ORANGE, RED, GREY = "#6f9fdd", "#e08a2e", "#c0392b", "#c9d3df"
+BLUE, ORANGE, RED = "#6f9fdd", "#e08a2e", "#c0392b"
 TINTS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")
 MARKED = ("white", "white", TINTS[1], "white", "white")
 # The README's chart and its table of slower calls: what finds the names of the cases.
@@ -79,13 +77,8 @@ def overlap(figure: Figure) -> None:
     """What becomes of three values with one index, and of the gradient."""
     plane, values = torch.tensor([[1.0, 2, 9, 4, 3]]), torch.tensor([[2.0, 6, 1]]).requires_grad_()
     found = F.max_pool1d(plane, 3, 1, return_indices=True)[1]
-    first, *others = panels(
-        figure,
-        "Three windows, one maximum",
-        'reduce="last"',
-        'reduce="sum"',
-        "torch.nn, one thread",
-    )
+    titles = ("Three windows, one maximum", 'reduce="last"', 'reduce="sum"', "torch.nn, one thread")
+    first, *others = panels(figure, *titles)
     cells(first, 0, 5.5, plane[0].tolist(), MARKED)
     for place in range(3):
         first.plot([place + 0.08, place + 2.92], [5 - 0.45 * place] * 2, color=BLUE, linewidth=3)
@@ -110,12 +103,12 @@ def overlap(figure: Figure) -> None:
 def indices(figure: Figure) -> None:
     """One plane, pooled by 2x2: where the maxima are, in eight bytes and in one."""
     plane = torch.tensor([[[3.0, 7, 1, 2], [5, 6, 4, 8], [9, 2, 0, 1], [4, 3, 5, 2]]])
-    left, int64, uint8 = panels(
-        figure,
-        "A plane, its flat positions,\nred: those of 2x2 windows' maxima",
+    first = "A plane, its flat positions,\nred: those of 2x2 windows' maxima"
+    second, third = (
         "int64: flat position\nin the plane",
-        "uint8: place in the window,\n0 and 1 above 2 and 3",
+        "uint8: place in the window,\n0 1 above 2 3",
     )
+    left, int64, uint8 = panels(figure, first, second, third)
     kinds = ((int64, torch.int64, ORANGE), (uint8, torch.uint8, BLUE))
     for panel, dtype, colour in kinds:
         found = F.max_pool2d(plane, 2, return_indices=True, index_dtype=dtype)[1][0]
@@ -131,44 +124,10 @@ def indices(figure: Figure) -> None:
         left.text(x + 0.06, 5.94 - y, place, va="top", fontsize=8, **words)
 
 
-def bars(panel: Axes, title: str, names: Sequence[str], parts: dict[str, list[float]]) -> None:
-    """Stacked bars, with their sums above."""
-    bottom = [0.0] * len(names)
-    for (what, heights), colour in zip(parts.items(), (BLUE, ORANGE, GREY), strict=False):
-        drawn = panel.bar(names, heights, bottom=bottom, color=colour, label=what)
-        labels = [f"{x:.0f}" if x > 4 and len(parts) > 1 else "" for x in heights]
-        panel.bar_label(drawn, labels, label_type="center", fontsize=9)
-        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-    panel.bar_label(drawn, [f"{x:.0f}" for x in bottom], padding=2, fontweight="bold")
-    panel.set(title=title, ymargin=0.12)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def training_bytes(figure: Figure) -> None:
-    """What pooling and unpooling move, from the shapes; what a training step held, as measured."""
-    computed, held, peak = figure.subplots(1, 3, width_ratios=[4, 3, 3])
-    kinds = [(v, i) for v in ("float32", "bfloat16") for i in ("int64", "uint8")]
-    # Pooling, unpooling and both gradients read or write all of these, for each window.
-    sizes = {"pooled values": [4 * ITEM_SIZE[value] for value, _ in kinds]}
-    sizes["indices"] = [4 * ITEM_SIZE[index] for _, index in kinds]
-    sizes["unpooled planes"] = [4 * size for size in sizes["pooled values"]]
-    names = ["\n".join(kind) for kind in kinds]
-    bars(computed, "Computed: bytes moved\nper 2x2 window, there and back", names, sizes)
-    computed.legend(fontsize=8)
-    rows = [row for row in TRAINING["rows"] if row["contender"] != "int32"]
-    names = [f"{row['dtype']}\n{row['contender']}" for row in rows]
-    mib = {what: [row[what] / 2**20 for row in rows] for what in ("values", "indices", "peak")}
-    bars(peak, "Measured: MiB at the peak\nof its training step", names, {"": mib.pop("peak")})
-    bars(held, "Measured: MiB held by\nSegNet's pools", names, mib)
-    figure.supxlabel(f"Measured: one image of 360x480, CPU, {report.title(TRAINING)}", fontsize=8)
-
-
 def speed(figure: Figure) -> None:
     """The README's chart."""
     panel = figure.subplots()
-    drawn = panel.barh(
-        list(FASTER), [mean_ratio(pattern) for pattern in FASTER.values()], color=BLUE
-    )
+    drawn = panel.barh(list(FASTER), [*map(mean_ratio, FASTER.values())], color=BLUE)
     panel.bar_label(drawn, fmt="%.1f", padding=3)
     panel.axvline(1, color=RED, linewidth=1.5)
     panel.text(1.06, -0.78, "torch.nn", color=RED, fontsize=9, va="center")
@@ -182,10 +141,10 @@ def draw(folder: Path) -> None:
     torch.set_num_threads(1)  # on more, torch.nn's result is another each time
     style = {"svg.hashsalt": "maxunpool_cuda", "savefig.facecolor": "white", "axes.titlesize": 10}
     mpl.rcParams.update(style)
-    for picture in (overlap, indices, training_bytes, speed):
+    for picture in (overlap, indices, speed):
         figure = Figure(figsize=(11, 3.6), layout="constrained")
         picture(figure)
-        path = folder / f"{picture.__name__.replace('_', '-')}.svg"
+        path = folder / f"{picture.__name__}.svg"
         figure.savefig(path, bbox_inches="tight", metadata={"Date": None, "Creator": None})
 
 

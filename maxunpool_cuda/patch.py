@@ -44,20 +44,15 @@ class patched:  # noqa: N801  # as torch.no_grad is written
     """Inside, max pooling and max unpooling of :mod:`torch.nn.functional` are this package's.
 
     A context manager, and a decorator for functions. It covers torch.nn.functional's
-    ``max_pool1d/2d/3d``, ``max_pool1d/2d/3d_with_indices`` and ``max_unpool1d/2d/3d``, by whatever
-    name they were imported, ``torch.max_pool1d/2d/3d``, and so the modules of torch.nn, which call
-    them. This package's own functions and modules do what they are told.
+    ``max_pool1d/2d/3d``, ``max_pool1d/2d/3d_with_indices`` and ``max_unpool1d/2d/3d``, whatever
+    name they were imported by, ``torch.max_pool1d/2d/3d``, and so the modules of torch.nn. It holds
+    in this thread, and nests. torch.compile, torch.export, ``make_fx``, ``torch.fx.symbolic_trace``
+    and ``torch.jit.trace`` see the calls inside. Backward may run anywhere.
 
-    It holds in this thread, until its end, however that comes about; the innermost one counts.
-    torch.compile, torch.export, ``make_fx``, ``torch.fx.symbolic_trace`` and ``torch.jit.trace``
-    see what is called, around a compiled function and inside of it. A derivative is that of what
-    was called, wherever backward runs.
-
-    Not reached are TorchScript; other threads, such as those of :class:`torch.nn.DataParallel`; and
-    what :func:`torch.utils.checkpoint.checkpoint` computes again in a backward that does not run
-    inside (in PyTorch 2.11: in any). There, decorate ``forward``, or the function that is
-    checkpointed. With ``fullgraph=True`` Dynamo takes it around a checkpoint and ``torch.cond``,
-    not within; and, in some releases, no object that was made outside of what is compiled.
+    It does not reach TorchScript; other threads, such as those of :class:`torch.nn.DataParallel`;
+    and what :func:`torch.utils.checkpoint.checkpoint` computes again in a backward outside (in
+    PyTorch 2.11: in any). There, decorate ``forward`` or the checkpointed function. Under
+    ``fullgraph=True`` Dynamo takes ``patched`` around a checkpoint and ``torch.cond``, not within.
 
     Args:
         index_dtype: of the indices that pooling returns if asked for them: int64 and int32, flat
@@ -66,8 +61,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 
     Raises:
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
-        TypeError: what is decorated is no function, or a generator or a coroutine, which only
-            begins when it is called.
+        TypeError: the decorated object is no function, or a generator or coroutine function.
 
     Example:
         >>> import torch
@@ -150,5 +144,4 @@ def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[s
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
             return result
-    names = [subclass.__name__ for subclass in subclasses]
-    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {names}")
+    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {subclasses}")
