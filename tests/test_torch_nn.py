@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-pytestmark = pytest.mark.usefixtures("as_torch_runs")
+pytestmark = pytest.mark.usefixtures("single_threaded_torch")
 FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
 
 
