@@ -1,4 +1,4 @@
-"""Max unpooling timed beside torch.nn, torch.compile, a scatter in Triton, and a clone.
+"""Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
 ``python -m benchmarks --help``, or ``make bench``. cases.py lists what is timed, data.py makes its
 tensors, contenders.py lists who is timed, timing.py does one case.

@@ -61,8 +61,7 @@ class Case:
 
 
 # Layer, shape, and those of kernel_size, stride, padding, dilation that are not 2, 2, 0, 1.
-Layer = tuple[Any, ...]
-NETWORKS: tuple[Layer, ...] = (
+NETWORKS = (
     ("segnet-224x64-b8", (8, 64, 224, 224)),
     ("segnet-224x64-b32", (32, 64, 224, 224)),
     ("segnet-28x512-b8", (8, 512, 28, 28)),
@@ -74,32 +73,30 @@ NETWORKS: tuple[Layer, ...] = (
     ("bottom-14x512-b64", (64, 512, 14, 14)),
     ("bottom-15x20x256-b32", (32, 256, 15, 20)),  # no window holds the last row
 )
-IMAGE: Layer = ("image-112x64-b16", (16, 64, 112, 112))
-WINDOWS: dict[str, Layer] = {
+IMAGE = ("image-112x64-b16", (16, 64, 112, 112))
+WINDOWS = {
     "2x2/2": IMAGE,
     "3x3/2 padding 1": (*IMAGE, 3, 2, 1),
     "4x4/4": (*IMAGE, 4, 4),
     "2x2x2/2": ("volume-48x32-b4", (4, 32, 48, 48, 48)),
 }
-EXTREMES: dict[str, Layer] = {
+EXTREMES = {
     "dilated pool": ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2),
     "3x3/1 padding 1": ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
     "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),  # what a call costs at the least
 }
 
-Calls = tuple[tuple[str, str], ...]
-UNPOOLING: Calls = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
-POOLING: Calls = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
-Options = dict[str, Sequence[str]]
-ALL: Options = {
+UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
+POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
+ALL = {
     "dtype": ("float32", "bfloat16"),
     "index_dtype": ("int64", "int32", "uint8"),
     "layout": ("contiguous", "channels_last"),
 }
-USUAL: Options = {name: values[:1] for name, values in ALL.items()}
+USUAL = {name: values[:1] for name, values in ALL.items()}
 
 
-def _each(family: str, layer: Layer, calls: Calls, **some: Sequence[str]) -> Iterator[Case]:
+def _each(family: str, layer: Any, calls: Any, **some: Sequence[str]) -> Iterator[Case]:
     """Every combination of some options. {operation} and {index_dtype} are replaced in family."""
     among = USUAL | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
@@ -116,8 +113,8 @@ def _all() -> Iterator[Case]:
     for layer in WINDOWS.values():
         yield from _each("{operation}, {index_dtype}", layer, POOLING, **ALL)
     for layer in NETWORKS:
-        family, index_dtypes = "round-trip, {index_dtype}", ALL["index_dtype"]
-        yield from _each(family, layer, POOLING[2:], index_dtype=index_dtypes)
+        options = {"index_dtype": ALL["index_dtype"]}
+        yield from _each("round-trip, {index_dtype}", layer, POOLING[2:], **options)
     for family, layer in EXTREMES.items():
         options = {"layout": ALL["layout"]}
         yield from _each(family, layer, UNPOOLING, **options)

@@ -1,6 +1,6 @@
 """Who is timed: a registry, and how a case is called and differentiated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,38 +19,28 @@ Call = Callable[[], Any]
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def calls_of(case: Case, function: Function, copies: Sequence[Data]) -> list[Call]:
-    """For each copy of the data a call in the case's direction, with a fresh result each time.
+def call_of(case: Case, function: Function, data: Data) -> Call:
+    """A call in the case's direction. For the gradient alone the forward is called here."""
+    if data.grad_output is None:
+        return lambda: function(data.input, data.indices)
+    leaf = data.input.detach().requires_grad_()
+    if case.direction == "backward":
+        kept = function(leaf, data.indices)[0]
+        return lambda: torch.autograd.grad(kept, leaf, data.grad_output, retain_graph=True)
 
-    For the gradient alone the forward is called here, and its graph is kept.
-    """
+    def both() -> tuple[Tensor, ...]:
+        result = function(leaf, data.indices)[0]
+        return result.detach(), *torch.autograd.grad(result, leaf, data.grad_output)
 
-    def call_of(data: Data) -> Call:
-        if data.grad_output is None:
-            return lambda: function(data.input, data.indices)
-        leaf, grad_output = data.input.detach().requires_grad_(), data.grad_output
-        if case.direction == "backward":
-            kept = function(leaf, data.indices)[0]
-            return lambda: torch.autograd.grad(kept, leaf, grad_output, retain_graph=True)
-
-        def both() -> tuple[Tensor, ...]:
-            result = function(leaf, data.indices)[0]
-            return result.detach(), *torch.autograd.grad(result, leaf, grad_output)
-
-        return both
-
-    return [call_of(data) for data in copies]
+    return both
 
 
-def clones(case: Case, copies: Sequence[Data]) -> list[Call]:
+def clone(case: Case, data: Data) -> Call:
     """The yardstick: each operator's useful bytes, read and written by a clone."""
     words = -(-case.useful_bytes // (8 * case.operators))  # 4 bytes read, 4 written
-
-    def call_of(source: Tensor) -> Call:
-        return lambda: [source.clone() for _ in range(case.operators)]
-
     # Memory that was never written reads as one page of zeros.
-    return [call_of(torch.ones(words, device=data.input.device)) for data in copies]
+    source = torch.ones(words, device=data.input.device)
+    return lambda: [source.clone() for _ in range(case.operators)]
 
 
 def function_of(case: Case, module: Any, **options: Any) -> Function:
@@ -71,8 +61,8 @@ def function_of(case: Case, module: Any, **options: Any) -> Function:
 
 
 def _triton(case: Case, device: str) -> Function | None:
-    given = (device, case.layout, case.operation, case.direction)
-    able = given == ("cuda", "contiguous", "unpool", "forward") and case.index_dtype != "uint8"
+    called = (device, case.layout, case.operation, case.direction)
+    able = called == ("cuda", "contiguous", "unpool", "forward") and case.index_dtype != "uint8"
     if not able or not find_spec("triton"):
         return None
     from .triton_scatter import max_unpool

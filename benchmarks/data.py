@@ -44,8 +44,8 @@ def rotation(data: Data) -> list[Data]:
     """Copies that together exceed a cache; the smallest calls read from it all the same."""
     read = data.input if data.grad_output is None else data.grad_output
     count = 1 + CACHE_BYTES // min(data.input.nbytes, data.indices.nbytes + read.nbytes)
-    copies = range(min(MOST_COPIES, count))
-    return [Data(*(x if x is None else x.clone() for x in data)) for _ in copies]
+    copies = [data] * min(MOST_COPIES, count)
+    return [Data(*(x if x is None else x.clone() for x in copy)) for copy in copies]
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     zeros = data.input.new_zeros(*case.shape[:2], math.prod(case.shape[2:]))
     order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
     last = torch.zeros_like(zeros, dtype=torch.int64).scatter_reduce_(-1, indices, order, "amax")
-    kept = last.gather(-1, indices) == order
+    kept = (last.gather(-1, indices) == order).reshape(case.pooled)
 
     def gather(unpooled: Tensor) -> Tensor:
         return unpooled.flatten(2).gather(-1, indices).reshape(case.pooled)
@@ -78,14 +78,13 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     def scatter(pooled: Tensor) -> Tensor:
         return zeros.scatter_add(-1, indices, pooled.flatten(2)).reshape(case.shape)
 
-    results = []
+    results: tuple[Tensor, ...] = ()
     if case.direction != "backward":
         values = data.input if case.operation == "unpool" else gather(data.input)
-        pooling = case.operation == "pool"
-        results = [values, data.indices] if pooling else [scatter(values * kept.view_as(values))]
+        results = (values, data.indices) if case.operation == "pool" else (scatter(values * kept),)
     if data.grad_output is not None:
         gradient = data.grad_output
         if case.operation != "pool":
-            gradient = gather(gradient) * (kept.reshape(case.pooled) | to_losers)
-        results.append(gradient if case.operation == "unpool" else scatter(gradient))
-    return tuple(results)
+            gradient = gather(gradient) * (kept | to_losers)
+        results += (gradient if case.operation == "unpool" else scatter(gradient),)
+    return results

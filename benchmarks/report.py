@@ -28,9 +28,7 @@ def facts(device: str) -> dict[str, Any]:
     return {
         "device": f"{cpu}, {threads} threads" if device == "cpu" else torch.cuda.get_device_name(),
         "cpu": cpu,
-        "system": platform.platform(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
         "torch": torch.__version__,
         "maxunpool_cuda": maxunpool_cuda.__version__,
         "build_info": maxunpool_cuda.build_info(),
@@ -51,8 +49,7 @@ def save(report: Report, folder: Path) -> Path:
 
 def load(path: Path) -> Report:
     """The report as :func:`save` wrote it."""
-    report: Report = json.loads(path.read_text())
-    return report
+    return json.loads(path.read_text())
 
 
 def title(report: Report) -> str:
@@ -63,10 +60,8 @@ def title(report: Report) -> str:
 
 def times(row: Row, contender: str, other: str = OURS) -> float | None:
     """How many times longer the contender takes than the other; None if it was not timed."""
-    results = row["results"]
-    if contender not in results:
-        return None
-    return results[contender]["quartiles"][1] / results[other]["quartiles"][1]
+    medians = {name: found["quartiles"][1] for name, found in row["results"].items()}
+    return medians[contender] / medians[other] if contender in medians else None
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> None:
@@ -76,9 +71,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1
     rule = ["-" * width for width in widths[:texts]]
     rule += ["-" * (width - 1) + ":" for width in widths[texts:]]
     for line in (lines[0], rule, *lines[1:]):
-        cells = [cell.ljust(width) for cell, width in zip(line[:texts], widths, strict=False)]
-        cells += [cell.rjust(width) for cell, width in zip(line, widths, strict=True)][texts:]
-        print(f"| {' | '.join(cells)} |")
+        left = map(str.ljust, line[:texts], widths)
+        right = map(str.rjust, line[texts:], widths[texts:])
+        print(f"| {' | '.join((*left, *right))} |")
     print(flush=True)
 
 
@@ -101,17 +96,14 @@ def cases(report: Report) -> None:
         speed = BY_NAME[row["name"]].useful_bytes / median / 1e9
         cells = (f"{median * 1e6:.1f}", f"{(third - first) / median:.0%}", f"{speed:.1f}")
         rows.append((row["name"], *cells, *(_mean([row], other) for other in others)))
-    print(f"maxunpool_cuda on {title(report)}; spread: interquartile; the others' time: as a")
-    print("multiple of this package's\n")
+    print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
     table(("case", "time, us", "spread", "GB/s", "of clone", *others[1:]), rows)
 
 
 def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each family and direction."""
     groups = defaultdict(list)
     for row in rows:
-        case = BY_NAME[row["name"]]
-        groups[case.family, case.direction].append(row)
+        groups[BY_NAME[row["name"]].family, BY_NAME[row["name"]].direction].append(row)
     return groups
 
 
@@ -120,19 +112,16 @@ def families(report: Report) -> None:
     others, rows = _others(report), []
     for group, members in _families(report["rows"]).items():
         rows.append((*group, len(members), *(_mean(members, other) for other in others)))
-    print(f"Geometric means on {title(report)}: the fraction of a clone's speed, and how many")
-    print("times longer the others take.\n")
+    print(f"Geometric means on {title(report)}: how many times longer the others take\n")
     table(("family", "direction", "cases", "of clone", *others[1:]), rows, texts=2)
 
 
 def compare(report: Report, before: Report, tolerance: float) -> list[str]:
     """Print how much longer each family takes than in an earlier run.
 
-    Times are multiples of the clone's and of torch.nn's in their own run. A family is slower only
-    if it is so beside both, since a machine that is slower today slows all three.
-
     Returns:
-        The families whose geometric mean grew by more than the tolerance, 0.1 being 10 %.
+        The families whose geometric mean grew by more than the tolerance, both beside the clone and
+        beside torch.nn of the same run: a machine that is slower today slows all three.
     """
     earlier = {row["name"]: row for row in before["rows"]}
     both = [row for row in report["rows"] if row["name"] in earlier]

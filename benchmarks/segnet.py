@@ -1,7 +1,4 @@
-"""SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image.
-
-Every pool hands its indices to the unpool across from it.
-"""
+"""SegNet (Badrinarayanan, Kendall and Cipolla, 2015): VGG16's encoder, and its mirror image."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -44,5 +41,4 @@ class SegNet(nn.Module):
         for stage, unpool in zip(reversed(self.decoder), reversed(self.unpools), strict=True):
             indices, size = kept.pop()
             x = stage(unpool(x, indices, output_size=size))
-        scores: Tensor = self.scores(x)
-        return scores
+        return self.scores(x)

@@ -1,7 +1,6 @@
-"""One case: check every result, then time everyone.
+"""One case: check every result, then time everyone in rounds, since the machine's state drifts.
 
-Clock speed, other processes and allocators drift, so everyone is called once in each round, in
-rotating order. torch.utils.benchmark.Timer would time one after the other.
+torch.utils.benchmark.Timer would time one after the other.
 """
 
 import ctypes
@@ -78,36 +77,27 @@ def interleave(
             names.append(names.pop(0))
     finally:
         gc.enable()
-    return {
-        name: statistics.quantiles(seconds[WARM_UP:], n=4, method="inclusive")
-        for name, seconds in found.items()
-    }
+    quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
+    return {name: quartiles(seconds[WARM_UP:]) for name, seconds in found.items()}
 
 
 def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
-    """Check and time everyone who is able.
-
-    Returns:
-        ``name`` and ``results``, which has the ``quartiles`` of each contender's seconds.
-
-    Raises:
-        RuntimeError: a result is not the definition's in dtype, shape and every value.
-    """
+    """Check and time everyone who is able: ``results`` has the quartiles of everyone's seconds."""
     copies = data.rotation(data.make(case, device))
     calls = {}
     for name, function_of in contenders.CONTENDERS.items():
         # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
         given = [one._replace(indices=one.flat) if name == TORCH else one for one in copies]
         if function := function_of(case, device):
-            calls[name] = contenders.calls_of(case, function, given)
+            calls[name] = [contenders.call_of(case, function, one) for one in given]
             expected = data.definition(case, given[0], to_losers=name == TORCH)
             pairs = zip(calls[name][0](), expected, strict=True)
             if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
                 raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
-    calls[CLONE] = contenders.clones(case, copies)
+    calls[CLONE] = [contenders.clone(case, one) for one in copies]
     clock = cpu_clock
     if device == "cuda":
         clock = functools.partial(cuda_clock, with_host=case.family in ("sweep", "tiny"))
-    quartiles = interleave(calls, clock, seconds)
-    rounded = {who: {"quartiles": [float(f"{x:.5g}") for x in q]} for who, q in quartiles.items()}
+    found = interleave(calls, clock, seconds).items()
+    rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}
     return {"name": case.name, "results": rounded}

@@ -38,12 +38,11 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
         events = json.loads(Path(file.name).read_text())["traceEvents"]
-    allocations = [event for event in events if event.get("name") == "[memory]"]
-    held: dict[int, int] = {}
-    peak = 0
-    for event in sorted(allocations, key=lambda event: event["ts"]):
-        held[event["args"]["Addr"]] = max(0, event["args"]["Bytes"])  # negative: it was freed
-        peak = max(peak, sum(held.values()))
+    held, peak = {}, 0
+    for event in sorted(events, key=lambda event: event.get("ts", 0)):
+        if event.get("name") == "[memory]":
+            held[event["args"]["Addr"]] = max(0, event["args"]["Bytes"])  # negative: freed
+            peak = max(peak, sum(held.values()))
     return peak
 
 
@@ -58,8 +57,8 @@ def step(contender: str, dtype: str, device: str) -> dict[str, Any]:
     row: dict[str, Any] = {"contender": contender, "dtype": dtype}
 
     def weigh(_: nn.Module, __: Any, results: tuple[Tensor, Tensor]) -> None:
-        row["values"] += results[0].nbytes
-        row["indices"] += results[1].nbytes
+        for what, result in zip(("values", "indices"), results, strict=True):
+            row[what] += result.nbytes
 
     for pool in model.pools:
         pool.register_forward_hook(weigh)

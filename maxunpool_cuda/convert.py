@@ -116,11 +116,8 @@ def restore_max_pooling(model: Model) -> Model:
     its training mode, and has the class and the attributes of torch.nn's. Modules that were this
     package's from the start become torch.nn's, too. Subclasses of them are left alone.
 
-    Restore a model for tools that look up ``type(module)``, for TorchScript (which takes no unpool
-    of torch.nn's either) and for pickles that are loaded where this package is not installed.
-
-    Returns:
-        ``model``.
+    Tools that look up ``type(module)`` need this, TorchScript (which takes no unpool of torch.nn's
+    either) and pickles that are loaded without this package. The function returns ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.

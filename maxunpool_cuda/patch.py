@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,9 +18,7 @@ from ._arguments import Reduce, check_index_dtype, check_reduce
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _with_indices(
-    pool: Callable[..., Any], *args: Any, return_indices: bool = False, **kwargs: Any
-) -> Any:
+def _with_indices(pool: Any, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
     """``pool`` as torch.nn has it twice: this one returns indices, whatever ``return_indices``."""
     return pool(*args[:6], return_indices=True, **kwargs)  # the seventh is return_indices
 
@@ -43,21 +41,15 @@ _BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad) if 
 class patched:  # noqa: N801  # as torch.no_grad is written
     """Inside, max pooling and max unpooling of :mod:`torch.nn.functional` are this package's.
 
-    A context manager, and a decorator for functions. It covers torch.nn.functional's
-    ``max_pool1d/2d/3d``, ``max_pool1d/2d/3d_with_indices`` and ``max_unpool1d/2d/3d``, by whatever
-    name they were imported, ``torch.max_pool1d/2d/3d``, and so the modules of torch.nn, which call
-    them. This package's own functions and modules do what they are told.
+    A context manager, and a decorator for functions. It covers ``max_pool1d/2d/3d``,
+    ``max_pool1d/2d/3d_with_indices`` and ``max_unpool1d/2d/3d`` by whatever name, and so torch.nn's
+    modules. It holds in this thread, and nests. torch.compile, torch.export, ``make_fx``,
+    ``torch.fx.symbolic_trace`` and ``torch.jit.trace`` see it. Backward may run anywhere.
 
-    It holds in this thread, until its end, however that comes about; the innermost one counts.
-    torch.compile, torch.export, ``make_fx``, ``torch.fx.symbolic_trace`` and ``torch.jit.trace``
-    see what is called, around a compiled function and inside of it. A derivative is that of what
-    was called, wherever backward runs.
-
-    Not reached are TorchScript; other threads, such as those of :class:`torch.nn.DataParallel`; and
-    what :func:`torch.utils.checkpoint.checkpoint` computes again in a backward that does not run
-    inside (in PyTorch 2.11: in any). There, decorate ``forward``, or the function that is
-    checkpointed. With ``fullgraph=True`` Dynamo takes it around a checkpoint and ``torch.cond``,
-    not within; and, in some releases, no object that was made outside of what is compiled.
+    It does not reach TorchScript, the threads of :class:`torch.nn.DataParallel`, and a checkpoint
+    that is computed again in a backward outside (PyTorch 2.11: in any). There, decorate ``forward``
+    or the checkpointed function. With ``fullgraph=True`` Dynamo takes ``patched`` around
+    :func:`torch.utils.checkpoint.checkpoint` and ``torch.cond``, but not within.
 
     Args:
         index_dtype: of the indices that pooling returns if asked for them: int64 and int32, flat
@@ -66,14 +58,12 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 
     Raises:
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
-        TypeError: what is decorated is no function, or a generator or a coroutine, which only
-            begins when it is called.
+        TypeError: the decorated object is no function, or a generator or coroutine function.
 
     Example:
         >>> import torch
-        >>> from torch.nn.functional import max_pool2d
         >>> with patched(torch.uint8):
-        ...     max_pool2d(torch.eye(2)[None], 2, return_indices=True)
+        ...     torch.nn.functional.max_pool2d(torch.eye(2)[None], 2, return_indices=True)
         (tensor([[[1.]]]), tensor([[[0]]], dtype=torch.uint8))
     """
 
@@ -95,10 +85,8 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
         begins_only = any(is_kind(function) for is_kind in (*kinds, inspect.isasyncgenfunction))
         if begins_only or isinstance(function, type) or not callable(function):
-            raise TypeError(
-                "patched: expected a function that is done when it returns but got "
-                f"{function!r}; use a with statement"
-            )
+            wanted = "a function that is done when it returns"
+            raise TypeError(f"patched: expected {wanted} but got {function!r}; use a with statement")
         return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
 
 
@@ -109,9 +97,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.options = options
 
-    def __torch_function__(
-        self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # PyTorch has taken this mode off its stack meanwhile; `with self` puts it back.
         kwargs = kwargs or {}
         if func in _OURS:
@@ -150,5 +136,4 @@ def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[s
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
             return result
-    names = [subclass.__name__ for subclass in subclasses]
-    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {names}")
+    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {subclasses}")

@@ -107,7 +107,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture
-def as_torch_runs(poisoned_memory: None) -> Iterator[None]:
+def single_threaded_torch(poisoned_memory: None) -> Iterator[None]:
     """Makes torch.nn's unpooling deterministic."""
     torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
     threads = torch.get_num_threads()

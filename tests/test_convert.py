@@ -31,7 +31,7 @@ from maxunpool_cuda import (
 THEIRS = POOLS + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
-pytestmark = pytest.mark.usefixtures("as_torch_runs")
+pytestmark = pytest.mark.usefixtures("single_threaded_torch")
 
 
 class OwnUnpool(nn.MaxUnpool2d):

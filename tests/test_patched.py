@@ -22,7 +22,7 @@ WINDOW = (3, 2, 1)  # which overlaps
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(as_torch_runs: None) -> Iterator[None]:
+def nothing_is_left(single_threaded_torch: None) -> Iterator[None]:
     yield
     assert torch._C._len_torch_function_stack() == 0
     assert dtype_of_indices() == torch.int64

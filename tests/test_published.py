@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import maxunpool_cuda.onnx
 from maxunpool_cuda import converted, patched, replace_max_pooling, restore_max_pooling
 
-pytestmark = pytest.mark.usefixtures("as_torch_runs")
+pytestmark = pytest.mark.usefixtures("single_threaded_torch")
 
 Results = dict[str, Tensor]
 

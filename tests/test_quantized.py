@@ -19,7 +19,7 @@ from maxunpool_cuda import _ops
 PLANE = (1, 1, 4, 4)
 
 
-@pytest.mark.usefixtures("as_torch_runs")
+@pytest.mark.usefixtures("single_threaded_torch")
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_other_devices_run_torch_nns_calls(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which need no such device, and without the operators of this package."""
@@ -72,7 +72,7 @@ class Model(nn.Module):
         return self.last(self.unpool(pooled, indices))
 
 
-@pytest.mark.usefixtures("as_torch_runs")
+@pytest.mark.usefixtures("single_threaded_torch")
 def test_pt2e() -> None:
     """torchao's quantizer knows nothing of this package, and quantizes what is around its calls."""
     reason = "PyTorch's quantization is in torchao"

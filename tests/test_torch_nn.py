@@ -19,7 +19,7 @@ from cases import (
     random_input,
     random_pool,
     same,
-    some,
+    scaled,
 )
 from reference import max_unpool
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-pytestmark = pytest.mark.usefixtures("as_torch_runs")
+pytestmark = pytest.mark.usefixtures("single_threaded_torch")
 FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
 
 
@@ -38,7 +38,7 @@ FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1,
 )
 def test_unpooling_is_torchs(dtype: torch.dtype, offsets: bool, rng: random.Random) -> None:
     """And with every ``reduce``, the modules' is the reference's."""
-    for _ in range(some(40)):
+    for _ in range(scaled(40)):
         case = random_case(rng, reduce="last", dtypes=(dtype,), offsets=offsets)
         g, x, indices = case.geometry, case.input, case.indices
         window = [g.kernel, g.stride, g.padding]
@@ -77,7 +77,7 @@ def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(some(25)):
+    for _ in range(scaled(25)):
         x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
         pooling_is_torchs(x, window, device)
 
@@ -101,7 +101,7 @@ LARGE: tuple[tuple[Any, ...], ...] = (
 def test_pooling_of_long_rows_many_channels_and_large_windows(
     device: str, layout: str, dtype: torch.dtype, rng: random.Random
 ) -> None:
-    for shape, *window in rng.sample(LARGE, some(len(LARGE))):
+    for shape, *window in rng.sample(LARGE, scaled(len(LARGE))):
         dims = len(shape) - 2
         parts = [(n,) * dims if isinstance(n, int) else n for n in window]
         x = laid_out(random_input(rng, shape, dtype), layout, dims)
@@ -126,7 +126,7 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
             theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
             assert type(got) is type(theirs)
             assert all(map(same, leaves(got), leaves(theirs)))
-        for sample in rng.sample(differentiable, some(20 if pooling else len(differentiable))):
+        for sample in rng.sample(differentiable, scaled(20 if pooling else len(differentiable))):
             x = distinct(sample.input).requires_grad_() if pooling else sample.input
             values = lambda x, s=sample: leaves(ours(x, *s.args, **s.kwargs))[0]  # noqa: E731
             assert torch.autograd.gradcheck(values, (x,), fast_mode=True)

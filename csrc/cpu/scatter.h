@@ -138,13 +138,13 @@ template <class Element, class Index>
 bool forward_single(const Task<Element, Index>& task) {
   const Element* input = task.input();
   Element* output = task.output();
-  bool has_duplicate = false;
+  uint16_t displaced = 0; // bits of the elements that were written over
   std::fill_n(output, task.outputs, Element{});
-  for_each_index<false>(task, output, [&](int64_t source, int64_t target) {
-    has_duplicate |= !is_zero(output[target]);
+  for_each_index<false>(task, output, [&](int64_t source, int64_t target) MAXUNPOOL_INLINE {
+    displaced |= output[target].x;
     output[target] = is_zero(input[source]) ? Element{} : input[source];
   });
-  return !has_duplicate;
+  return displaced == 0;
 }
 
 template <class Element, class Index>

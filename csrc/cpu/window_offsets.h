@@ -94,9 +94,10 @@ class WindowOffsets {
       }
       const CellRange left{cells.first, inside.first}, right{inside.end, cells.end};
       look<kReverse>(kReverse ? right : left, inner, indices, open);
-      for_each_element<kReverse>(inside, inner, [&](int64_t cell, int64_t channel, int64_t i) {
-        known(start(cell) + all_.offset_[indices[i]], channel, i);
-      });
+      for_each_element<kReverse>(
+          inside, inner, [&](int64_t cell, int64_t channel, int64_t i) MAXUNPOOL_INLINE {
+            known(start(cell) + all_.offset_[indices[i]], channel, i);
+          });
       look<kReverse>(kReverse ? left : right, inner, indices, open);
     }
 

@@ -110,7 +110,8 @@ void run(const Request& request) {
 #else
   indices.read_in();
   uint32_t ready = 0;
-  ErrorRecord error{&ready};
+  ErrorRecord error{};
+  error.ready = &ready;
   const Arguments arguments{
       {g, static_cast<Reduce>(request.reduce), request.forward != 0, type, index_type, size,
        values.data(), indices.data(), result.data()},
