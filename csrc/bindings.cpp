@@ -13,7 +13,6 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 
 namespace maxunpool_cuda {
@@ -100,10 +99,12 @@ at::Tensor max_unpool(
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> max_pool(
+// The values, with the indices or without. Python never sees indices that it need not: to free them
+// it would let go of the GIL, and taking it back aborts a daemon thread at exit (see without_gil).
+pybind11::object max_pool(
     pybind11::handle input, const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
     const pybind11::tuple& padding, const pybind11::tuple& dilation, bool ceil_mode,
-    pybind11::handle index_dtype) {
+    pybind11::handle index_dtype, bool return_indices) {
   constexpr const char* op = "max_pool";
   const at::Tensor& unpooled = borrowed(op, input);
   const auto kernel = ints(op, kernel_size), steps = ints(op, stride), pads = ints(op, padding),
@@ -112,8 +113,9 @@ std::tuple<at::Tensor, at::Tensor> max_pool(
       THPDtype_Check(index_dtype.ptr()), op, ": expected index_dtype to be a torch.dtype but got ",
       Py_TYPE(index_dtype.ptr())->tp_name);
   const c10::ScalarType type = index_dtype.cast<c10::ScalarType>();
-  return without_gil(
+  const auto [values, indices] = without_gil(
       [&] { return pool_handle().call(unpooled, kernel, steps, pads, spread, ceil_mode, type); });
+  return return_indices ? pybind11::make_tuple(values, indices) : pybind11::cast(values);
 }
 
 } // namespace

@@ -26,13 +26,22 @@ max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
 
 
-def library() -> Any:
-    """Where ``max_unpool`` and ``max_pool`` are called.
+def _traced() -> bool:
+    """Whether Dynamo or torch.jit.trace has to see a call, which ``_C`` would hide."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
 
-    ``_C`` costs half as much as torch.ops, which Dynamo and torch.jit.trace have to see.
-    """
-    traced = torch.compiler.is_compiling() or torch._C._is_tracing()
-    return torch.ops.maxunpool_cuda if traced else _C
+
+def call_max_unpool(arguments: tuple[Any, ...]) -> Tensor:
+    """``max_unpool``, through ``_C`` where it may be: that costs half as much as torch.ops."""
+    return (max_unpool if _traced() else _C.max_unpool)(*arguments)
+
+
+def call_max_pool(arguments: tuple[Any, ...], return_indices: bool) -> Any:
+    """``max_pool`` likewise, or its values alone. Then ``_C`` frees the indices without the GIL."""
+    if not _traced():
+        return _C.max_pool(*(*arguments, return_indices))
+    results = max_pool(*arguments)
+    return results if return_indices else results[0]
 
 
 def build_info() -> dict[str, Any]:

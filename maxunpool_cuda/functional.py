@@ -79,8 +79,7 @@ def _max_unpool(
     steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
     sizes = _arguments.unpooled_size(name, input.shape, kernel, steps, pads, output_size)
-    output: Tensor = _ops.library().max_unpool(input, indices, sizes, kernel, steps, pads, reduce)
-    return output
+    return _ops.call_max_unpool((input, indices, sizes, kernel, steps, pads, reduce))
 
 
 def max_unpool1d(
@@ -251,11 +250,11 @@ def _max_pool(
     spread = per_dim(name, "dilation", dilation, dims)
     if not return_indices:
         if _fuses(input, kernel):
-            arguments = (input, kernel, steps, pads, spread, ceil_mode)
-            return torch.ops.aten.max_pool2d_with_indices(*arguments)[0]
+            window = (kernel, steps, pads, spread)
+            return torch.ops.aten.max_pool2d_with_indices(input, *window, ceil_mode)[0]
         index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, spread)
-    results = _ops.library().max_pool(input, kernel, steps, pads, spread, ceil_mode, index_dtype)
-    return results if return_indices else results[0]
+    arguments = (input, kernel, steps, pads, spread, ceil_mode, index_dtype)
+    return _ops.call_max_pool(arguments, bool(return_indices))
 
 
 def _fuses(input: Tensor, kernel_size: tuple[int, ...]) -> bool:

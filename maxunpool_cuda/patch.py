@@ -85,8 +85,8 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
         begins_only = any(is_kind(function) for is_kind in (*kinds, inspect.isasyncgenfunction))
         if begins_only or isinstance(function, type) or not callable(function):
-            wanted = "a function that is done when it returns"
-            raise TypeError(f"patched: expected {wanted} but got {function!r}; use a with statement")
+            wanted = "a function that is done when it returns (else use a with statement)"
+            raise TypeError(f"patched: expected {wanted} but got {function!r}")
         return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
 
 
@@ -136,4 +136,5 @@ def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[s
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
             return result
-    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {subclasses}")
+    names = [subclass.__name__ for subclass in subclasses]
+    raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {names}")
