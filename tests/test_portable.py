@@ -1,12 +1,10 @@
-"""The portable form: beside the reference, in exported programs, and compiled ahead of time."""
+"""The portable form: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
 
-import itertools
 import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from cases import ARITHMETIC, MOVABLE, OPERATORS, POOLED, same
 from torch import Tensor, nn
 
 import maxunpool_cuda
+import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
@@ -53,39 +52,10 @@ def test_bad_indices() -> None:
 
 
 class RoundTrip(nn.Module):
-    def __init__(self, window: tuple[int, int, int], index_dtype: torch.dtype, reduce: Any) -> None:
-        super().__init__()
-        pool = {"return_indices": True, "index_dtype": index_dtype, "ceil_mode": True}
-        self.pool = maxunpool_cuda.MaxPool2d(*window, **pool)
-        self.unpool = maxunpool_cuda.MaxUnpool2d(*window, reduce=reduce)
-
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, indices = self.pool(x)
-        return values, indices, self.unpool(values * 2, indices, output_size=x.shape)
-
-
-def exported(model: nn.Module, x: Tensor, dynamic: tuple[int, ...]) -> Any:
-    shapes = (dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC),) if dynamic else None
-    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
-    portable = program.run_decompositions(maxunpool_cuda.decompositions())
-    assert "maxunpool_cuda" in str(program.graph)
-    assert "maxunpool_cuda" not in str(portable.graph)
-    return portable
-
-
-@pytest.mark.parametrize("index_dtype", [torch.uint8, torch.int32], ids=str)
-@pytest.mark.parametrize("dynamic", [(), (0,), (0, 2, 3)])
-def test_exported_programs(dynamic: tuple[int, ...], index_dtype: torch.dtype) -> None:
-    for window, reduce in itertools.product(((2, 2, 0), (3, 2, 1)), ("last", "sum")):
-        model = RoundTrip(window, index_dtype, reduce)
-        x = torch.randint(-3, 3, (2, 3, 9, 12)).float()
-        x[0, 0, 4, 4:6] = torch.nan
-        portable = exported(model, x, dynamic).module()
-        others = [torch.randn(5, 3, *((14, 7) if 2 in dynamic else (9, 12)))] if dynamic else []
-        for given in (x, *others):
-            for got, want in zip(portable(given), model(given), strict=True):
-                assert same(got, want)
-                assert got.stride() == want.stride()
+        pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
+        unpooled = F.max_unpool2d(pooled * 2, indices, 3, 2, 1, x.shape, reduce="sum")
+        return pooled, indices, unpooled
 
 
 WITHOUT_THE_PACKAGE = """
@@ -101,12 +71,13 @@ assert "maxunpool_cuda" not in sys.modules
 @pytest.mark.slow
 def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     """Runs in a process that does not import this package."""
-    model = RoundTrip((3, 2, 1), torch.uint8, "last")
-    x = torch.randint(-3, 3, (2, 3, 9, 12)).float()
-    program = exported(model, x, dynamic=(0,))
-    path = str(tmp_path / "model.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=path)
-    other = torch.randn(5, 3, 9, 12)
+    x, batch = torch.randn(2, 3, 9, 12), {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(RoundTrip(), (x,), dynamic_shapes=(batch,))
+    program = program.run_decompositions(maxunpool_cuda.decompositions())
+    torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/model.pt2")
+    other = torch.randint(-3, 3, (5, 3, 9, 12)).float()
+    other[0, 0, 4, 4:6] = torch.nan
     torch.save(other, tmp_path / "x.pt")
     subprocess.run([sys.executable, "-c", WITHOUT_THE_PACKAGE], cwd=tmp_path, check=True)
-    assert all(map(same, torch.load(tmp_path / "results.pt"), model(other)))
+    results = torch.load(tmp_path / "results.pt")
+    assert all(map(same, results, RoundTrip()(other)))
