@@ -85,7 +85,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
         begins_only = any(is_kind(function) for is_kind in (*kinds, inspect.isasyncgenfunction))
         if begins_only or isinstance(function, type) or not callable(function):
-            wanted = "a function that is done when it returns (else use a with statement)"
+            wanted = "a function that is done when it returns"
             raise TypeError(f"patched: expected {wanted} but got {function!r}")
         return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
 
