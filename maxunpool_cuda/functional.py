@@ -72,7 +72,8 @@ def _max_unpool(
         raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
     if _is_foreign(name, input):
         if reduce != "last" or indices.dtype != torch.int64:
-            raise _only_here(name, input, f"{indices.dtype} indices and reduce={reduce!r}")
+            what = f"reduce={reduce!r}" if reduce != "last" else f"{indices.dtype} indices"
+            raise _only_here(name, input, what)
         theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
         return theirs(input, indices, kernel_size, stride, padding, output_size)
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
