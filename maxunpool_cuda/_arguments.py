@@ -63,8 +63,7 @@ def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     result = _ints(name, argument, value, (value,) if one else value)  # type: ignore[arg-type]
     if len(result) not in (1, dims):
         raise RuntimeError(
-            f"{name}: expected {argument} to be an int or {dims} ints but got {value!r} "
-            f"({argument} must either be a single int, or a tuple of {dims} ints)"
+            f"{name}: expected {argument} to be one or {dims} ints but got {value!r}"
         )
     return result * dims if len(result) == 1 else result
 
@@ -101,18 +100,14 @@ def unpooled_size(
     sizes = tuple(output_size)
     lengths = (dims, dims + 2) if len(shape) != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
-        raise ValueError(
-            f"{name}: expected output_size of {' or '.join(map(str, lengths))} elements "
-            f"but got {list(sizes)} (output_size should be a sequence containing "
-            f"{' or '.join(map(str, lengths))} elements, but it has a length of '{len(sizes)}')"
-        )
+        numbers = " or ".join(map(str, lengths))
+        raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
     sizes = _ints(name, "output_size", output_size, sizes[-dims:])
-    for dim, (size, middle, step) in enumerate(zip(sizes, default, stride, strict=False)):
+    for size, middle, step in zip(sizes, default, stride, strict=False):
         if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
             raise ValueError(
-                f"{name}: expected output_size within a stride of the default {list(default)} "
-                f'but got an invalid output_size "{list(sizes)}" '
-                f"(dim {dim} must be between {middle - step} and {middle + step})"
+                f"{name}: expected output_size within a stride of {list(default)}, the default, "
+                f"but got {list(sizes)} for stride={list(stride)}"
             )
     return sizes
 

@@ -240,10 +240,7 @@ def _max_pool(
         theirs = getattr(torch.nn.functional, name)
         return theirs(input, *window, ceil_mode, return_indices)
     if not isinstance(ceil_mode, bool):
-        raise TypeError(
-            f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r} "
-            f"(argument 'ceil_mode' must be bool, not {type(ceil_mode).__name__})"
-        )
+        raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
     no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
