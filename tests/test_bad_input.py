@@ -235,6 +235,7 @@ def test_bad_calls_raise_what_torch_raises(
 def test_valid_calls_succeed(child: Child) -> None:
     for expression, value in {
         "U(x, i, 2).shape": "torch.Size([1, 1, 4, 4])",
+        "U(x, i, (2,), [2], (0,)).shape": "torch.Size([1, 1, 4, 4])",
         "backward(g, i).shape": "torch.Size([1, 1, 2, 2])",
         "len(P(y, 2, **byte))": "2",
         "len(P(y, 16, 1, 8, **byte))": "2",
