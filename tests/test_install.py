@@ -1,5 +1,6 @@
 """What does not fit the installed PyTorch is refused; the source archive is whole."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -92,7 +93,8 @@ def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
     extension = "class BuildExtension: ...\nCUDA_HOME = None"
     (folder / "torch" / "utils" / "cpp_extension.py").write_text(extension)
     words = last_line(sys.executable, "setup.py", "--version", PYTHONPATH=str(folder))
-    assert f"PyTorch {torch.__version__}, which is installed, but pip builds for 9.9.0+cu9" in words
+    installed = importlib.metadata.version("torch")
+    assert f"PyTorch {installed}, which is installed, but pip builds for 9.9.0+cu9" in words
     assert "`pip install --no-build-isolation .` builds for what is installed" in words
 
 
