@@ -173,17 +173,17 @@ class Call:
         """The result that may have a gradient."""
         return self.on(*tensors)[0]
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        """A function of the tensors: the public one, if the operator has one."""
-        operator, arguments = self.operator, self.arguments
-        if operator is _ops.max_unpool:
-            unpool, (size, *window, reduce) = getattr(F, f"max_unpool{self.dims}d"), arguments
-            return lambda x, i: unpool(x, i, *window, size, reduce=reduce)
-        if operator is _ops.max_pool:
-            pool, (*window, dtype) = getattr(F, f"max_pool{self.dims}d"), arguments
-            return lambda x: pool(x, *window, return_indices=True, index_dtype=dtype)
-        return lambda x, i: operator(x, i, *arguments)
+    def function(self, *tensors: Tensor) -> Any:
+        """All results of the public function, if the operator has one."""
+        if self.operator is _ops.max_unpool:
+            size, *window, reduce = self.arguments
+            unpool = getattr(F, f"max_unpool{self.dims}d")
+            return unpool(*tensors, *window, size, reduce=reduce)
+        if self.operator is _ops.max_pool:
+            *window, dtype = self.arguments
+            pool = getattr(F, f"max_pool{self.dims}d")
+            return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
+        return self.operator(*tensors, *self.arguments)
 
     def check(self, device: str = "cpu") -> None:
         """Compare all results with the reference's, bit for bit."""

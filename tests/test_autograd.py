@@ -64,20 +64,6 @@ def test_gradients_of_pooling_are_torchs(
 
 
 @every_operator
-def test_tangents_that_come_after_the_operator(operator: str, rng: Random) -> None:
-    """Forward over reverse, where only the gradient of the output has a tangent."""
-    call = next(draw_differentiable(operator, rng, torch.float64))
-    x = call.tensors[0].detach().requires_grad_()
-    output = call.values(x)
-    weight, tangent = torch.rand_like(output), torch.rand_like(output)
-    with forward_ad.dual_level():
-        loss = (output * forward_ad.make_dual(weight, tangent)).sum()
-        (gradient,) = torch.autograd.grad(loss, x)
-        found = forward_ad.unpack_dual(gradient).tangent
-    assert same(found, torch.autograd.grad(call.values(x), x, tangent)[0])
-
-
-@every_operator
 def test_graphs_are_kept_where_a_gradient_needs_them(operator: str, rng: Random) -> None:
     call = next(draw_differentiable(operator, rng, torch.float64))
     x, *indices = (tensor.clone() for tensor in call.tensors)
@@ -107,10 +93,7 @@ def test_gradients_of_an_empty_batch(device: str, operator: str, rng: Random) ->
 def test_indices_have_no_gradient(device: str, rng: Random) -> None:
     call = next(draw_differentiable("pool", rng, torch.float64, leading=(2, 3, 4)))
     x = call.tensors[0].to(device)
-    for values, indices in (
-        call.on(x[0].requires_grad_()),
-        vmap(call.on)(x.requires_grad_()),
-    ):
+    for values, indices in (call.on(x[0].requires_grad_()), vmap(call.on)(x.requires_grad_())):
         assert values.requires_grad
         assert not indices.requires_grad
     with forward_ad.dual_level():

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from cases import (
-    DIFFERENTIABLE,
     INDEX_DTYPES,
     LAYOUTS,
     OPERATORS,
+    REDUCES,
     Call,
     draw_differentiable,
     laid_out,
@@ -21,7 +21,7 @@ from cases import (
 )
 from torch import Tensor
 from torch._dynamo import compiled_autograd
-from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -89,12 +89,11 @@ TRANSFORMS: dict[str, tuple[Callable[[Function], Function], Callable[[Function],
     "jvp": (lambda f: lambda x, *i: jvp(lambda x: f(x, *i), (x,), (x,))[1], lambda f: f),
     "jacrev": (jacrev, plain_jacobian),
     "jacfwd": (jacfwd, plain_jacobian),
-    "hessian": (lambda f: hessian(power(f, 3)), plain_hessian),
     "vmap": (vmap, rows),
     "vmap of grad": (lambda f: vmap(grad(power(f, 2))), lambda f: rows(gradient(power(f, 2)))),
     "grad of vmap": (lambda f: grad(power(vmap(f), 2)), lambda f: gradient(power(rows(f), 2))),
 }
-HESSIANS = {
+TRANSFORMS |= {
     f"{outer.__name__} of {inner.__name__}": (
         lambda f, outer=outer, inner=inner: outer(inner(power(f, 3))),
         plain_hessian,
@@ -102,6 +101,7 @@ HESSIANS = {
     for outer, inner in itertools.product((jacfwd, jacrev), repeat=2)
 }
 WAYS: dict[str, Callable[..., Tensor]] = {
+    "eager": lambda f, *t: f(*t),
     "compiled": lambda f, *t: torch.compile(f, fullgraph=True, backend="aot_eager")(*t),
     "functionalized": lambda f, *t: functionalize(f)(*t),
     "traced": lambda f, *t: make_fx(f, tracing_mode="symbolic")(*t)(*t),
@@ -109,29 +109,21 @@ WAYS: dict[str, Callable[..., Tensor]] = {
 
 
 def values_of(call: Call) -> Function:
-    function = call.function
-    return lambda *tensors: leaves(function(*tensors))[0]
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS | HESSIANS)
-@pytest.mark.parametrize(("operator", "reduce"), DIFFERENTIABLE)
-def test_transforms(device: str, operator: str, reduce: str, transform: str, rng: Random) -> None:
-    transformed, plain = (TRANSFORMS | HESSIANS)[transform]
-    call = draw(operator, rng, reduce, (3, 2, 2) if "vmap" in transform else (2, 2))
-    tensors, f = [t.to(device) for t in call.tensors], values_of(call)
-    expected = plain(f)(*tensors)
-    assert expected.any()
-    assert same(transformed(f)(*tensors), expected)
+    return lambda *tensors: leaves(call.function(*tensors))[0]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @every_operator
-def test_traced_transforms(operator: str, transform: str, way: str, rng: Random) -> None:
+def test_transforms(device: str, operator: str, transform: str, way: str, rng: Random) -> None:
     transformed, plain = TRANSFORMS[transform]
-    call = draw(operator, rng, "", (3, 2, 2) if "vmap" in transform else (2, 2))
-    f = values_of(call)
-    assert same(WAYS[way](transformed(f), *call.tensors), plain(f)(*call.tensors))
+    leading = (3, 2, 2) if "vmap" in transform else (2, 2)
+    for reduce in REDUCES if way == "eager" else ("",):
+        call = draw(operator, rng, reduce, leading)
+        tensors, f = [t.to(device) for t in call.tensors], values_of(call)
+        expected = plain(f)(*tensors)
+        assert expected.any()
+        assert same(WAYS[way](transformed(f), *tensors), expected), (call.of, call.arguments)
 
 
 @pytest.mark.parametrize("unbatched", [False, True])
@@ -156,13 +148,6 @@ def test_vmap(device: str, operator: str, out_dim: int, unbatched: bool, rng: Ra
     nested = leaves(vmap(vmap(function, 0, out_dim), -1)(*twice))
     assert all_same([t[0].movedim(out_dim, 0) for t in nested], expected)
     assert all_same([t[1].movedim(out_dim, 0).flip(0) for t in nested], expected)
-
-
-def test_vmap_refuses_samples_that_are_refused(device: str) -> None:
-    x, indices = torch.rand(3, 2, 2, device=device), torch.zeros(3, 2, 2, device=device).long()
-    for function in (lambda x: F.max_unpool2d(x, indices[0], 2), lambda x: F.max_pool2d(x, 2)):
-        with pytest.raises(RuntimeError, match=r"^max_(un)?pool2d: expected"):
-            vmap(function)(x)
 
 
 @every_operator
