@@ -17,6 +17,7 @@ Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
 Reduce = Literal["last", "sum"]
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
+_INT = (int, torch.SymInt)
 
 
 def check_reduce(name: str, reduce: str) -> None:
@@ -90,7 +91,7 @@ def unpooled_size(
     dims = len(kernel_size)
     pooled = _ints(name, "input.shape", shape, shape[-dims:])  # torch.jit.trace makes them tensors
     axes = zip(pooled, kernel_size, stride, padding, strict=False)
-    default = tuple((n - 1) * s - 2 * p + k for n, k, s, p in axes)
+    default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:
         return default
     if not isinstance(output_size, Iterable):
@@ -115,7 +116,7 @@ def unpooled_size(
 def _ints(name: str, argument: str, given: object, values: Iterable[int]) -> Ints:
     """``values``, which the caller has ``given``, as ints; symbolic ones stay symbolic."""
     try:
-        return tuple(v if isinstance(v, int | torch.SymInt) else operator.index(v) for v in values)
+        return tuple([v if isinstance(v, _INT) else operator.index(v) for v in values])
     except TypeError:
         raise TypeError(f"{name}: expected {argument} to be ints but got {given!r}") from None
 
