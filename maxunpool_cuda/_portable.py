@@ -31,9 +31,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     Results are contiguous, whatever the layout of the input.
 
     Pooling, and unpooling of uint8 indices, become elementwise operators. Unpooling of flat indices
-    becomes a scatter and a gather, or a scatter that adds, of the dtypes that PyTorch has these for
-    (not float8, complex32, uint16, uint32 and uint64). A flat index outside the output is an error
-    of that scatter. A value whose uint8 index names no output is lost without an error.
+    becomes a scatter and a gather, or a scatter that adds. PyTorch lacks these for float8,
+    complex32, uint16, uint32 and uint64, and until 2.11 elementwise operators for the last three. A
+    flat index outside the output is an error of that scatter. A value whose uint8 index names no
+    output is lost without an error.
 
     Example:
         >>> import torch, maxunpool_cuda
