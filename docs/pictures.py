@@ -109,8 +109,7 @@ def indices(figure: Figure) -> None:
         "uint8: place in the window,\n0 1 above 2 3",
     )
     left, int64, uint8 = panels(figure, first, second, third)
-    kinds = ((int64, torch.int64, ORANGE), (uint8, torch.uint8, BLUE))
-    for panel, dtype, colour in kinds:
+    for panel, dtype, colour in ((int64, torch.int64, ORANGE), (uint8, torch.uint8, BLUE)):
         found = F.max_pool2d(plane, 2, return_indices=True, index_dtype=dtype)[1][0]
         cells(panel, 1, 4, found[0].tolist(), TINTS[:2])
         cells(panel, 1, 3, found[1].tolist(), TINTS[2:])
@@ -120,15 +119,15 @@ def indices(figure: Figure) -> None:
     for place, value in enumerate(plane.flatten().tolist()):
         y, x = divmod(place, 4)
         cells(left, x, 5 - y, [value], [TINTS[y // 2 * 2 + x // 2]])
-        words = {"color": RED, "weight": "bold"} if place in flat else {}
-        left.text(x + 0.06, 5.94 - y, place, va="top", fontsize=8, **words)
+        colour = RED if place in flat else "black"
+        left.text(x + 0.06, 5.94 - y, place, va="top", fontsize=8, color=colour)
 
 
 def speed(figure: Figure) -> None:
     """The README's chart."""
     panel = figure.subplots()
-    drawn = panel.barh(list(FASTER), [*map(mean_ratio, FASTER.values())], color=BLUE)
-    panel.bar_label(drawn, fmt="%.1f", padding=3)
+    speeds = [mean_ratio(pattern) for pattern in FASTER.values()]
+    panel.bar_label(panel.barh(list(FASTER), speeds, color=BLUE), fmt="%.1f", padding=3)
     panel.axvline(1, color=RED, linewidth=1.5)
     panel.text(1.06, -0.78, "torch.nn", color=RED, fontsize=9, va="center")
     panel.set(xmargin=0.08, xlabel=f"times torch.nn's speed; CPU: {report.title(MEASURED)}")
