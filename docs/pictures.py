@@ -39,10 +39,12 @@ FASTER = {
 SLOWER = {
     "unpooling backward, 3x3 windows, stride 1, contiguous": "^duplicates.*contiguous-backward",
     "unpooling backward, indices of a dilated pool": "^dilated.*backward",
-    "the same, forward and backward": "^dilated.*both",
+    "unpooling forward and backward, indices of a dilated pool": "^dilated.*both",
     "pooling backward, 3x3 windows, stride 1": "^pool-duplicates.*backward",
     "pooling backward, 3x3 windows, stride 2, bfloat16, offsets": "^pool.*3x3s2.*16-uint8.*-back",
-    "unpooling backward of these, contiguous": "^image.*3x3s2.*16-uint8-contiguous-backward",
+    "unpooling backward, 3x3 windows, stride 2, bfloat16, offsets, contiguous": (
+        "^image.*3x3s2.*16-uint8-contiguous-backward"
+    ),
     "pooling a few kilobytes": "^pool-tiny.*forward",
 }
 
