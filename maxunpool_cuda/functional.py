@@ -157,7 +157,7 @@ def max_unpool2d(
         RuntimeError: shapes, devices or index dtype do not fit; a plane is empty; ``kernel_size``
             or ``stride`` is not positive, ``padding`` is negative, sizes overflow, or there are
             neither one nor as many numbers as dimensions; an index lies outside its output plane
-            (on CUDA the next call raises this, or :func:`maxunpool_cuda.check_errors`).
+            (on CUDA the next unpooling does, or :func:`maxunpool_cuda.check_errors`).
         ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
             output, or has too many elements for uint8 indices.
         TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int.
