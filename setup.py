@@ -17,6 +17,7 @@ from torch.utils import cpp_extension
 
 NAME = "maxunpool_cuda._C"
 RELEASE = ".".join(torch.__version__.split(".")[:2])
+CUDA_MAJOR = torch.version.cuda.split(".")[0] if torch.version.cuda else None
 
 
 def refuse_another_release() -> None:
@@ -40,9 +41,15 @@ def refuse_another_release() -> None:
 
 
 def cuda_home() -> str | None:
-    """The CUDA toolkit as PyTorch finds it; if its nvcc is a wrapper, the one that nvcc names."""
+    """The CUDA toolkit as PyTorch finds it; if its nvcc is a wrapper, the one that nvcc names.
+
+    Where PyTorch finds none: the one that pip installs beside PyTorch's own CUDA libraries.
+    """
     found = cpp_extension.CUDA_HOME
-    if found is None or "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ:
+    if found is None:
+        beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
+        return str(beside) if (beside / "bin" / "nvcc").exists() else None
+    if "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ:
         return found
     nvcc = Path(found, "bin", "nvcc")
     dry_run = subprocess.run(
@@ -56,13 +63,13 @@ def has_cuda() -> bool:
     """Whether the extension gets CUDA kernels."""
     if os.environ.get("FORCE_CPU") == "1":
         return False
-    missing = []
+    missing = ""
     if not torch.version.cuda:
-        missing.append(f"a CUDA build of PyTorch (this is {torch.__version__})")
-    if not cpp_extension.CUDA_HOME:
-        missing.append("a CUDA toolkit (CUDA_HOME names it)")
+        missing = f"a CUDA build of PyTorch (this is {torch.__version__})"
+    elif not cpp_extension.CUDA_HOME:
+        missing = "a CUDA toolkit (CUDA_HOME names it; docs/install.md says how pip installs one)"
     if missing and os.environ.get("FORCE_CUDA") == "1":
-        raise SystemExit(f"maxunpool_cuda: FORCE_CUDA=1 needs {' and '.join(missing)}")
+        raise SystemExit(f"maxunpool_cuda: FORCE_CUDA=1 needs {missing}")
     return not missing
 
 
@@ -96,13 +103,17 @@ def extension(cuda: bool) -> Extension:
         # Compressed kernels for three architectures take less room than plain ones for one.
         compress = "-Xfatbin=-compress-all"
         compile_flags["nvcc"] = ["-O3", "-std=c++20", "-Xptxas=-warn-spills", compress]
-    return make(
+    made = make(
         NAME,
         sources,
         define_macros=macros,
         extra_compile_args=compile_flags,
         extra_link_args=["-fopenmp", "-s"],
     )
+    # pip's toolkit has the library under this name alone.
+    versioned = {"cudart": f":libcudart.so.{CUDA_MAJOR}"}
+    made.libraries = [versioned.get(library, library) for library in made.libraries]
+    return made
 
 
 class BuildExtension(cpp_extension.BuildExtension):
@@ -113,7 +124,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         record = {
             "version": self.distribution.get_version(),
             "torch": RELEASE,
-            "cuda": torch.version.cuda.split(".")[0] if CUDA and torch.version.cuda else None,
+            "cuda": CUDA_MAJOR if CUDA else None,
         }
         library = Path(self.get_ext_fullpath(NAME))
         library.with_suffix(".json").write_text(json.dumps(record) + "\n")

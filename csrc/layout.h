@@ -16,6 +16,17 @@
 
 namespace maxunpool_cuda {
 
+// Whether the tensor is dense in the layout; false where a symbolic size leaves that open. PyTorch
+// 2.8 cannot leave it open, and raises an error there.
+template <class Tensor>
+bool is_dense(const Tensor& tensor, at::MemoryFormat layout = at::MemoryFormat::Contiguous) {
+  if constexpr (requires { tensor.is_contiguous_or_false(layout); }) {
+    return tensor.is_contiguous_or_false(layout);
+  } else {
+    return tensor.is_contiguous(layout);
+  }
+}
+
 // Layout that a tensor's strides suggest, dense or not. Of unbatched tensors only a volume may be
 // channels-last, if it is dense as a batch of one: as in PyTorch's pooling.
 inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) {
@@ -23,8 +34,8 @@ inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) 
     return tensor.suggest_memory_format();
   }
   const auto volume = at::MemoryFormat::ChannelsLast3d;
-  const bool is_volume = rank == 3 && tensor.dim() == 4 && !tensor.is_contiguous_or_false() &&
-                         tensor.unsqueeze(0).is_contiguous_or_false(volume);
+  const bool is_volume =
+      rank == 3 && tensor.dim() == 4 && !is_dense(tensor) && is_dense(tensor.unsqueeze(0), volume);
   return is_volume ? volume : at::MemoryFormat::Contiguous;
 }
 
@@ -33,7 +44,7 @@ inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) 
 inline at::MemoryFormat layout_of(
     const at::Tensor& values, const at::Tensor& indices, size_t rank) {
   const at::MemoryFormat layout = suggested_layout(values, rank);
-  const bool told = layout != at::MemoryFormat::Contiguous || values.is_contiguous_or_false();
+  const bool told = layout != at::MemoryFormat::Contiguous || is_dense(values);
   return told ? layout : suggested_layout(indices, rank);
 }
 

@@ -85,24 +85,35 @@ def test_a_library_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     assert "to load, as it was built for" in last_line(*command, cwd=tmp_path)
 
 
-def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
-    """A PyTorch of its own, in a folder named as pip names those that it builds in."""
-    folder = tmp_path / "pip-build-env-0"
+def another_torch(folder: Path, cuda: str | None = None) -> str:
+    """A folder in which Python finds PyTorch 9.9.0, but no CUDA toolkit."""
     (folder / "torch" / "utils").mkdir(parents=True)
-    (folder / "torch" / "__init__.py").write_text("__version__ = '9.9.0+cu990'")
+    release = f"import types\n__version__ = '9.9.0'\nversion = types.SimpleNamespace(cuda={cuda!r})"
+    (folder / "torch" / "__init__.py").write_text(release)
     extension = "class BuildExtension: ...\nCUDA_HOME = None"
     (folder / "torch" / "utils" / "cpp_extension.py").write_text(extension)
-    words = last_line(sys.executable, "setup.py", "--version", PYTHONPATH=str(folder))
+    return str(folder)
+
+
+def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
+    """A PyTorch of its own, in a folder named as pip names those that it builds in."""
+    folder = another_torch(tmp_path / "pip-build-env-0")
+    words = last_line(sys.executable, "setup.py", "--version", PYTHONPATH=folder)
     installed = importlib.metadata.version("torch")
-    assert f"PyTorch {installed}, which is installed, but pip builds for 9.9.0+cu9" in words
+    assert f"PyTorch {installed}, which is installed, but pip builds for 9.9.0," in words
     assert "`pip install --no-build-isolation .` builds for what is installed" in words
 
 
-def test_forced_cuda_fails_where_it_cannot_be_built() -> None:
-    if torch.version.cuda:
-        pytest.skip("this PyTorch can have CUDA kernels")
-    words = last_line(sys.executable, "setup.py", "--name", FORCE_CUDA="1", FORCE_CPU="0")
-    assert "FORCE_CUDA=1 needs a CUDA build of PyTorch" in words
+@pytest.mark.parametrize("cuda", [None, "99.0"])
+def test_forced_cuda_names_what_is_missing_first(cuda: str | None, tmp_path: Path) -> None:
+    """Which toolkit is wanted, the build of PyTorch decides."""
+    forced = {"FORCE_CUDA": "1", "FORCE_CPU": "0", "PYTHONPATH": another_torch(tmp_path, cuda)}
+    words = last_line(sys.executable, "setup.py", "--name", **forced)
+    missing = (
+        "a CUDA toolkit (CUDA_HOME names" if cuda else "a CUDA build of PyTorch (this is 9.9.0)"
+    )
+    assert words.startswith(f"maxunpool_cuda: FORCE_CUDA=1 needs {missing}")
+    assert ("toolkit" in words) == bool(cuda)
 
 
 def test_one_version() -> None:
