@@ -1,18 +1,26 @@
 """The ways in which published models pool and unpool, each in a small network written anew.
 
 The sources are named by repository and file. What is kept is how indices go from pool to unpool;
-channels are few, blocks short, and every norm is a BatchNorm.
+channels are few, blocks short, and every norm is a BatchNorm. All parameters and inputs are small
+whole numbers, so every sum of products is exact in any order: what compilers, runtimes and devices
+return is equal to the definition, whatever the seed.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+import reference
 import torch
 import torch.nn.functional as F
-from networks import SegNet
 from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent.parent))  # last, as in test_benchmarks
+
+from benchmarks.segnet import SegNet
 
 
 def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
@@ -27,12 +35,11 @@ def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
 class FastSurferEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.prelu = nn.PReLU()
+        self.conv = convolved(4, 4)
         self.maxpool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        skip = torch.maximum(self.norm(self.conv(self.prelu(x))), x)
+        skip = torch.maximum(self.conv(x), x)
         out, indices = self.maxpool(skip)
         return out, skip, indices
 
@@ -184,10 +191,9 @@ class UNet3d(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down1, self.down2, self.up1 = (
-            convolved(*widths, dims=3) for widths in ((2, 3), (3, 3), (6, 2))
-        )
+        self.down1, self.down2 = convolved(2, 3, dims=3), convolved(3, 3, dims=3)
         self.pool, self.unpool = nn.MaxPool3d(2, 2, return_indices=True), nn.MaxUnpool3d(2, 2)
+        self.up1 = convolved(6, 2, dims=3)
 
     def forward(self, x: Tensor) -> Tensor:
         skip1 = self.down1(x)
@@ -245,10 +251,96 @@ PUBLISHED = {
         SegResNet,
         (2, 3, 16, 24),
         {"first_conv.3": ALONE},
-        **dict.fromkeys(("functions", "overlaps", "strays"), True),
+        functions=True,
+        overlaps=True,
+        strays=True,
     ),
     "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"maxpool1": ALONE}, ("encoder", "decoder")),
     "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
     "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
 }
+
+Results = dict[str, Tensor]
+
+
+def results(
+    model: nn.Module, x: Tensor, called: Callable[[Tensor], Tensor] | None = None
+) -> Results:
+    """The output, and the gradients of the input and, by name, of every parameter.
+
+    called: instead of the model, whose parameters it has.
+    """
+    x = x.detach().clone().requires_grad_()
+    model.zero_grad()
+    out = (called or model)(x)
+    weight = torch.arange(out.numel(), dtype=out.dtype, device=out.device).remainder(7).sub(2)
+    (out * weight.view_as(out)).sum().backward()
+    found = {"output": out.detach(), "input": x.grad}
+    found |= {n.removeprefix("_orig_mod."): p.grad for n, p in model.named_parameters()}
+    return {name: tensor.cpu() for name, tensor in found.items()}
+
+
+def whole(shape: tuple[int, ...], fewest: int, most: int) -> Tensor:
+    return torch.randint(fewest, most + 1, shape, dtype=torch.float64)
+
+
+def with_whole_numbers(model: nn.Module) -> nn.Module:
+    """In eval mode. Half of the weights of convolutions, or more, are zero: sums stay small."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eps = 2.0**-60  # 1 + this is 1
+            module.running_mean = whole(module.running_mean.shape, -1, 1)
+    for name, parameter in model.double().named_parameters():
+        if parameter.dim() > 1:
+            values = whole(parameter.shape, -1, 1) * whole(parameter.shape, 0, 1)
+        elif name.endswith("bias"):
+            values = whole(parameter.shape, -2, 1)
+        else:  # of norms
+            values = whole(parameter.shape, 0, 1) * 2 - 1
+        parameter.data = values
+    return model.eval()
+
+
+def defined(unpool: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.nn's unpooling, with every output from the cell that the reference takes it from."""
+
+    def function(input: Tensor, indices: Tensor, *window: Any, **named: Any) -> Tensor:
+        size = tuple(unpool(input.detach(), indices, *window, **named).shape[2:])
+        cells = torch.ones_like(indices).flatten(2).cumsum(2).view_as(indices)  # from one on
+        sources = reference.max_unpool(cells, indices, size, "last")
+        return F.pad(input.flatten(2), (1, 0)).gather(2, sources.flatten(2)).view_as(sources)
+
+    return function
+
+
+def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
+    """A model of torch.nn, its input and what is expected; no part of it is cut off by zeros.
+
+    Expected is what torch.nn's pooling gives, whose gradient is right, and unpooling by definition.
+    """
+    for _ in range(50):
+        model, x = with_whole_numbers(published.make()), whole(published.shape, -3, 3)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d"):
+                patch.setattr(F, name, defined(getattr(F, name)))
+            expected = results(model, x)
+        parts = [tensor for tensor in expected.values() if tensor.dim() > 1]
+        # Far below 2^24, in steps far above its inverse: nothing was rounded.
+        small = all(float(tensor.abs().max()) < 2**20 for tensor in expected.values())
+        if small and all(bool(tensor.any()) for tensor in parts):
+            break
+    else:
+        pytest.fail("every model that was drawn has parts without a gradient, or large numbers")
+    assert not any(bool((tensor * 2**10).frac().any()) for tensor in expected.values())
+    return model, x, expected
+
+
+def pooling_in(module: torch.fx.GraphModule) -> set[str]:
+    """The operators that pool and unpool, in all graphs of a module."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
+    called = (node for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return {target for target in (str(node.target) for node in called) if "pool" in target}
+
+
+OPERATORS = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}
