@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from cases import INDEX_DTYPES, same
-from networks import POOLS, UNPOOLS, PoolAndUnpool, returned_dtypes
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +27,9 @@ from maxunpool_cuda import (
     restore_max_pooling,
 )
 
+# Of one, two and three dimensions.
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
 THEIRS = POOLS + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
@@ -43,6 +45,10 @@ class OwnPool(nn.MaxPool2d):
 
 
 class OwnOfOurs(MaxPool2d):
+    pass
+
+
+class OwnSum(MaxUnpool1d):
     pass
 
 
@@ -73,22 +79,14 @@ def with_stride(module: nn.Module, stride: Any) -> nn.Module:
 
 
 EVERY_UNPOOL = tuple(unpool(2) for unpool in UNPOOLS)
+NO_SUCH = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
 # Modules, by the reason why the first of the pools, and no other, does not return uint8 indices.
 NOT_UINT8 = {
     "kernel_size (17, 17) has more than 256 elements": (pool(17, 2), nn.MaxUnpool2d(17, 2)),
     "dilation (1, 2) is not 1": (pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
-    **{
-        f"no MaxUnpool2d has kernel_size {window[0]}, stride {window[1]} and padding {window[2]}": (
-            pool(*window),
-            unpool,
-            pool(unpool.kernel_size, unpool.stride, unpool.padding),
-        )
-        for window, unpool in (
-            (((2, 2), (2, 2), (0, 0)), nn.MaxUnpool2d((2, 3), 2)),
-            (((3, 2), (3, 2), (0, 0)), nn.MaxUnpool2d((3, 2), (3, 3))),
-            (((3, 3), (2, 2), (1, 1)), nn.MaxUnpool2d(3, 2)),
-        )
-    },
+    NO_SUCH((2, 2), (2, 2), (0, 0)): (pool(2), nn.MaxUnpool2d((2, 3), 2), pool((2, 3), 2)),
+    NO_SUCH((3, 2), (3, 2), (0, 0)): (pool((3, 2)), nn.MaxUnpool2d((3, 2), 3), pool((3, 2), 3)),
+    NO_SUCH((3, 3), (2, 2), (1, 1)): (pool(3, 2, 1), nn.MaxUnpool2d(3, 2), pool(3, 2)),
 }
 # Nor int32 ones; what concerns one number of dimensions leaves pools of another alone.
 NOT_SMALL = {
@@ -99,16 +97,16 @@ NOT_SMALL = {
     "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices": (
         *(pool(2), *EVERY_UNPOOL, Foreign()),
     ),
-    **{
-        f"there is no MaxUnpool{dims}d to take the indices": (
-            *(pool(2, of=POOLS[dims - 1]), *EVERY_UNPOOL[: dims - 1], *EVERY_UNPOOL[dims:]),
-        )
-        for dims in (1, 2, 3)
-    },
+} | {
+    f"there is no {unpool.__name__} to take the indices": (
+        *(pool(2, of=of), *(other for other in EVERY_UNPOOL if type(other) is not unpool)),
+    )
+    for of, unpool in zip(POOLS, UNPOOLS, strict=True)
 }
 # Windows are the same however they are written; None is in pickles of old modules.
 FINE = (
     (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
+    (pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2)),
     (pool((3,)), nn.MaxUnpool2d(3)),
     (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
     (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
@@ -116,9 +114,9 @@ FINE = (
     *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
 )
 CASES = [
-    *((modules, reason, {torch.uint8}) for reason, modules in NOT_UINT8.items()),
-    *((modules, reason, {torch.uint8, torch.int32}) for reason, modules in NOT_SMALL.items()),
-    *((modules, "fine", set()) for modules in FINE),
+    *((reason, {torch.uint8}, modules) for reason, modules in NOT_UINT8.items()),
+    *((reason, {torch.uint8, torch.int32}, modules) for reason, modules in NOT_SMALL.items()),
+    *(("fine", set(), modules) for modules in FINE),
 ]
 
 
@@ -132,10 +130,20 @@ def left_alone(model: nn.Sequential) -> dict[str, str]:
     }
 
 
+def returned_dtypes(model: nn.Sequential) -> dict[str, torch.dtype]:
+    """Of the indices of every pool that returns any."""
+    return {
+        name: module(torch.rand(1, *[20] * dims))[1].dtype
+        for name, module in model.named_children()
+        for dims, kind in enumerate(POOLS, 1)
+        if isinstance(module, kind) and module.return_indices
+    }
+
+
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize(("modules", "reason", "refused"), CASES, ids=[case[1] for case in CASES])
+@pytest.mark.parametrize(("reason", "refused", "modules"), CASES, ids=[case[0] for case in CASES])
 def test_which_pools_return_what(
-    modules: tuple[nn.Module, ...], reason: str, refused: set[torch.dtype], dtype: torch.dtype
+    reason: str, refused: set[torch.dtype], modules: tuple[nn.Module, ...], dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(*copy.deepcopy(modules))
     before = state(model)
@@ -151,16 +159,17 @@ def test_which_pools_return_what(
         assert state(model) == before
 
 
-def test_subclasses() -> None:
-    """They are named; this package's only if they do not do what is asked for."""
-    model = nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2))
-    for dtype in INDEX_DTYPES:
-        assert replace_max_pooling(model, dtype) == left_alone(model)
-        assert len(left_alone(model)) == 3
+def test_subclasses_of_this_packages() -> None:
+    """They are named if they do not do what is asked for, and are left as they are."""
+    reason = "{}, a subclass of {}, is left alone"
     own = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
     assert replace_max_pooling(own, torch.int32) == {}
-    assert replace_max_pooling(own) == {"": "OwnOfOurs, a subclass of MaxPool2d, is left alone"}
+    assert replace_max_pooling(own) == {"": reason.format("OwnOfOurs", "MaxPool2d")}
     assert own.index_dtype == torch.int32
+    adds = OwnSum(2, reduce="sum")
+    assert replace_max_pooling(adds) == replace_max_pooling(adds, reduce="sum") == {}
+    assert replace_max_pooling(adds, reduce="last") == {"": reason.format("OwnSum", "MaxUnpool1d")}
+    assert adds.reduce == "sum"
 
 
 def test_the_default_is_int64_and_needs_no_unpool() -> None:
@@ -171,8 +180,6 @@ def test_the_default_is_int64_and_needs_no_unpool() -> None:
             kept = after not in (before, torch.int64)
             assert list(replace_max_pooling(copied := copy.deepcopy(lonely), after)) == [""] * kept
             assert copied.index_dtype == (before if kept else after)
-        assert replace_max_pooling(lonely) == {}
-        assert lonely.index_dtype == torch.int64
     model = nn.Module()
     model.first = model.second = nn.Sequential(pool(2))
     assert list(replace_max_pooling(model, torch.uint8)) == ["first.0"]
@@ -204,13 +211,6 @@ def test_reduce() -> None:
         assert replace_max_pooling(model, reduce=reduce) == left_alone(model)
         assert [unpool.reduce for unpool in unpools] == [reduce] * 3
     assert not hasattr(model[2], "reduce")
-
-    class OwnSum(MaxUnpool1d):
-        pass
-
-    own, reasons = OwnSum(2, reduce="sum"), {"": "OwnSum, a subclass of MaxUnpool1d, is left alone"}
-    assert replace_max_pooling(own) == replace_max_pooling(own, reduce="sum") == {}
-    assert replace_max_pooling(own, reduce="last") == reasons
 
 
 def test_modules_stay_the_same_objects() -> None:
@@ -403,18 +403,6 @@ def test_conversion_inside_of_conversion() -> None:
     with converted(model):
         restore_max_pooling(model)
     assert state(model) == before
-
-
-def test_what_was_compiled_is_compiled_anew() -> None:
-    model, x = PoolAndUnpool(2, 2), torch.rand(1, 3, 4, 4)
-    seen: list[torch.dtype] = []
-    model.pool.register_forward_hook(lambda _, __, out: seen.append(out[1].dtype))
-    compiled, expected = torch.compile(model, backend="eager"), model(x)
-    for _ in range(2):
-        assert same(compiled(x), expected)
-        with converted(compiled, torch.uint8):
-            assert same(compiled(x), expected)
-    assert seen == [torch.int64, *[torch.int64, torch.uint8] * 2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

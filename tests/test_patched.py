@@ -1,4 +1,7 @@
-"""Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
+"""Inside patched(), torch.nn.functional's max pooling and unpooling are this package's.
+
+What models compute around which or inside of which it is: test_published.
+"""
 
 import contextlib
 import threading
@@ -9,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as torch_F
 from cases import INDEX_DTYPES, same
+from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import BaseTorchFunctionMode
@@ -52,16 +56,6 @@ def all_same(results: Any, expected: Any) -> bool:
 OURS = with_gradient(lambda x: round_trip(x, F, index_dtype=torch.uint8))
 
 
-def names(graph_module: torch.fx.GraphModule) -> set[str]:
-    """Of the operators of pooling and unpooling in all its graphs."""
-    graphs = (m.graph for m in graph_module.modules() if isinstance(m, torch.fx.GraphModule))
-    targets = (str(node.target) for graph in graphs for node in graph.nodes)
-    return {target for target in targets if "pool" in target}
-
-
-OPERATORS = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}
-
-
 def test_torchs_gradient_is_another() -> None:
     """What all else here tells the two apart by, beside the dtype of the indices and the node."""
     theirs, x = with_gradient(round_trip), IMAGE.clone().requires_grad_()
@@ -73,17 +67,17 @@ def test_torchs_gradient_is_another() -> None:
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_every_form_of_a_call(dims: int, dtype: torch.dtype) -> None:
-    x = IMAGE[0] if dims == 1 else IMAGE if dims == 2 else IMAGE[:, :, None].expand(2, 3, 4, 9, 8)
+    x = (IMAGE[0], IMAGE, IMAGE[:, :, None].expand(2, 3, 4, 9, 8))[dims - 1]
     x = x.clone().requires_grad_()
     name, size = f"max_pool{dims}d", x.shape[-dims:]
     ours, theirs = getattr(F, name), getattr(torch_F, name)
-    both = {"return_indices": True}
-    for function, asked, returned in (
-        (theirs, {}, {}),
-        (theirs, both, both),
-        (getattr(torch_F, f"{name}_with_indices"), {}, both),
-        (getattr(torch_F, f"{name}_with_indices"), {"return_indices": False}, both),
-        (getattr(torch, name), {}, {}),
+    with_indices = getattr(torch_F, f"{name}_with_indices")
+    for function, asked, returns in (
+        (theirs, {}, False),
+        (theirs, {"return_indices": True}, True),
+        (with_indices, {}, True),
+        (with_indices, {"return_indices": False}, True),
+        (getattr(torch, name), {}, False),
     ):
         for arguments, named in (
             ((x, 3, 2, 1), {}),
@@ -92,14 +86,12 @@ def test_every_form_of_a_call(dims: int, dtype: torch.dtype) -> None:
         ):
             with patched(dtype):
                 got = function(*arguments, **named, **asked)
-            check(got, ours(*arguments, **named, **returned, index_dtype=dtype))
+            check(got, ours(*arguments, **named, return_indices=returns, index_dtype=dtype))
+    window = (3, 2, 1, 1, True, True)
     pooled, indices = theirs(x, 2, return_indices=True)
     unpool, our_unpool = (getattr(of, f"max_unpool{dims}d") for of in (torch_F, F))
     with patched(dtype):
-        check(
-            theirs(x, 3, 2, 1, 1, True, True),
-            ours(x, 3, 2, 1, 1, True, True, index_dtype=dtype),
-        )
+        check(theirs(x, *window), ours(x, *window, index_dtype=dtype))
         expected = our_unpool(pooled, indices, 2, output_size=size)
         check(unpool(pooled, indices, 2, 2, 0, size), expected)
         check(unpool(indices=indices, output_size=[*size], kernel_size=2, input=pooled), expected)
@@ -172,13 +164,6 @@ def test_decorated_functions() -> None:
     with patched(torch.int32):
         assert recursive(0) == [torch.uint8]
         assert dtype_of_indices() == torch.int32
-
-    class Decorated(nn.Module):
-        @decorate
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return round_trip(x)
-
-    assert all_same(with_gradient(Decorated()), OURS)
 
 
 def generator() -> Iterator[None]:
@@ -289,25 +274,12 @@ def test_threads() -> None:
     assert same(x.grad, OURS[0])
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(reentrant: bool) -> None:
-    def gradient(function: Callable[..., Any], backward_inside: bool) -> Tensor | None:
-        x = IMAGE.clone().requires_grad_()
-        with patched(torch.uint8):
-            loss = checkpoint(function, x, use_reentrant=reentrant)[0].square().sum()
-            if backward_inside:
-                loss.backward()
-        if not backward_inside:
-            loss.backward()
-        return x.grad
-
-    for inside in (False, True):
-        assert same(gradient(patched(torch.uint8)(round_trip), inside), OURS[0])
-    if hasattr(torch.overrides, "redispatch_function"):
-        assert same(gradient(round_trip, True), OURS[0])
-    if not reentrant:  # PyTorch notices
-        with pytest.raises(CheckpointError):
-            gradient(round_trip, False)
+def test_a_checkpoint_that_is_computed_again_outside() -> None:
+    """PyTorch notices."""
+    with patched(torch.uint8):
+        loss = checkpoint(round_trip, IMAGE.clone().requires_grad_(), use_reentrant=False)[0].sum()
+    with pytest.raises(CheckpointError):
+        loss.backward()
 
 
 def test_transforms() -> None:
@@ -325,41 +297,12 @@ def test_transforms() -> None:
         assert same(got, transform(lambda x: loss(x, F))(x))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = nn.MaxPool2d(*WINDOW, return_indices=True)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = self.pool(x)
-        return torch_F.max_unpool2d(values, indices, *WINDOW, output_size=x.shape[-2:]), indices
-
-
-class Inside(Model):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with patched(torch.uint8):
-            return super().forward(x)
-
-
-@pytest.mark.filterwarnings("ignore:.*certain side effects")  # of a mode that comes and goes
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict: bool) -> None:
-    with patched(torch.uint8):
-        around = torch.export.export(Model(), (IMAGE,), strict=strict)
-    inside = torch.export.export(Inside(), (IMAGE,), strict=strict)
-    for exported in (around, inside):
-        assert names(exported.graph_module) == OPERATORS
-        assert all_same(exported.module()(IMAGE), OURS[1:])
-
-
 def test_tracing() -> None:
-    with patched(torch.uint8):
-        made = make_fx(Model())(IMAGE)
-        symbolic = torch.fx.symbolic_trace(lambda x: round_trip(x))
-        traced = torch.jit.trace(Model(), IMAGE)
-    assert names(made) == OPERATORS
-    for graph in (made, symbolic, traced):
+    for trace in (make_fx, lambda function: lambda _: torch.fx.symbolic_trace(function)):
+        with patched(torch.uint8):
+            graph = trace(lambda x: round_trip(x))(IMAGE)
         assert all_same(graph(IMAGE), OURS[1:])
+        assert len(pooling_in(graph) - OPERATORS) == (0 if trace is make_fx else 2)
 
 
 GLOBAL = patched(torch.uint8)
@@ -381,9 +324,7 @@ def compiled(function: Any, backend: str = "aot_eager") -> Any:
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
-def test_compiled_with_it_inside() -> None:
-    for function in (Inside(), GLOBAL(round_trip)):
-        assert all_same(with_gradient(compiled(function)), OURS)
+def test_compiled_with_one_inside_of_another() -> None:
     *results, outer = with_gradient(compiled(nested))
     assert all_same(results, OURS)
     assert outer.dtype == torch.int32
@@ -394,16 +335,6 @@ def test_compiled_with_one_from_outside() -> None:
     with contextlib.suppress(torch._dynamo.exc.Unsupported):
         assert all_same(with_gradient(compiled(with_a_global, "eager")), OURS)
     assert all_same(with_gradient(torch.compile(with_a_global, backend="eager")), OURS)
-
-
-def test_around_what_is_compiled() -> None:
-    """It is compiled anew inside, and neither result is the other's."""
-    model, theirs = compiled(Model()), with_gradient(Model())
-    for _ in range(2):
-        assert all_same(with_gradient(model), theirs)
-        with patched(torch.uint8):
-            assert all_same(with_gradient(model), OURS)
-        assert all_same(with_gradient(patched(torch.uint8)(model)), OURS)
 
 
 @pytest.mark.parametrize("place", ["around", "inside"])

@@ -50,9 +50,15 @@ def within_patched(end: ExitStack, _: Published, __: nn.Module, dtype: torch.dty
     end.enter_context(patched(dtype))
 
 
+def decorated(end: ExitStack, _: Published, model: nn.Module, dtype: torch.dtype) -> None:
+    model.forward = patched(dtype)(model.forward)
+    end.callback(delattr, model, "forward")
+
+
+PATCHED = (within_patched, decorated)
 CONVERSIONS = {
     f"{conversion.__name__} {dtype}": (conversion, dtype)
-    for conversion in (replaced, restored, within_converted, within_patched)
+    for conversion in (replaced, restored, within_converted, *PATCHED)
     for dtype in INDEX_DTYPES
 }
 
@@ -121,8 +127,8 @@ def checkpointed(use_reentrant: bool) -> Callable[[nn.Module, Tensor], Results]:
     )
 
 
-def exported(model: nn.Module, x: Tensor) -> Results:
-    program = torch.export.export(model, (x,), strict=False)
+def exported(model: nn.Module, x: Tensor, strict: bool = False) -> Results:
+    program = torch.export.export(model, (x,), strict=strict)
     assert pooling_in(program.graph_module) == OPERATORS
     file = io.BytesIO()
     torch.export.save(program, file)
@@ -162,25 +168,28 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Results]] = {
         torch.compile(model, backend="aot_eager", fullgraph=True), x
     ),
     "exported": exported,
+    "exported strictly": lambda model, x: exported(model, x, strict=True),
     "onnx": through_onnx,
 }
 OUTPUT_ALONE = ("inference mode", "onnx")
-SLOW = ("traced", "compiled", "exported", "onnx")
+SLOW = ("traced", "compiled", "exported", "exported strictly", "onnx")
 
 
 def why_not(published: Published, conversion: str, way: str) -> str:
     """Why a cell of the table is empty, if it is."""
     converts, dtype = CONVERSIONS[conversion]
-    patches = converts is within_patched or published.functions
-    if converts is not within_patched and not published.modules:
+    around = converts is within_patched or (published.functions and converts is not decorated)
+    if converts not in PATCHED and not published.modules:
         return "there are no modules, and nothing to replace"
-    if converts is within_patched and dtype == torch.uint8 and published.strays:
+    if converts in PATCHED and dtype == torch.uint8 and published.strays:
         return "indices outside the windows of the unpool have no offsets"
     if converts is restored and way not in ("called", "deep copy", "pickle"):
         return "the model is torch.nn's again"
-    if patches and way == "threads":
+    if converts is decorated and way in ("deep copy", "pickle", "state dict", "threads"):
+        return "copies of the model would have its decorated function, and so its parameters"
+    if around and way == "threads":
         return "patched() holds in the thread that enters it"
-    if patches and "checkpoint" in way and not hasattr(torch.overrides, "redispatch_function"):
+    if around and "checkpoint" in way and not hasattr(torch.overrides, "redispatch_function"):
         return "PyTorch 2.11 computes a checkpoint again outside of patched()"
     return ""
 
@@ -190,7 +199,7 @@ def cells() -> Iterator[Any]:
 
     The slow ways are left to --all for most models, and are tried after few conversions.
     """
-    thorough = (f"replaced {torch.uint8}", f"within_patched {torch.uint8}")
+    thorough = {f"{converts.__name__} {torch.uint8}" for converts in (replaced, *PATCHED)}
     for row, (name, published) in enumerate(PUBLISHED.items()):
         for column, way in enumerate(WAYS):
             possible = [c for c in CONVERSIONS if not why_not(published, c, way)]
@@ -223,7 +232,7 @@ def test_every_way(name: str, conversion: str, way: str, device: str) -> None:
     kinds = [*map(type, model.modules())]
     with ExitStack() as end:
         converts(end, published, model.to(device), dtype)
-        if published.functions and converts is not within_patched:
+        if published.functions and converts not in PATCHED:
             end.enter_context(patched())
         is_ours = [*map(type, model.modules())] != kinds
         assert is_ours == (converts in (replaced, within_converted))
@@ -233,3 +242,17 @@ def test_every_way(name: str, conversion: str, way: str, device: str) -> None:
     if way in OUTPUT_ALONE or (converts is restored and published.overlaps):
         found, expected = {"output": found["output"]}, {"output": expected["output"]}
     assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("converts", [replaced, within_converted, within_patched])
+@pytest.mark.usefixtures("single_threaded_torch")
+def test_what_was_compiled_is_compiled_anew(converts: Any) -> None:
+    published = PUBLISHED["InceptionTime"]
+    model, x, expected = drawn(published)
+    compiled, theirs = torch.compile(model, backend="aot_eager"), results(model, x)
+    assert not torch.equal(theirs["input"], expected["input"])
+    for _ in range(2):
+        assert_equal(results(compiled, x), theirs)
+        with ExitStack() as end:
+            converts(end, published, compiled, torch.uint8)
+            assert_equal(results(compiled, x), expected)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import same
+from published import OPERATORS, PUBLISHED, pooling_in
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,44 +47,47 @@ def test_other_devices_run_torch_nns_calls(device: str) -> None:
         assert "maxunpool_cuda" in called.seen
 
 
-KINDS: dict[str, Callable[[], Tensor]] = {
-    "quantized tensor on cpu": (
-        lambda: torch.quantize_per_tensor(torch.ones(PLANE), 0.25, 3, torch.quint8)
-    ),
-    "mkldnn tensor on cpu": lambda: torch.ones(PLANE).to_mkldnn(),
-    "plain tensor on mps": lambda: torch.ones(PLANE, device="mps"),
-}
+# The name of each in errors, how to make it, and how to make it plain again.
+KINDS: list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
+    ("quantized", lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.quint8), Tensor.dequantize),
+    ("quantized", lambda x: torch.quantize_per_tensor(x, 0.01, 7, torch.qint8), Tensor.dequantize),
+    ("mkldnn", Tensor.to_mkldnn, Tensor.to_dense),
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_torch_nn_lacks_is_refused(kind: str) -> None:
-    if "mkldnn" in kind and not torch.backends.mkldnn.is_available():
-        pytest.skip("a build without mkldnn")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(("kind", "make", "plain"), KINDS, ids=["quint8", "qint8", "mkldnn"])
+def test_other_kinds_are_pooled_by_torch(kind: str, make: Any, plain: Any, dims: int) -> None:
+    if kind == "mkldnn" and not (torch.backends.mkldnn.is_available() and dims > 1):
+        pytest.skip("PyTorch has no 1d pooling of mkldnn tensors, and some builds have none")
+    x, name = make(torch.rand(2, 3, *[9] * dims) - 0.5), f"max_pool{dims}d"
+    for window in ((3, 2, 1), (2, None, 0, 1, True)):
+        got, expected = (getattr(of, name)(x, *window) for of in (F, nn.functional))
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout) == (x.dtype, x.layout)
+        assert same(plain(got), plain(expected))
+    check_refused(x, f"{kind} tensor on cpu")
+
+
+def test_what_torch_nn_lacks_is_refused() -> None:
+    with FakeTensorMode():
+        check_refused(torch.ones(PLANE, device="mps"), "plain tensor on mps")
+
+
+def check_refused(x: Tensor, kind: str) -> None:
+    dims, indices = x.dim() - 2, torch.zeros(x.shape, dtype=torch.int64)
+    pool, unpool = (getattr(F, f"max_{name}{dims}d") for name in ("pool", "unpool"))
 
     def refused(words: str) -> Any:
-        return pytest.raises(NotImplementedError, match=f"^{words}.* but got a {kind}$")
+        return pytest.raises(NotImplementedError, match=f"^max_{words}.* but got a {kind}$")
 
-    with FakeTensorMode() if "mps" in kind else torch.no_grad():
-        x, indices = KINDS[kind](), torch.zeros(PLANE, dtype=torch.int64)
-        for dtype in (torch.uint8, torch.int32):
-            with refused(f"max_pool2d: .* for {dtype} indices"):
-                F.max_pool2d(x, 2, return_indices=True, index_dtype=dtype)
-            with refused(f"max_unpool2d: .* for {dtype} indices"):
-                F.max_unpool2d(x, indices.to(dtype), 2)
-        with refused("max_unpool2d: .* reduce='sum'"):
-            F.max_unpool2d(x, indices, 2, reduce="sum")
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
-        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled, indices = self.pool(torch.relu(self.first(x)))
-        return self.last(self.unpool(pooled, indices))
+    for dtype in (torch.uint8, torch.int32):
+        with refused(f"pool{dims}d: .* for {dtype} indices"):
+            pool(x, 2, return_indices=True, index_dtype=dtype)
+        with refused(f"unpool{dims}d: .* for {dtype} indices"):
+            unpool(x, indices.to(dtype), 2)
+    with refused(f"unpool{dims}d: .* reduce='sum'"):
+        unpool(x, indices, 2, reduce="sum")
 
 
 @pytest.mark.usefixtures("single_threaded_torch")
@@ -95,19 +99,18 @@ def test_pt2e() -> None:
     x86 = pytest.importorskip(path, reason=reason)
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
-    model, x = Model().eval(), torch.randn(2, 3, 8, 12)
+    model, x = PUBLISHED["FastSurfer"].make().eval(), torch.randn(2, 3, 8, 12)
     ours = copy.deepcopy(model)
     assert maxunpool_cuda.replace_max_pooling(ours, torch.uint8) == {}
-    quantized = []
+    made = []
     for each in (model, ours):
         # In PyTorch 2.11 quantizers find the module of a node only after a strict export.
         exported = torch.export.export(each, (x,), strict=True).module()
         prepared = pt2e.prepare_pt2e(exported, quantizer)
         prepared(x)
-        quantized.append(pt2e.convert_pt2e(prepared))
-    expected, got = quantized
-    for operator in ("max_pool", "max_unpool"):
-        assert str(got.graph).count(f"maxunpool_cuda.{operator}.") == 1
+        made.append(pt2e.convert_pt2e(prepared))
+    expected, got = made
+    assert pooling_in(got) == OPERATORS
     assert not same(expected(x), model(x))
     for given in (x, torch.randn(2, 3, 8, 12)):
         assert same(got(given), expected(given))
