@@ -25,7 +25,11 @@ from benchmarks import report  # noqa: E402
 
 # All names of the public interface, with what they are.
 PUBLIC = {name: getattr(maxunpool_cuda, name) for name in maxunpool_cuda.__all__}
-PUBLIC |= {f"functional.{name}": of for name, of in vars(functional).items() if "max_" in name[:4]}
+PUBLIC |= {
+    f"functional.{name}": of
+    for name, of in vars(functional).items()
+    if name.startswith(("max_", "adaptive_max_"))
+}
 PUBLIC["onnx.translation_table"] = onnx.translation_table
 del PUBLIC["functional"]
 
