@@ -1,30 +1,9 @@
 from typing import Any
 
-import torch
 from torch import Tensor
 
-Ints = tuple[int, ...]
-
+# Arguments are those of the operators' schemas; max_pool also takes return_indices.
+def max_unpool(*arguments: Any) -> Tensor: ...
+def max_pool(*arguments: Any) -> Any: ...
 def build_info() -> dict[str, Any]: ...
-def max_unpool(
-    input: Tensor,
-    indices: Tensor,
-    output_size: Ints,
-    kernel_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    reduce: str,
-    /,
-) -> Tensor: ...
-def max_pool(
-    input: Tensor,
-    kernel_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    ceil_mode: bool,
-    index_dtype: torch.dtype,
-    return_indices: bool,
-    /,
-) -> Any: ...
 def check_errors() -> None: ...

@@ -1,7 +1,7 @@
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
 Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
-``torch.nn.MaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
+``MaxPool1d/2d/3d``, ``AdaptiveMaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
 """
 
 import importlib
@@ -11,13 +11,26 @@ from . import functional
 from ._ops import BUILT_FOR, build_info, check_errors
 from ._portable import decompositions
 from .convert import converted, replace_max_pooling, restore_max_pooling
-from .modules import MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from .modules import (
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
+)
 from .patch import patched
 
 if TYPE_CHECKING:
     from . import onnx as onnx
 
 __all__ = [
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",

@@ -15,6 +15,7 @@ import torch
 
 Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
+IntsOrNones = int | None | Sequence[int | None]
 Reduce = Literal["last", "sum"]
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 _INT = (int, torch.SymInt)
@@ -26,13 +27,15 @@ def check_reduce(name: str, reduce: str) -> None:
         raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
 
 
-def check_index_dtype(name: str, index_dtype: torch.dtype) -> None:
-    """Raise a ValueError that begins with ``name`` unless indices can be of this dtype."""
-    if index_dtype not in INDEX_DTYPES:
-        raise ValueError(
-            f"{name}: expected index_dtype to be torch.int64, torch.int32 or torch.uint8 "
-            f"but got {index_dtype!r}"
-        )
+def check_index_dtype(name: str, index_dtype: torch.dtype, offsets: bool = True) -> None:
+    """Raise a ValueError that begins with ``name`` unless indices can be of this dtype.
+
+    ``offsets``: whether they may be offsets in a window.
+    """
+    if index_dtype not in INDEX_DTYPES or (index_dtype == torch.uint8 and not offsets):
+        flat = "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
+        wanted = "torch.int64, torch.int32 or torch.uint8" if offsets else flat
+        raise ValueError(f"{name}: expected index_dtype to be {wanted} but got {index_dtype!r}")
 
 
 def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
@@ -49,6 +52,15 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
     if all(type(size) is int for size in spatial) and math.prod(spatial) < 2**31:
         return torch.int32
     return torch.int64
+
+
+def check_fits_int32(name: str, spatial: Ints) -> None:
+    """Raise a ValueError that begins with ``name`` unless int32 can name every position."""
+    if not _may_hold(math.prod(spatial) < 2**31):
+        raise ValueError(
+            f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got "
+            f"spatial sizes {list(spatial)}; use int64"
+        )
 
 
 def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from . import _library
 
@@ -76,48 +77,33 @@ def check_errors() -> None:
 
 
 def _batched(
-    operator: Callable[..., Tensor],
+    operator: Callable[..., Any],
+    count: int,
     info: Any,
     in_dims: tuple[int | None, ...],
-    values: Tensor,
-    indices: Tensor,
-    *geometry: Any,
-) -> tuple[Tensor, int]:
-    """The rule for vmap: planes are independent, so the batch joins that of the tensors."""
-    values, indices = (
+    *arguments: Any,
+) -> tuple[Any, Any]:
+    """The rule for vmap: planes are independent, so the batch joins that of the tensors.
+
+    These are the first ``count`` arguments. The next has a number for each spatial dimension.
+    """
+    tensors = [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip((values, indices), in_dims[:2], strict=True)
-    )
-    unbatched = len(geometry[1]) + 1  # dimensions
-    if values.dim() - 1 not in (unbatched, unbatched + 1):
-        sample = (tensor.new_empty(tensor.shape[1:]) for tensor in (values, indices))
-        return operator(*sample, *geometry), 0  # which is refused
-    if indices.dim() - 1 == unbatched:
-        return operator(values, indices, *geometry), 0
-    batch = indices.shape[:2]
-    result = operator(values.flatten(0, 1), indices.flatten(0, 1), *geometry)
-    return result.reshape(*batch, *result.shape[1:]), 0
+        for tensor, dim in zip(arguments[:count], in_dims[:count], strict=True)
+    ]
+    rest, batch = arguments[count:], tensors[-1].shape[:2]
+    unbatched = len(rest[0]) + 1  # dimensions
+    joined = tensors[-1].dim() - 1 > unbatched
+    if tensors[0].dim() - 1 not in (unbatched, unbatched + 1):
+        tensors = [tensor.new_empty(tensor.shape[1:]) for tensor in tensors]  # which is refused
+    elif joined:
+        tensors = [tensor.flatten(0, 1) for tensor in tensors]
+    results = operator(*tensors, *rest)
+    if joined:
+        results = tree_map(lambda result: result.reshape(*batch, *result.shape[1:]), results)
+    return results, tree_map(lambda _: 0, results)
 
 
-def _batched_pool(
-    _: Any, in_dims: tuple[int | None, ...], input: Tensor, kernel_size: Any, *rest: Any
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """As :func:`_batched`, for max_pool: two results, and no indices to begin with."""
-    input = input.movedim(in_dims[0] or 0, 0)
-    unbatched = len(kernel_size) + 1  # dimensions
-    if input.dim() - 1 not in (unbatched, unbatched + 1):
-        return max_pool(input.new_empty(input.shape[1:]), kernel_size, *rest), (0, 0)  # refused
-    if input.dim() - 1 == unbatched:
-        return max_pool(input, kernel_size, *rest), (0, 0)
-    values, indices = max_pool(input.flatten(0, 1), kernel_size, *rest)
-    shape = (*input.shape[:2], *values.shape[1:])
-    return (values.reshape(shape), indices.reshape(shape)), (0, 0)
-
-
-_RULES: dict[str, Callable[..., Any]] = {
-    "max_unpool": functools.partial(_batched, max_unpool),
-    "max_unpool_backward": functools.partial(_batched, max_unpool_backward),
-    "max_pool": _batched_pool,
-}
-for _name, _rule in _RULES.items():
-    torch.library.register_vmap(f"maxunpool_cuda::{_name}", _rule)
+_TENSORS: dict[Any, int] = {max_unpool: 2, max_unpool_backward: 2, max_pool: 1}
+for _operator, _count in _TENSORS.items():
+    torch.library.register_vmap(_operator, functools.partial(_batched, _operator, _count))

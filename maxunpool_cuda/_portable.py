@@ -47,7 +47,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         >>> all(map(torch.equal, portable.module()(x), pool(x)))
         True
     """
-    return {_ops.max_pool: max_pool, _ops.max_unpool: max_unpool}
+    table: dict[Any, Callable[..., Any]] = {_ops.max_pool: max_pool, _ops.max_unpool: max_unpool}
+    return table | {_ops.max_unpool_backward: max_unpool_backward}
 
 
 def max_unpool(
@@ -70,6 +71,15 @@ def max_unpool(
         positions = indices.long().flatten(-dims)
         result = _scattered(values.flatten(-dims), positions, output_size, reduce)
     return result.to(input.dtype).contiguous()
+
+
+def max_unpool_backward(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
+    """The operator of this name, as adaptive pooling calls it: every index takes its element."""
+    *_, kernel_size, _, _, reduce = geometry
+    if reduce != "sum" or indices.dtype == torch.uint8:
+        return NotImplemented  # which leaves the operator in the graph
+    planes, dims = grad_output.flatten(-len(kernel_size)), len(kernel_size)
+    return planes.gather(-1, indices.long().flatten(-dims)).reshape(indices.shape)
 
 
 def max_pool(

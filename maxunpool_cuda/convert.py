@@ -63,7 +63,6 @@ def replace_max_pooling(
         UserWarning: nothing in ``model`` was replaced, or is of this package already.
 
     Example:
-        >>> import torch
         >>> class Model(torch.nn.Sequential):
         ...     def forward(self, x):
         ...         return self[1](*self[0](x))
@@ -125,7 +124,6 @@ def restore_max_pooling(model: Model) -> Model:
             subclass would still return uint8 or int32 indices. Nothing is restored then.
 
     Example:
-        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
         >>> replace_max_pooling(model)
         {}
@@ -155,7 +153,6 @@ def converted(
     as FSDP2's ``fully_shard`` does, the end raises a ValueError and undoes nothing.
 
     Example:
-        >>> import torch
         >>> pool, image = torch.nn.MaxPool2d(2, return_indices=True), torch.eye(2)[None]
         >>> with converted(torch.nn.ModuleList([pool, torch.nn.MaxUnpool2d(2)]), torch.uint8):
         ...     pool(image)[1]

@@ -1,4 +1,4 @@
-"""Max unpooling and max pooling as functions, with the arguments of :mod:`torch.nn.functional`."""
+"""Max unpooling, max pooling and adaptive max pooling as functions, in place of torch.nn's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import (
 )
 
 from . import _arguments, _ops
-from ._arguments import IntOrInts, Reduce, per_dim
+from ._arguments import IntOrInts, IntsOrNones, Reduce, per_dim
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
 Pooled = Any
@@ -55,16 +55,9 @@ def _max_unpool(
 ) -> Tensor:
     """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``."""
     if has_torch_function_variadic(input, indices):
+        tensors = (input, indices)
         overridden: Tensor = handle_torch_function(
-            function,
-            (input, indices),
-            input,
-            indices,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            output_size=output_size,
-            reduce=reduce,
+            function, tensors, *tensors, kernel_size, stride, padding, output_size, reduce=reduce
         )
         return overridden
     name = function.__name__
@@ -93,16 +86,11 @@ def max_unpool1d(
     *,
     reduce: Reduce = "last",
 ) -> Tensor:
-    """Scatter pooled signals back to where ``indices`` say; see :func:`max_unpool2d`.
+    """Scatter pooled signals, ``(N, C, L)`` or ``(C, L)``, back to where ``indices`` say.
 
-    Arguments and errors are those of :func:`max_unpool2d`.
-
-    Shape:
-        - input, indices: ``(N, C, L_in)`` or ``(C, L_in)``
-        - output: ``(N, C, L_out)`` or ``(C, L_out)``
+    All else is as in :func:`max_unpool2d`.
 
     Example:
-        >>> import torch
         >>> pooled = torch.tensor([[2.0, 4.0]])
         >>> max_unpool1d(pooled, torch.tensor([[1, 3]]), 2)
         tensor([[0., 2., 0., 4.]])
@@ -165,7 +153,6 @@ def max_unpool2d(
             only torch.nn takes, and the call asks for what torch.nn lacks.
 
     Example:
-        >>> import torch
         >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
         >>> pooled, indices = pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
         >>> max_unpool2d(pooled, indices, 2)
@@ -187,16 +174,11 @@ def max_unpool3d(
     *,
     reduce: Reduce = "last",
 ) -> Tensor:
-    """Scatter pooled volumes back to where ``indices`` say; see :func:`max_unpool2d`.
+    """Scatter pooled volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``, to where ``indices`` say.
 
-    Arguments and errors are those of :func:`max_unpool2d`.
-
-    Shape:
-        - input, indices: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
-        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``
+    All else is as in :func:`max_unpool2d`.
 
     Example:
-        >>> import torch
         >>> pooled = torch.tensor([[[[5.0]]]])
         >>> max_unpool3d(pooled, torch.tensor([[[[6]]]]), 2).flatten()
         tensor([0., 0., 0., 0., 0., 0., 5., 0.])
@@ -222,16 +204,7 @@ def _max_pool(
     kernel_size, stride, padding, dilation = window
     if has_torch_function_unary(input):
         return handle_torch_function(
-            function,
-            (input,),
-            input,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            ceil_mode=ceil_mode,
-            return_indices=return_indices,
-            index_dtype=index_dtype,
+            function, (input,), input, *window, ceil_mode, return_indices, index_dtype=index_dtype
         )
     name = function.__name__
     if _is_foreign(name, input):
@@ -292,16 +265,11 @@ def max_pool1d(
     *,
     index_dtype: torch.dtype = torch.int64,
 ) -> Pooled:
-    """Take the largest of each window of a signal; see :func:`max_pool2d`.
+    """Take the largest of each window of a signal, ``(N, C, L)`` or ``(C, L)``.
 
-    Arguments and errors are those of :func:`max_pool2d`.
-
-    Shape:
-        - input: ``(N, C, L_in)`` or ``(C, L_in)``
-        - output: ``(N, C, L_out)`` or ``(C, L_out)``, once or twice
+    All else is as in :func:`max_pool2d`.
 
     Example:
-        >>> import torch
         >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2, return_indices=True)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
@@ -354,7 +322,6 @@ def max_pool2d(
             lacks ``index_dtype``.
 
     Example:
-        >>> import torch
         >>> image = torch.tensor([[[1.0, 2.0, 7.0, 5.0], [4.0, 3.0, 6.0, 8.0]]])
         >>> max_pool2d(image, 2, return_indices=True)
         (tensor([[[4., 8.]]]), tensor([[[4, 7]]]))
@@ -376,19 +343,132 @@ def max_pool3d(
     *,
     index_dtype: torch.dtype = torch.int64,
 ) -> Pooled:
-    """Take the largest of each window of a volume; see :func:`max_pool2d`.
+    """Take the largest of each window of a volume, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
 
-    Arguments and errors are those of :func:`max_pool2d`.
-
-    Shape:
-        - input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
-        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, once or twice
+    All else is as in :func:`max_pool2d`.
 
     Example:
-        >>> import torch
         >>> volume = torch.arange(8.0).reshape(1, 2, 2, 2)
         >>> max_pool3d(volume, 2, return_indices=True, index_dtype=torch.int32)
         (tensor([[[[7.]]]]), tensor([[[[7]]]], dtype=torch.int32))
     """
     window = (kernel_size, stride, padding, dilation)
     return _max_pool(max_pool3d, 3, input, window, ceil_mode, return_indices, index_dtype)
+
+
+def _adaptive(
+    function: Callable[..., Pooled],
+    dims: int,
+    input: Tensor,
+    output_size: IntsOrNones,
+    return_indices: bool,
+    index_dtype: torch.dtype,
+) -> Pooled:
+    """Adaptive max pooling over ``dims`` dimensions: the body of the public ``function``.
+
+    torch.nn's function finds the maxima. An operator of this package takes them, for its gradient.
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(
+            function, (input,), input, output_size, return_indices, index_dtype=index_dtype
+        )
+    name = function.__name__
+    _arguments.check_index_dtype(name, index_dtype, offsets=False)
+    theirs = getattr(torch.nn.functional, f"{name}_with_indices")
+    if _is_foreign(name, input):
+        if return_indices and index_dtype != torch.int64:
+            raise _only_here(name, input, f"{index_dtype} indices")
+        results = theirs(input, output_size)
+        return results if return_indices else results[0]
+    found, indices = theirs(input.detach(), output_size)
+    sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(name, sizes)
+        indices = indices.int()
+    if 0 in pooled:
+        return (found, indices) if return_indices else found
+    # Window i begins at floor(i * n / m) and ends at ceil((i + 1) * n / m), for sizes n and m. The
+    # window below is near it, which makes the gradient fast; its result is right for any window.
+    kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
+    largest: Any = torch.sym_max
+    stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
+    geometry = (sizes, kernel, stride, [0] * dims, "sum")
+    values = _ops.max_unpool_backward(input, indices, *geometry)
+    # As torch.nn's function, which returns volumes in no other format.
+    values = values.contiguous() if dims == 3 else values
+    return (values, indices) if return_indices else values
+
+
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: IntsOrNones,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Pool a signal, ``(N, C, L)`` or ``(C, L)``, to the size that is asked for.
+
+    ``output_size`` is one int. All else is as in :func:`adaptive_max_pool2d`.
+
+    Example:
+        >>> adaptive_max_pool1d(torch.tensor([[1.0, 3.0, 2.0]]), 2, return_indices=True)
+        (tensor([[3., 3.]]), tensor([[1, 1]]))
+    """
+    return _adaptive(adaptive_max_pool1d, 1, input, output_size, return_indices, index_dtype)
+
+
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: IntsOrNones,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Pool to the size that is asked for, as :func:`torch.nn.functional.adaptive_max_pool2d` does.
+
+    Along an axis of size n that is pooled to size m, window i holds the elements from
+    ``floor(i * n / m)`` to before ``ceil((i + 1) * n / m)``, as PyTorch defines it. Values and
+    indices are PyTorch's, on every device. The gradient is deterministic under
+    :func:`torch.use_deterministic_algorithms`, and there are gradients of every order.
+
+    Args:
+        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of float16 to float64 or bfloat16.
+        output_size: ``(H_out, W_out)``, or one int for both; None keeps the size of the input.
+        return_indices: whether to return where the maxima are, too.
+        index_dtype: int64 or int32, of flat positions in the input plane. Windows of different
+            sizes have no offsets in common, so uint8 is refused.
+
+    Returns:
+        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors: values and indices.
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
+        RuntimeError, TypeError, NotImplementedError: torch.nn's function raises it, for shapes,
+            sizes or dtypes; or it has to pool ``input``, but lacks ``index_dtype``.
+
+    Example:
+        >>> image = torch.tensor([[[1.0, 2.0, 7.0], [4.0, 3.0, 6.0]]])
+        >>> adaptive_max_pool2d(image, (None, 2), return_indices=True)
+        (tensor([[[2., 7.],
+                 [4., 6.]]]), tensor([[[1, 2],
+                 [3, 5]]]))
+    """
+    return _adaptive(adaptive_max_pool2d, 2, input, output_size, return_indices, index_dtype)
+
+
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: IntsOrNones,
+    return_indices: bool = False,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+) -> Pooled:
+    """Pool a volume, ``(N, C, D, H, W)`` or ``(C, D, H, W)``, to the size that is asked for.
+
+    All else is as in :func:`adaptive_max_pool2d`.
+
+    Example:
+        >>> adaptive_max_pool3d(torch.arange(8.0).reshape(1, 2, 2, 2), 1, index_dtype=torch.int32)
+        tensor([[[[7.]]]])
+    """
+    return _adaptive(adaptive_max_pool3d, 3, input, output_size, return_indices, index_dtype)

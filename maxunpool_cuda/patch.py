@@ -61,7 +61,6 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         TypeError: the decorated object is no function, or a generator or coroutine function.
 
     Example:
-        >>> import torch
         >>> with patched(torch.uint8):
         ...     torch.nn.functional.max_pool2d(torch.eye(2)[None], 2, return_indices=True)
         (tensor([[[1.]]]), tensor([[[0]]], dtype=torch.uint8))

@@ -11,18 +11,22 @@ from torch import nn
 import maxunpool_cuda
 
 POOLS = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
+ADAPTIVE = ["AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d"]
 UNPOOLS = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
 # What a module of ours may be told and torch.nn's may not, as its repr has it.
 OWN = {
     **dict.fromkeys(UNPOOLS, ({"reduce": "sum"}, "reduce='sum'")),
     **dict.fromkeys(POOLS, ({"index_dtype": torch.uint8}, "index_dtype=torch.uint8")),
+    **dict.fromkeys(ADAPTIVE, ({"index_dtype": torch.int32}, "index_dtype=torch.int32")),
 }
 
 
-@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
+@pytest.mark.parametrize("name", [*POOLS, *ADAPTIVE, *UNPOOLS])
 def test_modules_are_torch_modules(name: str) -> None:
     ours, theirs = getattr(maxunpool_cuda, name), getattr(nn, name)
     forms = [((2,), {}), ((3, 2, 1), {}), ((4, None), {}), ((), {"kernel_size": 3, "padding": 1})]
+    if name in ADAPTIVE:
+        forms = [((2,), {}), (((3, None, 1),), {}), ((2, True), {}), ((), {"output_size": 3})]
     if name in POOLS:
         forms.append(((3, 2, 1, 2, True, True), {}))
     for arguments, named in forms:
@@ -33,7 +37,7 @@ def test_modules_are_torch_modules(name: str) -> None:
         assert module.state_dict() == {}
         assert not list(module.parameters())
     own, text = OWN[name]
-    for module in (ours(3, 2, 1), ours(2, **own)):
+    for module in (ours(3), ours(2, **own)):
         for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
             assert type(other) is ours
             assert vars(other) == vars(module)
@@ -43,15 +47,15 @@ def test_modules_are_torch_modules(name: str) -> None:
         torch.jit.script(module)
 
 
-@pytest.mark.parametrize("name", [*POOLS, *UNPOOLS])
+@pytest.mark.parametrize("name", [*POOLS, *ADAPTIVE, *UNPOOLS])
 def test_a_module_made_by_torch_is_still_one_here(name: str) -> None:
     """Pickles of torch.nn's modules have no `reduce` and no `index_dtype`."""
     ours = getattr(maxunpool_cuda, name)
     module = ours.__new__(ours)
-    module.__setstate__(vars(getattr(nn, name)(3, 2)))
+    module.__setstate__(vars(getattr(nn, name)(3)))
     x = torch.rand(2, 3, *[4] * int(name[-2]))
-    tensors = (x,) if name in POOLS else (x, torch.randint(9, x.shape))
-    assert same(module(*tensors), ours(3, 2)(*tensors))
+    tensors = (x, torch.randint(9, x.shape)) if name in UNPOOLS else (x,)
+    assert same(module(*tensors), ours(3)(*tensors))
 
 
 def test_version_and_build_info() -> None:

@@ -29,7 +29,8 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 pytestmark = pytest.mark.usefixtures("single_threaded_torch")
-FUNCTIONS = [f"max_{kind}{dims}d" for kind in ("pool", "unpool") for dims in (1, 2, 3)]
+KINDS = ("max_pool", "max_unpool", "adaptive_max_pool")
+FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])

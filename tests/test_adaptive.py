@@ -1,0 +1,216 @@
+"""Adaptive max pooling: definition, torch.nn's results and errors, derivatives, graphs."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import (
+    ALL,
+    LAYOUTS,
+    Sizes,
+    distinct,
+    laid_out,
+    random_input,
+    random_leading,
+    same,
+    scaled,
+)
+from reference import max_unpool_backward
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import hessian, jvp, vmap
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import decompositions
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+every_rank = pytest.mark.parametrize("dims", [1, 2, 3])
+
+
+def ours(dims: int) -> Callable[..., Any]:
+    return getattr(F, f"adaptive_max_pool{dims}d")
+
+
+def theirs(dims: int) -> Callable[..., Any]:
+    return getattr(nn.functional, f"adaptive_max_pool{dims}d")
+
+
+def reference(x: Tensor, pooled: Sizes) -> tuple[Tensor, Tensor]:
+    """From the definition: window i of m along n elements is from floor(in/m) to ceil((i+1)n/m).
+
+    The first of the largest is taken, and a NaN, the last of them, before every number.
+    """
+    sizes = x.shape[-len(pooled) :]
+    planes = x.reshape(-1, math.prod(sizes)).double().tolist()
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    indices = torch.empty(len(planes), math.prod(pooled), dtype=torch.int64)
+    for j, cell in enumerate(np.ndindex(*pooled)):
+        axes = zip(cell, sizes, pooled, strict=True)
+        window = tuple(slice(i * n // m, -(-(i + 1) * n // m)) for i, n, m in axes)
+        found = positions[window].ravel().tolist()
+        for plane, numbers in enumerate(planes):
+            nans = [at for at in found if math.isnan(numbers[at])]
+            indices[plane, j] = nans[-1] if nans else max(found, key=lambda at: numbers[at])
+    indices = indices.reshape(*x.shape[: x.dim() - len(pooled)], *pooled)
+    return max_unpool_backward(x, indices, tuple(sizes), "sum"), indices
+
+
+def steps(tensor: Tensor) -> list[int]:
+    """The strides that say where an element is."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def draw(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, Sizes]:
+    """Sizes of a plane, an output_size for it, and what that stands for: larger ones, 1, None."""
+    most = longest or (40, 12, 6)[dims - 1]
+    sizes = tuple(rng.randint(1, most) for _ in range(dims))
+    whole = rng.random() < 0.3  # one int for all
+    size = rng.randint(1, 2 * most)
+    asked = [size if whole else rng.choice((None, 1, rng.randint(1, 2 * most))) for _ in sizes]
+    pooled = tuple(n if m is None else m for n, m in zip(sizes, asked, strict=True))
+    if dims == 1:  # torch.nn's takes no None
+        return sizes, rng.choice((pooled[0], pooled)), pooled
+    return sizes, size if whole else tuple(asked), pooled
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_rank
+def test_the_definition_and_torchs(dims: int, dtype: torch.dtype, rng: random.Random) -> None:
+    """Values, indices and their strides; ties, infinities and NaNs among them."""
+    for _ in range(scaled(60)):
+        sizes, asked, pooled = draw(rng, dims)
+        x = random_input(rng, (*random_leading(rng), *sizes), dtype)
+        x = laid_out(x, rng.choice(LAYOUTS), dims)
+        values, indices = ours(dims)(x, asked, return_indices=True)
+        case = (x.shape, x.stride(), asked)
+        assert all(map(same, (values, indices), reference(x, pooled))), case
+        their_values, their_indices = theirs(dims)(x, asked, return_indices=True)
+        assert same(values, their_values), case
+        assert same(indices, their_indices), case
+        assert steps(values) == steps(indices) == steps(their_values), case
+        module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
+        assert same(module(asked)(x), values)
+        assert same(ours(dims)(x, asked), values)
+        both = module(asked, True, index_dtype=torch.int32)(x)
+        assert all(map(same, both, (values, indices.int()))), case
+
+
+@every_rank
+def test_empty_batches_and_empty_outputs(dims: int) -> None:
+    for shape, size in (((0, 2), 3), ((2, 3), 0), ((3,), 0), ((0, 1), 0)):
+        x = torch.rand(*shape, *[5] * dims)
+        got, expected = (of(dims)(x, size, return_indices=True) for of in (ours, theirs))
+        assert all(map(same, got, expected))
+        assert ours(dims)(x.requires_grad_(), size).shape == expected[0].shape
+
+
+def wrong_calls(dims: int) -> list[tuple[Tensor, Any]]:
+    plane = [5] * dims
+    shapes = ((5,), (2, 3, *plane[1:], 0), (1,) * (dims + 3), *(((2, 0, *plane),) * (dims > 1)))
+    sizes = ((), (1,) * (dims + 1), -1, None, "2", 2.0, (2.0,) * dims)
+    dtypes = (torch.int32, torch.complex64, torch.bool)
+    return [
+        *((torch.rand(2, 3, *plane), size) for size in sizes),
+        *((torch.rand(shape), 2) for shape in shapes),
+        *((torch.zeros(2, 3, *plane, dtype=dtype), 2) for dtype in dtypes),
+    ]
+
+
+@every_rank
+def test_errors_are_torchs(dims: int) -> None:
+    for x, size in wrong_calls(dims):
+        raised = []
+        for pool in (ours(dims), theirs(dims)):
+            with pytest.raises((TypeError, RuntimeError)) as caught:
+                pool(x, size)
+            raised.append((type(caught.value), str(caught.value)))
+        assert raised[0] == raised[1]
+
+
+@every_rank
+def test_errors_of_index_dtype(dims: int) -> None:
+    """And of an input that is no tensor, or of a device that is torch.nn's."""
+    name, x = f"adaptive_max_pool{dims}d", torch.rand(2, *[5] * dims)
+    module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
+    for wrong in (torch.uint8, torch.int16, "int64", None):
+        words = "expected index_dtype to be torch.int64 or torch.int32, as .* have no offsets"
+        with pytest.raises(ValueError, match=f"^{name}: {words}, but got "):
+            ours(dims)(x, 2, index_dtype=wrong)
+        with pytest.raises(ValueError, match=f"^AdaptiveMaxPool{dims}d: {words}, but got "):
+            module(2, index_dtype=wrong)
+    huge = torch.empty((1,) * dims + (2**31,), device="meta")
+    assert ours(dims)(huge, 1, True)[1].dtype == torch.int64
+    with pytest.raises(ValueError, match=rf"^{name}: expected a plane of fewer than 2\^31"):
+        ours(dims)(huge, 1, True, index_dtype=torch.int32)
+    with pytest.raises(TypeError, match=f"^{name}: expected input to be a Tensor but got list"):
+        ours(dims)([1.0], 1)
+
+
+@every_rank
+def test_derivatives(dims: int, rng: random.Random) -> None:
+    for _ in range(scaled(8)):
+        sizes, asked, _ = draw(rng, dims, longest=(9, 4, 3)[dims - 1])
+        x = distinct(torch.empty(2, *sizes, dtype=torch.float64)).requires_grad_()
+        pool = lambda x, asked=asked: ours(dims)(x, asked)  # noqa: E731
+        both = {"check_batched_grad": True, "fast_mode": not ALL}
+        assert gradcheck(pool, x, check_forward_ad=True, check_batched_forward_grad=True, **both)
+        power = lambda x, pool=pool: pool(x).pow(3)  # noqa: E731
+        assert gradgradcheck(power, x, check_fwd_over_rev=True, **both)
+        wanted = torch.autograd.grad(theirs(dims)(x, asked).pow(3).sum(), x)
+        assert same(torch.autograd.grad(power(x).sum(), x)[0], wanted[0])
+        batch = torch.stack([distinct(x.detach()), x.detach()])
+        assert same(vmap(pool)(batch), torch.stack([*map(pool, batch)]))
+        x = x.detach()
+        assert same(jvp(pool, (x,), (x,))[1], pool(x))
+        if x.numel() < 20:
+            flat = lambda x, power=power: power(x).sum()  # noqa: E731
+            taken = torch.zeros_like(x).flatten(-dims)
+            indices = ours(dims)(x, asked, True)[1].flatten(-dims)
+            taken.scatter_add_(-1, indices, torch.ones_like(indices, dtype=x.dtype))
+            diagonal = (6 * x.flatten(-dims) * taken).flatten().diag()
+            assert same(hessian(flat)(x).reshape(diagonal.shape), diagonal)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@every_rank
+def test_gradients_in_deterministic_mode(dims: int, layout: str, rng: random.Random) -> None:
+    """They are torch.nn's, for whole numbers, in its strides, on any number of threads."""
+    for _ in range(scaled(20)):
+        sizes, asked, _ = draw(rng, dims)
+        x = random_input(rng, (2, 4, *sizes), torch.float32).nan_to_num(posinf=9, neginf=-9)
+        x = laid_out(x, layout, dims).requires_grad_()
+        grads = []
+        for pool in (ours(dims), theirs(dims)):
+            grads.append(torch.autograd.grad(pool(x, asked).sum(), x)[0])
+        assert torch.are_deterministic_algorithms_enabled()
+        assert same(*grads), (x.shape, asked)
+
+
+@every_rank
+def test_compiled_and_exported(dims: int) -> None:
+    """One graph for all sizes; the portable form is without this package."""
+    open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
+    name = f"AdaptiveMaxPool{dims}d"
+    for size, length, strict in ((3, 5, False), (2, 4, True), (4, 3, False)):
+        pool = getattr(maxunpool_cuda, name)(size, True, index_dtype=torch.int32)
+        x = torch.rand(11, 13, *[length] * dims)
+        program = torch.export.export(pool, (x,), dynamic_shapes=open_sizes, strict=strict)
+        portable = program.run_decompositions(decompositions())
+        assert "maxunpool_cuda" in str(program.graph)
+        assert "maxunpool_cuda" not in str(portable.graph)
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=graphs)
+        for batch, more in ((11, 0), (12, 1), (14, 2)):
+            x = torch.rand(batch, 13, *[length + more] * dims, requires_grad=True)
+            expected = pool(x)
+            for of in (program.module(), portable.module(), compiled):
+                assert all(map(same, of(x), expected))
+            wanted, got = (torch.autograd.grad(of(x)[0].sum(), x)[0] for of in (pool, compiled))
+            assert same(got, wanted)
+        assert graphs.frame_count == 1
