@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from networks import POOLS
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -15,6 +14,7 @@ shap = pytest.importorskip("shap", reason="shap is in the extra attribution")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the tools say of their hooks
 
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 # Kernel size, stride and, if there is any, padding: windows overlap.
 WINDOWS = [(4, 2), (10, 5), (3, 1), (3, 2), (3, 2, 1)]
 
