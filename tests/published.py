@@ -272,12 +272,12 @@ def results(
     called: instead of the model, whose parameters it has.
     """
     x = x.detach().clone().requires_grad_()
-    model.zero_grad()
     out = (called or model)(x)
     weight = torch.arange(out.numel(), dtype=out.dtype, device=out.device).remainder(7).sub(2)
     (out * weight.view_as(out)).sum().backward()
     found = {"output": out.detach(), "input": x.grad}
     found |= {n.removeprefix("_orig_mod."): p.grad for n, p in model.named_parameters()}
+    model.zero_grad()
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 

@@ -6,6 +6,8 @@ What a converted model computes: test_published.
 import contextlib
 import copy
 import pickle
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,7 +63,19 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
 
 def state(model: nn.Module) -> list[Any]:
     """Of all its modules: which they are, their classes and their attributes, hooks among them."""
-    return [(id(m), type(m), copy.copy(m.__dict__), [*m._forward_hooks]) for m in model.modules()]
+    every = [(m, vars(m).items()) for m in model.modules()]
+    return [
+        (id(m), type(m), {k: copy.copy(v) if isinstance(v, dict) else v for k, v in attributes})
+        for m, attributes in every
+    ]
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """At the end, the model is as it was at the beginning."""
+    before = state(model)
+    yield
+    assert state(model) == before
 
 
 def pool(*window: Any, of: type = nn.MaxPool2d, **options: Any) -> nn.Module:
@@ -219,76 +233,66 @@ def test_modules_stay_the_same_objects() -> None:
     model["again"], model.listed, model["pool"].note = model["pool"], [*model["deep"]], "mine"
     calls: list[torch.dtype] = []
     model["pool"].register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
-    before = state(model)
+    identities = [id(module) for module in model.modules()]
 
-    def check_replaced(dtype: torch.dtype) -> None:
-        assert [id(module) for module in model.modules()] == [entry[0] for entry in before]
+    def check_replaced() -> None:
+        assert [id(module) for module in model.modules()] == identities
         assert model["again"] is model["pool"]
         assert model.listed[0] is model["deep"][0]
         assert [type(model["pool"]), type(model.listed[0])] == [MaxPool2d, MaxUnpool2d]
         assert (model["pool"].training, model["pool"].note) == (False, "mine")
-        assert model["again"](torch.rand(1, 4, 4))[1].dtype == dtype
+        model["again"](torch.rand(1, 4, 4))
 
     for dtype in INDEX_DTYPES:
-        assert replace_max_pooling(model, dtype) == {}
-        check_replaced(dtype)
-        assert restore_max_pooling(model) is model
-        assert state(model) == before
-        with converted(model, dtype) as given:
+        with unchanged(model):
+            assert replace_max_pooling(model, dtype) == {}
+            check_replaced()
+            assert restore_max_pooling(model) is model
+        with unchanged(model), converted(model, dtype) as given:
             assert given is model
-            check_replaced(dtype)
-        assert state(model) == before
+            check_replaced()
     assert calls == [dtype for dtype in INDEX_DTYPES for _ in range(2)]
 
 
-REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    *(
-        ({"index_dtype": wrong}, ValueError, "index_dtype to be torch.int64, .* but got ")
-        for wrong in (torch.int16, torch.float32, "uint8", None)
-    ),
-    ({"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list"),
-    ({"reduce": "first"}, ValueError, "reduce .* but got 'first'"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "exception", "words"), REFUSED)
+@pytest.mark.parametrize(
+    ("wrong", "exception", "words"),
+    [
+        *(
+            ({"index_dtype": wrong}, ValueError, "index_dtype to be torch.int64, .* but got ")
+            for wrong in (torch.int16, torch.float32, "uint8", None)
+        ),
+        ({"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list"),
+        ({"reduce": "first"}, ValueError, "reduce .* but got 'first'"),
+    ],
+)
 def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], words: str) -> None:
     model = round_trip()
-    before, arguments = state(model), {"model": model, **wrong}
-    with pytest.raises(exception, match=f"^replace_max_pooling: expected {words}"):
-        replace_max_pooling(**arguments)
-    with (
-        pytest.raises(exception, match=f"^converted: expected {words}"),
-        converted(**arguments),
-    ):
-        pytest.fail("it is not entered")
-    assert state(model) == before
-    if "model" in wrong:
-        with pytest.raises(exception, match=f"^restore_max_pooling: expected {words}"):
-            restore_max_pooling(**wrong)
-
-
-NOTHING = {
-    "neither": lambda: nn.Linear(1, 1),
-    "scripted": lambda: torch.jit.script(nn.Sequential(pool(2))),
-    "subclasses": lambda: nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2)),
-}
+    for function in (replace_max_pooling, converted, restore_max_pooling):
+        if function is restore_max_pooling and "model" not in wrong:
+            continue
+        with (
+            unchanged(model),
+            pytest.raises(exception, match=f"^{function.__name__}: expected {words}"),
+        ):
+            contextlib.ExitStack().enter_context(function(**{"model": model, **wrong}))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("case", NOTHING)
+@pytest.mark.parametrize("case", ["neither", "scripted", "subclasses"])
 def test_a_warning_where_there_is_nothing_to_replace(case: str) -> None:
-    model = NOTHING[case]()
-    before = state(model)
-    with pytest.warns(UserWarning, match=r"^replace_max_pooling: .* but got ") as first:
-        assert (replace_max_pooling(model) == {}) == (case != "subclasses")
-    with pytest.warns(UserWarning, match=r"^converted: .* but got ") as second, converted(model):
-        pass
-    assert state(model) == before
-    for (warning,) in (first, second):
-        assert warning.filename == __file__
-        assert type(model).__name__ in str(warning.message)
-        assert "functions that a forward calls, and scripted modules" in str(warning.message)
+    model, reasons = nn.Linear(1, 1), {}
+    if case == "scripted":
+        model = torch.jit.script(nn.Sequential(pool(2)))
+    elif case == "subclasses":
+        model = nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2))
+        reasons = left_alone(model)
+    words = f": .* but got {type(model).__name__} without.*functions that .* scripted modules"
+    with unchanged(model):
+        with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:
+            assert replace_max_pooling(model) == reasons
+        with pytest.warns(UserWarning, match=f"^converted{words}") as second, converted(model):
+            pass
+    assert {warning.filename for warning in [*first, *second]} == {__file__}
 
 
 def test_no_warning_where_something_is_ours(recwarn: pytest.WarningsRecorder) -> None:
@@ -308,9 +312,8 @@ def test_restoring_what_was_not_torchs_to_begin_with() -> None:
     model[2] = MaxPool2d(3, 2, index_dtype=torch.uint8)
     restore_max_pooling(model)
     assert [entry[1:] for entry in state(model)[1:]] == [entry[1:] for entry in state(other)[1:]]
-    before = state(own)
-    restore_max_pooling(own)
-    assert state(own) == before
+    with unchanged(own):
+        restore_max_pooling(own)
 
 
 @pytest.fixture
@@ -329,19 +332,18 @@ def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
     own = nn.Sequential(pool(2, of=OwnOfOurs, index_dtype=torch.uint8), nn.MaxUnpool2d(2))
     adds = nn.Sequential(*round_trip(), nn.ModuleDict({"up": MaxUnpool2d(2, reduce="sum")}))
     replace_max_pooling(adds)
+    returns = "{}, a subclass of MaxPool2d, would still return {} indices".format
     for model, reasons in (
         (adds, {"3.up": "torch.nn has no reduce='sum'"}),
-        (own, {"0": "OwnOfOurs, a subclass of MaxPool2d, would still return torch.uint8 indices"}),
-        (
-            sharded,
-            {"0": "FSDPMaxPool2d, a subclass of MaxPool2d, would still return torch.int32 indices"},
-        ),
+        (own, {"0": returns("OwnOfOurs", torch.uint8)}),
+        (sharded, {"0": returns("FSDPMaxPool2d", torch.int32)}),
     ):
-        before = state(model)
-        with pytest.raises(ValueError, match=r"^restore_max_pooling: expected ") as caught:
+        words = re.escape(f"but got {reasons}")
+        with (
+            unchanged(model),
+            pytest.raises(ValueError, match=f"^restore_max_pooling: expected .*{words}$"),
+        ):
             restore_max_pooling(model)
-        assert str(caught.value).endswith(f"but got {reasons}")
-        assert state(model) == before
     with converted(adds, torch.uint8):  # whose end has nothing to do with that
         pass
     sharded[0].index_dtype = torch.int64
@@ -353,17 +355,15 @@ def test_the_end_of_a_conversion_is_refused_as_a_whole(alone_in_the_world: Any) 
     model, conversion = round_trip(), contextlib.ExitStack()
     conversion.enter_context(converted(model, torch.uint8))
     fully_shard(model[0], mesh=alone_in_the_world)
-    inside = state(model)
-    with pytest.raises(ValueError, match=r"^converted: .* but got \{'0': 'FSDPMaxPool2d'\}$"):
+    words = r"^converted: .* but got \{'0': 'FSDPMaxPool2d'\}$"
+    with unchanged(model), pytest.raises(ValueError, match=words):
         conversion.close()
-    assert state(model) == inside
 
 
 def test_only_what_was_done_is_undone() -> None:
     """Also after an exception, and whatever the body has done to the model."""
     model = nn.Sequential(*round_trip(), pool(2, of=MaxPool2d, index_dtype=torch.int32))
     model.append(MaxUnpool2d(3, reduce="sum"))
-    before = state(model)
 
     def fails() -> None:
         with converted(model, torch.uint8, reduce="last"):
@@ -372,37 +372,32 @@ def test_only_what_was_done_is_undone() -> None:
             model.extend([MaxPool2d(2), nn.MaxPool2d(2)])
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    assert [type(module) for module in model[5:]] == [MaxPool2d, nn.MaxPool2d]
-    del model[5:]
-    assert state(model) == before
-    with converted(model, torch.uint8):
-        removed = model.pop(0)
-        model[0].reduce = "sum"  # which was converted, and
-        model[3].reduce = "last"  # which was not
-    assert type(removed) is nn.MaxPool2d
-    assert model[3].reduce == "last"
-    model[3].reduce = "sum"
-    model.insert(0, removed)
-    assert state(model) == before
+    with unchanged(model):
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        assert [type(module) for module in model[5:]] == [MaxPool2d, nn.MaxPool2d]
+        del model[5:]
+    with unchanged(model):
+        with converted(model, torch.uint8):
+            removed = model.pop(0)
+            model[0].reduce = "sum"  # which was converted, and
+            model[3].reduce = "last"  # which was not
+        assert type(removed) is nn.MaxPool2d
+        assert model[3].reduce == "last"
+        model[3].reduce = "sum"
+        model.insert(0, removed)
 
 
 def test_conversion_inside_of_conversion() -> None:
     model = round_trip()
-    before = state(model)
-    with converted(model, torch.int32):
-        outer = state(model)
-        with converted(model, torch.uint8, reduce="sum"):
-            assert (model[0].index_dtype, model[1].reduce) == (torch.uint8, "sum")
-        assert state(model) == outer
-        restore_max_pooling(model)
-        assert state(model) == before
-    assert state(model) == before
-    replace_max_pooling(model, torch.int32)
-    with converted(model):
-        restore_max_pooling(model)
-    assert state(model) == before
+    with unchanged(model):
+        with converted(model, torch.int32):
+            with unchanged(model), converted(model, torch.uint8, reduce="sum"):
+                assert (model[0].index_dtype, model[1].reduce) == (torch.uint8, "sum")
+            restore_max_pooling(model)
+        replace_max_pooling(model, torch.int32)
+        with converted(model):
+            restore_max_pooling(model)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,13 +12,14 @@ import pytest
 import torch
 from cases import same
 from published import PUBLISHED, pooling_in
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.data import DataLoader
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
+from maxunpool_cuda import patched
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -128,26 +129,37 @@ class Tagged(Tensor):
 
 
 POOL = {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
-UNPOOL = {"stride": 2, "padding": 1, "reduce": "sum"}
+UNPOOL = {"stride": 2, "padding": 1}
 
 
+@pytest.mark.parametrize("place", [F, nn.functional], ids=["ours", "patched"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
-def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
-    """Each tensor may be one; it is handed this package's function and all of its arguments."""
+def test_tensor_subclasses(kind: str, which: int, dims: int, place: Any) -> None:
+    """Each tensor may be one; it is handed the function that was called, with all its arguments.
+
+    Inside of patched() that is PyTorch's, for subclasses know no other; what they call is ours.
+    Its unpooling looks at the input alone, and leaves a subclass of indices to ours.
+    """
     tensors: list[Tensor] = [torch.rand(2, 3, *[4] * dims)]
-    options: dict[str, Any] = POOL | {"index_dtype": torch.int32}
+    own, options = {"index_dtype": torch.int32}, POOL
     if kind == "unpool":
         tensors.append(torch.randint(5, tensors[0].shape))
-        options = UNPOOL | {"output_size": [6] * dims}  # as only this padding allows
-    function = getattr(F, f"max_{kind}{dims}d")
-    expected = leaves(function(*tensors, 3, **options))
+        own, options = {"reduce": "sum"}, UNPOOL | {"output_size": [6] * dims}
+    ours, function = (getattr(of, f"max_{kind}{dims}d") for of in (F, place))
+    expected = leaves(ours(*tensors, 3, **options, **own))
     tensors[which] = tensors[which].as_subclass(Tagged)
     Tagged.asked.clear()
-    found = leaves(function(*tensors, 3, **options))
-    assert Tagged.asked == [function]
-    assert {type(tensor) for tensor in found} == {Tagged}
-    assert all(map(same, (tensor.as_subclass(Tensor) for tensor in found), expected))
+    if place is F:
+        found, asked = function(*tensors, 3, **options, **own), function
+    else:
+        asked = ours if which else getattr(place, f"{function.__name__}_with_indices", function)
+        with patched(), patched(**own):
+            found = function(*tensors, 3, **options)
+    assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
+    assert {type(tensor) for tensor in leaves(found)} == {Tagged}
+    plain = (tensor.as_subclass(Tensor) for tensor in leaves(found))
+    assert all(map(same, plain, expected))
 
 
 # Inductor

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, Geometry, Window, random_case, random_window, same
+from cases import INDEX_DTYPES, REDUCES, Geometry, Window, random_case, random_window, same
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -103,15 +103,18 @@ def with_ties(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).float()
 
 
-def pool_and_back(window: Window, index_dtype: torch.dtype) -> Callable[[Tensor], Any]:
-    """All that both operators return."""
+def pool_and_back(
+    window: Window, index_dtype: torch.dtype, portable: bool
+) -> Callable[[Tensor], Any]:
+    """All that the operators return."""
 
-    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
         values, indices = _ops.max_pool(x, *window.arguments, index_dtype)
         axes = zip(window.kernel, window.dilation, strict=True)
         extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
         geometry = (x.shape[-len(window.sizes) :], extent, window.stride, window.padding)
-        return values, indices, _ops.max_unpool(values, indices, *geometry, "last")
+        reduces = REDUCES if portable else ("last",)
+        return values, indices, *(_ops.max_unpool(values, indices, *geometry, r) for r in reduces)
 
     return function
 
@@ -136,26 +139,32 @@ CEIL = [
 ]
 
 
-def test_pooling_and_back(rng: random.Random) -> None:
+@pytest.mark.parametrize("portable", [False, True])
+def test_pooling_and_back(portable: bool, rng: random.Random) -> None:
     drawn = (random_window(rng, longest=8, most_cells=64) for _ in iter(int, 1))
     dense = (w for w in drawn if not w.has_empty_window and not (w.ceil and max(w.dilation) > 1))
     for window in (*CEIL, *itertools.islice(dense, 5)):
         x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)
-        check(pool_and_back(window, rng.choice(window.index_dtypes())), x)
+        index_dtype = rng.choice(window.index_dtypes())
+        check(pool_and_back(window, index_dtype, portable), x, portable=portable)
 
 
+@pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("numbers", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)], ids=str)
 def test_pooling_and_back_of_dynamic_sizes(
-    numbers: tuple[int, int, int], index_dtype: torch.dtype, rng: random.Random
+    numbers: tuple[int, int, int], index_dtype: torch.dtype, portable: bool, rng: random.Random
 ) -> None:
     dims, leading = rng.choice((1, 2, 3)), rng.choice(((2, 3), (3,)))
     window = Window((8,) * dims, *[(n,) * dims for n in (*numbers, 1)], ceil=False)
     first = len(leading)
     dynamic = (*range(first - 1), *range(first, first + dims))
-    other = with_ties(*(5,) * (first - 1), 3, *(rng.randint(4, 12) for _ in range(dims)))
     x = with_ties(*leading, *window.sizes)
-    check(pool_and_back(window, index_dtype), x, dynamic=dynamic, others=(other,))
+    other = with_ties(*(5,) * (first - 1), 3, *(rng.randint(4, 12) for _ in range(dims)))
+    if portable:
+        other.flatten()[5:7] = torch.nan
+    function = pool_and_back(window, index_dtype, portable)
+    check(function, x, dynamic=dynamic, others=(other,), portable=portable)
 
 
 def unpool_to(geometry: Geometry) -> Callable[..., Tensor]:
@@ -217,32 +226,3 @@ def test_what_onnx_cannot_express_is_decomposed(words: str) -> None:
     with pytest.raises(Exception, match=rf"{words}.*; use run_decompositions\(maxunpool_cuda\."):
         export(function, x, dynamic=(2,))
     check(function, x, dynamic=(2,), others=(with_ties(2, 1, 11, 8),), portable=True)
-
-
-@pytest.mark.parametrize(
-    ("dims", "window", "index_dtype", "dynamic"),
-    [
-        (2, (2, 2, 0), torch.uint8, (0,)),
-        (2, (2, 2, 0), torch.int64, ()),
-        (2, (3, 2, 1), torch.uint8, (0, 2, 3)),
-        (2, (3, 2, 1), torch.int64, (0, 2, 3)),
-        (1, (3, 2, 1), torch.uint8, ()),
-        (3, (2, 2, 0), torch.int64, ()),
-    ],
-    ids=str,
-)
-def test_without_maxunpool(
-    dims: int, window: tuple[int, int, int], index_dtype: torch.dtype, dynamic: Axes
-) -> None:
-    pool, unpool = getattr(F, f"max_pool{dims}d"), getattr(F, f"max_unpool{dims}d")
-
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        values, indices = pool(x, *window, return_indices=True, index_dtype=index_dtype)
-        reduces = ("last", "sum")
-        return values, *(unpool(values, indices, *window, x.shape, reduce=r) for r in reduces)
-
-    x, other = with_ties(2, 3, *[8] * dims), torch.randn(2, 3, *[8] * dims)
-    if dynamic:
-        other = torch.randn(5, 3, *((14, 7) if 2 in dynamic else (8, 8)))
-    x.flatten()[5:7] = torch.nan
-    check(function, x, dynamic=dynamic, others=(other,), portable=True)
