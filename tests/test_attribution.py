@@ -1,6 +1,14 @@
 """captum's and shap's DeepLIFT: attributions add up to the difference of outputs."""
 
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +128,30 @@ def test_of_equal_maxima_the_first_gets_everything() -> None:
         first, second = deep_lift(net, x, torch.zeros_like(x)).flatten().tolist()
     assert first == net[2].weight.item()
     assert second == 0
+
+
+UPSTREAM = Path(__file__).parent.parent / "docs" / "upstream.md"
+REPLAYED = """
+import torch, test_attribution as t
+torch.set_num_threads(1)
+cases = [t.case(2, window, relu) for window in t.WINDOWS for relu in (False, True)]
+print(t.attr.__file__, *(t.error(tool, *case) < 1e-9 for tool in t.TOOLS for case in cases))
+"""
+
+
+def test_patches_for_upstream(tmp_path: Path) -> None:
+    """Applied to copies of captum and shap, they make attributions add up without patched."""
+    text = UPSTREAM.read_text()
+    for package in ("captum", "shap"):
+        if f"{package} {(found := version(package))}" not in text:
+            pytest.skip(f"the patch is not for {package} {found}")
+        source = importlib.import_module(package).__path__[0]
+        shutil.copytree(source, tmp_path / package)
+    patch = "".join(re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S))
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", REPLAYED]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.stdout.split() == [str(tmp_path / "captum/attr/__init__.py"), *["True"] * 30]
