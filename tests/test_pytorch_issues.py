@@ -8,6 +8,7 @@ returns what happened, in words. docs/pytorch-issues.md has these words;
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,6 +102,48 @@ def repeated_gradients(F: ModuleType) -> str:
     return f"equal gradients: {all(map(first.equal, others))}"
 
 
+def pooled_integers(F: ModuleType) -> str:
+    """Ranks of integer tensors that pooling takes, with indices and without."""
+    ranks = [
+        f"{dims}d" + " with indices" * return_indices
+        for dims in (1, 2, 3)
+        for return_indices in (False, True)
+        if not outcome(
+            partial(getattr(F, f"max_pool{dims}d"), return_indices=return_indices),
+            torch.arange(2 * 4**dims).view(1, 2, *[4] * dims),
+            2,
+        ).endswith("Error")
+    ]
+    return ", ".join(ranks)
+
+
+def beside_torch_nn(F: ModuleType, x: Tensor, *window: int) -> str:
+    """Pooling of an image, contiguous and channels_last. benchmarks/ has the times."""
+    images = (x, x.contiguous(memory_format=torch.channels_last))
+    equal = [F.max_pool2d(image, *window).equal(THEIRS.max_pool2d(x, *window)) for image in images]
+    return "as torch.nn's" if all(equal) else "other values"
+
+
+def channels_last_3d(F: ModuleType) -> str:
+    """Calls whose result is channels_last_3d, as their input is."""
+    x = torch.rand(2, 3, 6, 6, 6).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    values, indices = F.max_pool3d(x, 2, return_indices=True)
+    unpooled = F.max_unpool3d(values.detach(), indices, 2)
+    made = {"pooled": values, "indices": indices, "unpooled": unpooled}
+    made["gradient"] = torch.autograd.grad(values, x, torch.ones_like(values))[0]
+    kept = [n for n, t in made.items() if t.is_contiguous(memory_format=torch.channels_last_3d)]
+    return ", ".join(kept)
+
+
+def adaptive_gradients(F: ModuleType) -> str:
+    """Windows overlap, as 9 is no multiple of 4."""
+    x = torch.rand(2, 4, 9, 9, generator=torch.manual_seed(0), requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    values = F.adaptive_max_pool2d(x, 4)
+    first, *others = (torch.autograd.grad(values.sum(), x, retain_graph=True)[0] for _ in range(50))
+    return f"equal gradients: {all(map(first.equal, others))}"
+
+
 def dtypes(F: ModuleType) -> str:
     x, indices = torch.ones(1, 1, 2, 2), torch.arange(4).reshape(1, 1, 2, 2)
     names = ("bfloat16", "float16", "float32", "int64", "bool")
@@ -183,6 +226,7 @@ ISSUES: dict[int, Callable[[ModuleType], object]] = {
     )[1](torch.arange(1.0, 8).reshape(1, 1, 7))[0].tolist(),
     80827: transposed,
     85425: repeated_gradients,
+    131972: adaptive_gradients,
     83229: lambda F: outcomes(F, (1, 2, 5, 4, 3), (-3, 2), (0, 2), (-1, 2)),
     88032: lambda F: outcomes(F, (1, 1, 2, 2, 2), ((42, 6), 2), ((2, 2, 2, 2), 2)),
     89409: lambda F: ", ".join(
@@ -207,6 +251,7 @@ ISSUES: dict[int, Callable[[ModuleType], object]] = {
     106702: lambda F: outcomes(F, (1, 1, 2, 2), *WRONG_LENGTHS),
     107539: lambda F: outcomes(F, (1, 1, 2, 2), *OVERFLOWING),
     133774: dtypes,
+    107412: pooled_integers,
     144836: lambda F: distinct(  # an output of size 0, and an index of the next plane
         [
             eager_and_compiled(lambda x, i: F.max_unpool1d(x, i, 2, 2, 1), *zeros(1, 2, 1)),
@@ -225,6 +270,9 @@ ISSUES: dict[int, Callable[[ModuleType], object]] = {
     197409: lambda F: distinct(
         outcomes(F, (1, 1, 1, 2), (2,), indices=[0, bad]) for bad in (2**32 + 3, 2**63 - 1)
     ),
+    59168: channels_last_3d,
+    28733: lambda F: beside_torch_nn(F, torch.rand(1, 16, 60, 40), 3, 2),
+    51393: lambda F: beside_torch_nn(F, torch.rand(2, 64, 28, 28), 3, 2, 1),
     25088: lambda F: exported(F, any_batch=False),
     43367: exported,
     85388: exported_and_traced,
