@@ -4,10 +4,8 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
 ``MaxPool1d/2d/3d``, ``AdaptiveMaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from . import functional
+from . import onnx as onnx
 from ._ops import BUILT_FOR, build_info, check_errors
 from ._portable import decompositions
 from .convert import converted, replace_max_pooling, restore_max_pooling
@@ -23,9 +21,6 @@ from .modules import (
     MaxUnpool3d,
 )
 from .patch import patched
-
-if TYPE_CHECKING:
-    from . import onnx as onnx
 
 __all__ = [
     "AdaptiveMaxPool1d",
@@ -48,14 +43,3 @@ __all__ = [
 ]
 
 __version__: str = BUILT_FOR["version"]
-
-# To type checkers, a module with a __getattr__ has whatever name is asked for.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name == "onnx":  # imported when it is first used
-            return importlib.import_module(f"{__name__}.onnx")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), "onnx"})
