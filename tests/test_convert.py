@@ -411,3 +411,103 @@ def test_what_wants_torchs_classes() -> None:
             torch.jit.script(model)
     assert pickle.dumps(model) == pickled
     assert all(map(same, torch.jit.script(model)(x), model(x)))
+
+
+ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+
+
+class OwnAdaptive(nn.AdaptiveMaxPool2d):
+    pass
+
+
+def test_adaptive_pools() -> None:
+    """Replaced with indices and without; these are flat, int32 if there is an unpool."""
+    for dims, theirs in enumerate(ADAPTIVE, 1):
+        ours = getattr(maxunpool_cuda, theirs.__name__)
+        model = nn.Sequential(theirs(2), theirs(3, True), UNPOOLS[dims - 1](2))
+        before, x = state(model), torch.rand(2, *[6] * dims)
+        expected = model[1](x)
+        for dtype, reasons in (
+            (torch.int64, {}),
+            (torch.int32, {}),
+            (torch.uint8, {"1": "adaptive windows, of many sizes, have no offsets"}),
+        ):
+            with converted(model, dtype):
+                assert [*map(type, model[:2])] == [ours, ours]
+            assert state(model) == before
+            assert replace_max_pooling(model, dtype) == reasons
+            values, indices = model[1](x)
+            assert indices.dtype == (dtype if dtype != torch.uint8 else torch.int64)
+            assert all(map(same, (values, indices.long()), expected))
+            restore_max_pooling(model)
+            assert state(model) == before
+    lonely = nn.AdaptiveMaxPool1d(2, True)
+    reasons = {"": "there is no MaxUnpool1d to take the indices"}
+    assert replace_max_pooling(lonely, torch.int32) == reasons
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_warning_names_what_is_left_alone() -> None:
+    """With the path and the reason, whether or not it has to do with indices."""
+    own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
+    for module in own_forward:
+        module.forward = module.forward
+    scripted = torch.jit.script(nn.Sequential(nn.AdaptiveMaxPool3d(2), nn.ReLU()))
+    model = nn.Sequential(
+        *(
+            nn.MaxPool3d(2),
+            nn.Sequential(OwnPool(2), OwnAdaptive(2)),
+            scripted,
+            *own_forward,
+            pool(2),
+        )
+    )
+    on_instance = "whose forward is set on the instance, is left alone"
+    left = {
+        "1.0": "OwnPool, a subclass of MaxPool2d, is left alone",
+        "1.1": "OwnAdaptive, a subclass of AdaptiveMaxPool2d, is left alone",
+        "2.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
+        **{str(n): f"{type(m).__name__}, {on_instance}" for n, m in enumerate(own_forward, 3)},
+    }
+    before = state(model)
+    with pytest.warns(UserWarning, match="^replace_max_pooling: expected ") as caught:
+        reasons = replace_max_pooling(model, torch.uint8)
+    (warning,) = caught
+    assert f"but got Sequential with {left}" in str(warning.message)
+    # An unpool that is left alone takes flat indices.
+    wants = "MaxUnpool2d, whose forward is set on the instance, may want int64 indices"
+    assert reasons == {"5": left["5"], "6": left["6"], "7": wants}
+    changed = [a[1] for a, b in zip(state(model), before, strict=True) if a[1] != b[1]]
+    assert changed == [maxunpool_cuda.MaxPool3d, MaxPool2d]
+    restore_max_pooling(model)
+    assert state(model) == before
+
+
+def test_no_restoring_where_a_forward_is_set() -> None:
+    """It may be that of this package's class, which torch.nn's could not run."""
+    model = nn.Sequential(nn.MaxPool1d(2), nn.AdaptiveMaxPool1d(2))
+    replace_max_pooling(model)
+    model[1].forward = model[1].forward
+    before = state(model)
+    words = "but got {'1': .AdaptiveMaxPool1d, whose forward is set on the instance, may call"
+    with pytest.raises(ValueError, match=words):
+        restore_max_pooling(model)
+    assert state(model) == before
+    del model[1].forward
+    assert type(restore_max_pooling(model)[1]) is nn.AdaptiveMaxPool1d
+
+
+def test_adaptive_pools_that_cannot_be_restored(alone_in_the_world: Any) -> None:
+    """As others: with smaller indices, of FSDP's class. int64 ones run on, unrestored."""
+    model = nn.Sequential(nn.AdaptiveMaxPool2d(2, True), nn.MaxUnpool2d(2), nn.MaxPool2d(2))
+    replace_max_pooling(model, torch.int32)
+    fully_shard(model[0], mesh=alone_in_the_world)
+    before = state(model)
+    with pytest.raises(ValueError, match=r"'0': 'FSDPAdaptiveMaxPool2d, a subclass of Adap"):
+        restore_max_pooling(model)
+    assert state(model) == before
+    model[0].index_dtype = torch.int64
+    restore_max_pooling(model)
+    x = torch.rand(1, 3, 4, 4)
+    assert all(map(same, model[0](x), nn.AdaptiveMaxPool2d(2, True)(x)))
+    assert [*map(type, model[1:])] == [nn.MaxUnpool2d, nn.MaxPool2d]
