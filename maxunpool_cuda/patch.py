@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
@@ -18,42 +21,37 @@ from ._arguments import Reduce, check_index_dtype, check_reduce
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _with_indices(pool: Any, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
-    """``pool`` as torch.nn has it twice: this one returns indices, whatever ``return_indices``."""
-    return pool(*args[:6], return_indices=True, **kwargs)  # the seventh is return_indices
+def _both(pool: Any, before: int, *args: Any, return_indices: Any = True, **kwargs: Any) -> Any:
+    """``pool`` with indices, whatever ``return_indices``, before which are ``before`` arguments."""
+    return pool(*args[:before], return_indices=True, **kwargs)
 
 
-# For each of PyTorch's functions, the one to call, and the options of patched that it takes.
-_OURS: dict[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {}
-for _dims in (1, 2, 3):
-    _pool, _unpool = (getattr(functional, f"{name}{_dims}d") for name in ("max_pool", "max_unpool"))
-    for _place in (torch, torch.nn.functional):
-        _OURS[getattr(_place, f"max_pool{_dims}d")] = _pool, ("index_dtype",)
-        if _theirs := getattr(_place, f"max_pool{_dims}d_with_indices", None):
-            _OURS[_theirs] = functools.partial(_with_indices, _pool), ("index_dtype",)
-    _OURS[getattr(torch.nn.functional, f"max_unpool{_dims}d")] = _unpool, ("reduce",)
+# For each of PyTorch's functions, the one to call, and whose options it gets.
+_OURS: dict[Any, tuple[Callable[..., Any], str]] = {}
+_KINDS = {"max_pool": 6, "adaptive_max_pool": 2, "max_unpool": 0}
+for _dims, (_kind, _before) in itertools.product((1, 2, 3), _KINDS.items()):
+    _ours = getattr(functional, f"{_kind}{_dims}d")
+    _ends = {"": _ours, "_with_indices": functools.partial(_both, _ours, _before)}
+    for _place, _end in itertools.product((torch, torch.nn.functional), _ends):
+        if _theirs := getattr(_place, f"{_kind}{_dims}d{_end}", None):
+            _OURS[_theirs] = _ends[_end], _kind
+_OURS[torch.adaptive_max_pool1d] = _OURS[torch.nn.functional.adaptive_max_pool1d_with_indices]
 
 # Calls a function unseen by the mode, which sees what is called in there. Not in PyTorch 2.11.
 _redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
-_BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad) if _redispatch else ()
+_BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad, custom_function_call)
 
 
 class patched:  # noqa: N801  # as torch.no_grad is written
     """Inside, max pooling and max unpooling of :mod:`torch.nn.functional` are this package's.
 
-    A context manager, and a decorator for functions. It covers ``max_pool1d/2d/3d``,
-    ``max_pool1d/2d/3d_with_indices`` and ``max_unpool1d/2d/3d`` by whatever name, and so torch.nn's
-    modules. It holds in this thread, and nests. torch.compile, torch.export, ``make_fx``,
-    ``torch.fx.symbolic_trace`` and ``torch.jit.trace`` see it. Backward may run anywhere.
-
-    It does not reach TorchScript, the threads of :class:`torch.nn.DataParallel`, and a checkpoint
-    that is computed again in a backward outside (PyTorch 2.11: in any). There, decorate ``forward``
-    or the checkpointed function. With ``fullgraph=True`` Dynamo takes ``patched`` around
-    :func:`torch.utils.checkpoint.checkpoint` and ``torch.cond``, but not within.
+    A context manager, and a decorator for functions. It covers ``max_pool``, ``adaptive_max_pool``
+    and ``max_unpool``, in 1d, 2d and 3d, by whatever name, and so torch.nn's modules. It holds in
+    this thread, and nests. Compilers and tracers see it. docs/pytorch.md says what it misses.
 
     Args:
         index_dtype: of the indices that pooling returns if asked for them: int64 and int32, flat
-            positions, or uint8, offsets in the window, for unpooling with the same window.
+            positions, or uint8, offsets in the window (and int64 of adaptive pooling).
         reduce: what becomes of values with the same index, ``"last"`` or ``"sum"``.
 
     Raises:
@@ -71,7 +69,9 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         check_reduce("patched", reduce)
         # patched wraps a mode instead of being one: at a graph break inside it, Dynamo would leave
         # the mode switched on.
-        self._mode: Any = _Mode(index_dtype=index_dtype, reduce=reduce)
+        flat = {"index_dtype": torch.int64 if index_dtype == torch.uint8 else index_dtype}
+        pools = {"max_pool": {"index_dtype": index_dtype}, "adaptive_max_pool": flat}
+        self._mode: Any = _Mode(**pools, max_unpool={"reduce": reduce})
 
     def __enter__(self) -> patched:
         self._mode.__enter__()
@@ -84,8 +84,8 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
         begins_only = any(is_kind(function) for is_kind in (*kinds, inspect.isasyncgenfunction))
         if begins_only or isinstance(function, type) or not callable(function):
-            wanted = "a function that is done when it returns"
-            raise TypeError(f"patched: expected {wanted} but got {function!r}")
+            done = "a function that is done when it returns"
+            raise TypeError(f"patched: expected {done} but got {function!r}")
         return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
 
 
@@ -105,13 +105,15 @@ class _Mode(TorchFunctionMode):
             if subclasses and torch._C._is_torch_function_enabled():
                 with self:
                     return _call_subclasses(func, subclasses, args, kwargs)
-            ours, names = _OURS[func]
-            return ours(*args, **kwargs, **{name: self.options[name] for name in names})
-        if isinstance(func, HigherOrderOperator):
+            ours, kind = _OURS[func]
+            return ours(*args, **kwargs, **self.options[kind])
+        # Dynamo looks a region up by its code, and each wrapper has the same.
+        whole = func in (custom_function_call, invoke_subgraph_placeholder)
+        if isinstance(func, HigherOrderOperator) and not whole:
             with self:  # Dynamo lets code that is traced in there do so, if it was done out here
                 pass
             args = tuple(_inside(self, arg) for arg in args)
-        elif func in _BACKWARDS and not torch.compiler.is_compiling():
+        elif _redispatch and func in _BACKWARDS and not torch.compiler.is_compiling():
             with self:  # on in hooks, and in checkpoints that are computed again
                 return _redispatch(func, types, args, kwargs)
         return func(*args, **kwargs)
@@ -121,6 +123,8 @@ def _inside(mode: _Mode, function: Any) -> Any:
     """``function`` with ``mode`` on; whatever is no code stays as it is."""
     if not callable(function) or isinstance(function, (Tensor, type)):
         return function
+    if isinstance(function, functools.partial):  # which torch.scan insists on
+        return functools.partial(_inside(mode, function.func), *function.args, **function.keywords)
 
     def inside(*args: Any, **kwargs: Any) -> Any:
         with mode:
@@ -135,5 +139,5 @@ def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[s
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
             return result
-    names = [subclass.__name__ for subclass in subclasses]
+    names = [t.__name__ for t in subclasses]
     raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {names}")

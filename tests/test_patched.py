@@ -357,3 +357,191 @@ def test_graph_breaks() -> None:
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
     with patched(torch.uint8):
         assert torch.compile(breaking, backend="eager")(IMAGE) == [*expected[:3], torch.uint8]
+
+
+@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_form_of_an_adaptive_call(dims: int, dtype: torch.dtype) -> None:
+    """As max pooling, but for offsets: in their place are flat indices."""
+    x = torch.rand(2, 3, *[7] * dims, requires_grad=True)
+    name, both = f"adaptive_max_pool{dims}d", {"return_indices": True}
+    ours, theirs = getattr(F, name), getattr(torch_F, name)
+    flat = torch.int64 if dtype == torch.uint8 else dtype
+    module = getattr(nn, f"AdaptiveMaxPool{dims}d")
+    forms: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+        (theirs, {}, {}),
+        (theirs, both, both),
+        (getattr(torch_F, f"{name}_with_indices"), {}, both),
+        (getattr(torch_F, f"{name}_with_indices"), {"return_indices": False}, both),
+        (lambda input, output_size: module(output_size)(input), {}, {}),
+        (lambda input, output_size: module(output_size, True)(input), {}, both),
+    ]
+    if dims == 1:
+        forms.append((torch.adaptive_max_pool1d, {}, both))
+    for function, asked, returned in forms:
+        with patched(dtype):
+            got = [function(x, 3, **asked), function(output_size=3, input=x, **asked)]
+        for each in got:
+            check(each, ours(x, 3, **returned, index_dtype=flat))
+    with patched(dtype):
+        check(theirs(x, 3, True), ours(x, 3, True, index_dtype=flat))
+
+
+class PoolsBackward(torch.autograd.Function):
+    """One whose backward pools."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        values, indices = pool_of(ctx.saved_tensors[0])
+        return torch_F.interpolate(values, scale_factor=2) * indices.itemsize * grad
+
+
+def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = torch_F.max_pool2d(x, 2, return_indices=True)
+    return found
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+def test_pooling_in_the_backward_of_a_function(place: str) -> None:
+    """Compiled whole; eager backwards reach it where PyTorch has redispatch_function."""
+    x = torch.rand(2, 3, 4, 4, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return PoolsBackward.apply(x).sum()
+
+    mode = patched(torch.uint8)
+    whole = mode(compiled(function)) if place == "around" else compiled(mode(function))
+    pooled, _ = pool_of(x.detach())
+    (got,) = torch.autograd.grad(whole(x), x)
+    assert same(got, torch_F.interpolate(pooled, scale_factor=2))
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+def test_regions_run_as_outside(place: str) -> None:
+    """Whether or not they pool: patched does not reach what is in there."""
+
+    @torch.compiler.nested_compile_region
+    def plain(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @torch.compiler.nested_compile_region
+    def pooling(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = pool_of(x)
+        return values, indices.clone()
+
+    def function(x: Tensor) -> Any:
+        return plain(x), *pooling(plain(x)), pool_of(x)[1]
+
+    mode, x = patched(torch.uint8), torch.rand(2, 3, 4, 4)
+    whole = mode(compiled(function)) if place == "around" else compiled(mode(function))
+    expected = function(x)
+    *got, offsets = whole(x)
+    assert all_same(got, expected[:3])
+    assert offsets.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("place", ["around", "inside", "eager"])
+def test_scan(place: str) -> None:
+    from torch._higher_order_ops.scan import scan
+
+    def step(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = pool_of(x)
+        return carry + values.sum(), indices.clone()
+
+    def without(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return carry + x, carry * x
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return *scan(step, torch.zeros(()), x), *scan(without, torch.zeros(4, 4), x[:, 0, 0])
+
+    mode, x = patched(torch.uint8), torch.rand(5, 1, 1, 4, 4)
+    ways = {"around": lambda: mode(compiled(function, "eager")), "eager": lambda: mode(function)}
+    ways["inside"] = lambda: compiled(mode(function), "eager")
+    expected = (*function(x),)
+    offsets = F.max_pool2d(x[:, 0], 2, return_indices=True, index_dtype=torch.uint8)[1][:, None]
+    got = ways[place]()(x)
+    assert all_same(got, (expected[0], offsets, *expected[2:]))
+
+
+class NewStyle(torch.autograd.Function):
+    """One for torch.func: it pools in its forward, its backward and its jvp."""
+
+    generate_vmap_rule = True
+    seen: list[torch.dtype]
+
+    @staticmethod
+    def pooled(x: Tensor) -> Tensor:
+        values, indices = pool_of(x)
+        NewStyle.seen.append(indices.dtype)
+        return values
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return NewStyle.pooled(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch_F.interpolate(NewStyle.pooled(*ctx.saved_tensors) * grad, scale_factor=2)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return NewStyle.pooled(tangent)
+
+
+NEW_STYLE = {
+    "grad": (lambda x: torch.func.grad(lambda x: NewStyle.apply(x).sum())(x), 2),
+    "vmap": (lambda x: torch.vmap(NewStyle.apply)(x[None]), 1),
+    "jvp": (lambda x: torch.func.jvp(NewStyle.apply, (x,), (x,)), 2),
+    "vmap of grad": (
+        lambda x: torch.vmap(torch.func.grad(lambda x: NewStyle.apply(x).sum()))(x[None]),
+        2,
+    ),
+}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.overrides, "redispatch_function"), reason="PyTorch has no redispatch_function"
+)
+@pytest.mark.parametrize("transform", NEW_STYLE)
+def test_functions_under_transforms(transform: str) -> None:
+    NewStyle.seen = []
+    function, times = NEW_STYLE[transform]
+    with patched(torch.uint8):
+        function(torch.rand(1, 3, 4, 4))
+    assert NewStyle.seen == [torch.uint8] * times
+
+
+async def unfinished() -> torch.dtype:
+    with patched(torch.uint8):
+        await asyncio.sleep(0)
+        return dtype_of_indices()
+
+
+def test_what_is_not_reached() -> None:
+    """As docs/pytorch.md lists it; if PyTorch changes that, so does the list."""
+
+    @torch.library.custom_op("tests::pool_in_a_custom_op", mutates_args=())
+    def pool_indices(x: Tensor) -> Tensor:
+        return pool_of(x)[1]
+
+    with patched(torch.uint8):
+        graph = torch.fx.symbolic_trace(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
+        assert graph(IMAGE)[1].dtype == torch.uint8
+        assert pool_indices(IMAGE).dtype == torch.int64
+    assert graph(IMAGE)[1].dtype == torch.int64
+
+    async def beside() -> list[torch.dtype]:
+        begun = asyncio.create_task(unfinished())
+        await asyncio.sleep(0)
+        return [dtype_of_indices(), await begun, dtype_of_indices()]
+
+    assert asyncio.run(beside()) == [torch.uint8, torch.uint8, torch.int64]
