@@ -47,8 +47,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         >>> all(map(torch.equal, portable.module()(x), pool(x)))
         True
     """
-    table: dict[Any, Callable[..., Any]] = {_ops.max_pool: max_pool, _ops.max_unpool: max_unpool}
-    return table | {_ops.max_unpool_backward: max_unpool_backward}
+    return {_ops.max_pool: max_pool, _ops.max_unpool: max_unpool, _ops.max_unpool_backward: taken}
 
 
 def max_unpool(
@@ -73,13 +72,13 @@ def max_unpool(
     return result.to(input.dtype).contiguous()
 
 
-def max_unpool_backward(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
-    """The operator of this name, as adaptive pooling calls it: every index takes its element."""
-    *_, kernel_size, _, _, reduce = geometry
+def taken(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
+    """The operator max_unpool_backward, as adaptive pooling calls it: it takes elements."""
+    dims, reduce = len(geometry[0]), geometry[-1]
     if reduce != "sum" or indices.dtype == torch.uint8:
         return NotImplemented  # which leaves the operator in the graph
-    planes, dims = grad_output.flatten(-len(kernel_size)), len(kernel_size)
-    return planes.gather(-1, indices.long().flatten(-dims)).reshape(indices.shape)
+    planes, positions = grad_output.flatten(-dims), indices.long().flatten(-dims)
+    return planes.gather(-1, positions).reshape(indices.shape)
 
 
 def max_pool(

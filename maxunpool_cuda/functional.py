@@ -21,22 +21,25 @@ from ._arguments import IntOrInts, IntsOrNones, Reduce, per_dim
 Pooled = Any
 
 
-def _is_foreign(name: str, input: Tensor) -> bool:
+def _is_foreign(
+    name: str, input: Tensor, index_dtype: torch.dtype = torch.int64, reduce: Reduce = "last"
+) -> bool:
     """Whether no kernel of this package takes ``input``, so that the call is torch.nn's.
 
     Raises:
         TypeError: ``input`` is no tensor.
+        NotImplementedError: the call asks for indices or a ``reduce`` that torch.nn lacks.
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
     known = input.is_cpu or input.is_cuda or input.is_meta
-    return not known or input.is_quantized or input.is_mkldnn
-
-
-def _only_here(name: str, input: Tensor, what: str) -> NotImplementedError:
-    """The error of a call that torch.nn has to do, but which asks for what torch.nn lacks."""
+    if known and not (input.is_quantized or input.is_mkldnn):
+        return False
+    if reduce == "last" and index_dtype == torch.int64:
+        return True
+    what = f"reduce={reduce!r}" if reduce != "last" else f"{index_dtype} indices"
     kind = "quantized" if input.is_quantized else "mkldnn" if input.is_mkldnn else "plain"
-    return NotImplementedError(
+    raise NotImplementedError(
         f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
         f"lacks, but got a {kind} tensor on {input.device.type}"
     )
@@ -47,28 +50,27 @@ def _max_unpool(
     dims: int,
     input: Tensor,
     indices: Tensor,
-    kernel_size: IntOrInts,
-    stride: IntOrInts | None,
-    padding: IntOrInts,
+    window: tuple[IntOrInts, IntOrInts | None, IntOrInts],
     output_size: Sequence[int] | None,
     reduce: Reduce,
 ) -> Tensor:
-    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``."""
+    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``.
+
+    ``window``: kernel_size, stride and padding.
+    """
+    kernel_size, stride, padding = window
     if has_torch_function_variadic(input, indices):
         tensors = (input, indices)
         overridden: Tensor = handle_torch_function(
-            function, tensors, *tensors, kernel_size, stride, padding, output_size, reduce=reduce
+            function, tensors, *tensors, *window, output_size, reduce=reduce
         )
         return overridden
     name = function.__name__
     if not isinstance(indices, Tensor):
         raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
-    if _is_foreign(name, input):
-        if reduce != "last" or indices.dtype != torch.int64:
-            what = f"reduce={reduce!r}" if reduce != "last" else f"{indices.dtype} indices"
-            raise _only_here(name, input, what)
+    if _is_foreign(name, input, indices.dtype, reduce):
         theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
-        return theirs(input, indices, kernel_size, stride, padding, output_size)
+        return theirs(input, indices, *window, output_size)
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
     steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
@@ -95,9 +97,8 @@ def max_unpool1d(
         >>> max_unpool1d(pooled, torch.tensor([[1, 3]]), 2)
         tensor([[0., 2., 0., 4.]])
     """
-    return _max_unpool(
-        max_unpool1d, 1, input, indices, kernel_size, stride, padding, output_size, reduce
-    )
+    window = (kernel_size, stride, padding)
+    return _max_unpool(max_unpool1d, 1, input, indices, window, output_size, reduce)
 
 
 def max_unpool2d(
@@ -121,10 +122,6 @@ def max_unpool2d(
     The gradient is the exact transpose: under ``"last"`` the winner receives it and the others
     receive zero.
 
-    By default an output size is ``(in - 1) * stride - 2 * padding + kernel_size``, the formula
-    of :class:`torch.nn.MaxUnpool2d`. Pooling maps several sizes to the same one, and
-    ``output_size`` says which was meant.
-
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` one
             that adds up. A channels_last input gives a channels_last output.
@@ -134,8 +131,9 @@ def max_unpool2d(
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding the pooling added.
-        output_size: ``(H_out, W_out)``, within a stride of the default; or with two sizes before
-            them (for an unbatched input, or with one), which are ignored, as torch.nn ignores them.
+        output_size: ``(H_out, W_out)``, within a stride of torch.nn's default, which is
+            ``(in - 1) * stride - 2 * padding + kernel_size``; or with two sizes before them (for an
+            unbatched input, or with one), which are ignored, as torch.nn ignores them.
         reduce: ``"last"`` or ``"sum"``.
 
     Returns:
@@ -159,9 +157,8 @@ def max_unpool2d(
         tensor([[[0., 0.],
                  [4., 0.]]])
     """
-    return _max_unpool(
-        max_unpool2d, 2, input, indices, kernel_size, stride, padding, output_size, reduce
-    )
+    window = (kernel_size, stride, padding)
+    return _max_unpool(max_unpool2d, 2, input, indices, window, output_size, reduce)
 
 
 def max_unpool3d(
@@ -183,9 +180,8 @@ def max_unpool3d(
         >>> max_unpool3d(pooled, torch.tensor([[[[6]]]]), 2).flatten()
         tensor([0., 0., 0., 0., 0., 0., 5., 0.])
     """
-    return _max_unpool(
-        max_unpool3d, 3, input, indices, kernel_size, stride, padding, output_size, reduce
-    )
+    window = (kernel_size, stride, padding)
+    return _max_unpool(max_unpool3d, 3, input, indices, window, output_size, reduce)
 
 
 def _max_pool(
@@ -207,9 +203,7 @@ def _max_pool(
             function, (input,), input, *window, ceil_mode, return_indices, index_dtype=index_dtype
         )
     name = function.__name__
-    if _is_foreign(name, input):
-        if return_indices and index_dtype != torch.int64:
-            raise _only_here(name, input, f"{index_dtype} indices")
+    if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
         theirs = getattr(torch.nn.functional, name)
         return theirs(input, *window, ceil_mode, return_indices)
     if not isinstance(ceil_mode, bool):
@@ -375,27 +369,23 @@ def _adaptive(
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, offsets=False)
     theirs = getattr(torch.nn.functional, f"{name}_with_indices")
-    if _is_foreign(name, input):
-        if return_indices and index_dtype != torch.int64:
-            raise _only_here(name, input, f"{index_dtype} indices")
+    if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
         results = theirs(input, output_size)
         return results if return_indices else results[0]
-    found, indices = theirs(input.detach(), output_size)
+    values, indices = theirs(input.detach(), output_size)
     sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
     if index_dtype == torch.int32:
         _arguments.check_fits_int32(name, sizes)
         indices = indices.int()
-    if 0 in pooled:
-        return (found, indices) if return_indices else found
-    # Window i begins at floor(i * n / m) and ends at ceil((i + 1) * n / m), for sizes n and m. The
-    # window below is near it, which makes the gradient fast; its result is right for any window.
-    kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
-    largest: Any = torch.sym_max
-    stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
-    geometry = (sizes, kernel, stride, [0] * dims, "sum")
-    values = _ops.max_unpool_backward(input, indices, *geometry)
-    # As torch.nn's function, which returns volumes in no other format.
-    values = values.contiguous() if dims == 3 else values
+    if 0 not in pooled:
+        # Window i begins at floor(i * n / m) and ends at ceil((i + 1) * n / m), of sizes n and m. A
+        # window near it makes the gradient fast; the result is right for any window.
+        kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
+        largest: Any = torch.sym_max
+        stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
+        values = _ops.max_unpool_backward(input, indices, sizes, kernel, stride, [0] * dims, "sum")
+        # Of volumes, torch.nn's function returns contiguous tensors alone.
+        values = values.contiguous() if dims == 3 else values
     return (values, indices) if return_indices else values
 
 

@@ -79,8 +79,7 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
 class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
     """:class:`torch.nn.MaxUnpool2d`, as :func:`maxunpool_cuda.functional.max_unpool2d` does it.
 
-    Its arguments, and errors, are the function's. By default the output has the spatial sizes
-    ``(in - 1) * stride - 2 * padding + kernel_size``.
+    Its arguments, and errors, are the function's.
 
     Example:
         >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
@@ -108,16 +107,14 @@ class _Pool(_Leaf):
     """What pools of both kinds share: the dtype of their indices."""
 
     _function: Callable[..., functional.Pooled]
+    _passed: tuple[str, ...]  # the attributes that the function gets, in its order
     index_dtype: torch.dtype = torch.int64  # also where the state is that of a torch.nn module
-
-    def _arguments(self) -> tuple[Any, ...]:
-        """Of the function, between the input and ``index_dtype``."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> functional.Pooled:
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input)
-        return self._function(input, *self._arguments(), index_dtype=self.index_dtype)
+        arguments = [getattr(self, name) for name in self._passed]
+        return self._function(input, *arguments, index_dtype=self.index_dtype)
 
     def extra_repr(self) -> str:
         inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
@@ -128,6 +125,8 @@ class _Pool(_Leaf):
 
 class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
     """What the three modules share."""
+
+    _passed = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 
     def __init__(
         self,
@@ -144,13 +143,11 @@ class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
         check_index_dtype(type(self).__name__, index_dtype)
         self.index_dtype = index_dtype
 
-    def _arguments(self) -> tuple[Any, ...]:
-        window = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return *window, self.ceil_mode, self.return_indices
-
 
 class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
     """What the three modules share."""
+
+    _passed = ("output_size", "return_indices")
 
     def __init__(
         self,
@@ -162,9 +159,6 @@ class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
         super().__init__(output_size, return_indices)  # type: ignore[arg-type]
         check_index_dtype(type(self).__name__, index_dtype, offsets=False)
         self.index_dtype = index_dtype
-
-    def _arguments(self) -> tuple[Any, ...]:
-        return self.output_size, self.return_indices
 
 
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
