@@ -25,11 +25,9 @@ from benchmarks.segnet import SegNet
 
 def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
     """A convolution that keeps the sizes, a norm and ReLU, in place."""
-    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1]
-    return nn.Sequential(
-        convolution(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU(inplace=True)
-    )
+    convolution, norm = (getattr(nn, f"{name}{dims}d") for name in ("Conv", "BatchNorm"))
+    layers = convolution(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU(inplace=True)
+    return nn.Sequential(*layers)
 
 
 class FastSurferEncoder(nn.Module):

@@ -38,20 +38,10 @@ OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 pytestmark = pytest.mark.usefixtures("single_threaded_torch")
 
 
-class OwnUnpool(nn.MaxUnpool2d):
-    pass
-
-
-class OwnPool(nn.MaxPool2d):
-    pass
-
-
-class OwnOfOurs(MaxPool2d):
-    pass
-
-
-class OwnSum(MaxUnpool1d):
-    pass
+OwnPool = type("OwnPool", (nn.MaxPool2d,), {})
+OwnUnpool = type("OwnUnpool", (nn.MaxUnpool2d,), {})
+OwnOfOurs = type("OwnOfOurs", (MaxPool2d,), {})
+OwnSum = type("OwnSum", (MaxUnpool1d,), {})
 
 
 class Foreign(nn.modules.pooling._MaxUnpoolNd):
@@ -61,13 +51,14 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
     padding = (0, 0)
 
 
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """As they are now, hooks and children among them."""
+    return {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(module).items()}
+
+
 def state(model: nn.Module) -> list[Any]:
-    """Of all its modules: which they are, their classes and their attributes, hooks among them."""
-    every = [(m, vars(m).items()) for m in model.modules()]
-    return [
-        (id(m), type(m), {k: copy.copy(v) if isinstance(v, dict) else v for k, v in attributes})
-        for m, attributes in every
-    ]
+    """Of all its modules: which they are, their classes and their attributes."""
+    return [(id(module), type(module), attributes(module)) for module in model.modules()]
 
 
 @contextlib.contextmanager
@@ -280,12 +271,11 @@ def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], word
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("case", ["neither", "scripted", "subclasses"])
 def test_a_warning_where_there_is_nothing_to_replace(case: str) -> None:
-    model, reasons = nn.Linear(1, 1), {}
+    modules = {"neither": [nn.ReLU()], "scripted": [pool(2)], "subclasses": [OwnUnpool(2)]}
+    model = nn.Sequential(*modules[case])
+    reasons = left_alone(model)
     if case == "scripted":
-        model = torch.jit.script(nn.Sequential(pool(2)))
-    elif case == "subclasses":
-        model = nn.Sequential(pool(2, of=OwnPool), OwnUnpool(2))
-        reasons = left_alone(model)
+        model = torch.jit.script(model)
     words = f": .* but got {type(model).__name__} without.*functions that .* scripted modules"
     with unchanged(model):
         with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:

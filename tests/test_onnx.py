@@ -145,7 +145,7 @@ DYNAMIC = [
 ]
 
 
-@pytest.mark.parametrize(("numbers", "index_dtype", "portable"), DYNAMIC)
+@pytest.mark.parametrize(("numbers", "index_dtype", "portable"), DYNAMIC, ids=str)
 def test_pooling_and_back_of_dynamic_sizes(
     numbers: tuple[int, int, int], index_dtype: torch.dtype, portable: bool, rng: random.Random
 ) -> None:
