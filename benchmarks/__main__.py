@@ -18,8 +18,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser("benchmarks", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cpu", "cuda"), default=device)
+    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one case of each family and direction")
     add("--filter", default="", help="only cases whose name this regular expression is found in")
     add("--seconds", type=float, default=0.3, help="to time each contender of each case")

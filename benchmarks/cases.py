@@ -23,8 +23,8 @@ class Case:
     dtype: str = "float32"
     index_dtype: str = "int64"
     layout: str = "contiguous"  # or channels_last
-    operation: str = "unpool"  # of given indices; or pool, or round-trip, which is both
-    direction: str = "forward"  # or backward; or both, through autograd
+    operation: str = "unpool"  # of given indices; or pool; or round-trip, both; or network
+    direction: str = "forward"  # or backward; or both, through autograd; or a network's
 
     @property
     def name(self) -> str:
@@ -33,6 +33,8 @@ class Case:
         window += f"p{self.padding}" * (self.padding > 0)
         window += f"d{self.dilation}" * (self.dilation > 1)
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
+        if self.operation == "network":
+            parts = (self.layer, self.layout, self.direction)
         return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
 
     @property
@@ -93,12 +95,11 @@ ALL = {
     "index_dtype": ("int64", "int32", "uint8"),
     "layout": ("contiguous", "channels_last"),
 }
-USUAL = {name: values[:1] for name, values in ALL.items()}
 
 
 def _each(family: str, layer: Any, calls: Any, **some: Sequence[str]) -> Iterator[Case]:
     """Every combination of some options. {operation} and {index_dtype} are replaced in family."""
-    among = USUAL | some
+    among = {name: values[:1] for name, values in ALL.items()} | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
         options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
         yield Case(family.format(**options), *layer, **options)
@@ -124,6 +125,10 @@ def _all() -> Iterator[Case]:
         plane = min(exponent - 4, 16)
         shape = (2 ** (exponent - plane - 4), 16, 2 ** (plane // 2), 2 ** (plane - plane // 2))
         yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1])
+    for family, batch in product(("squeezenet", "vgg"), (1, 8)):
+        layer = (f"{family}-b{batch}", (batch, 3, 224, 224))
+        calls = (("network", "inference"), ("network", "training"))
+        yield from _each(family, layer, calls, layout=ALL["layout"])
 
 
 CASES = tuple(_all())

@@ -1,4 +1,4 @@
-"""Who is timed: a registry, and how a case is called and differentiated."""
+"""Who is timed, and how a case is called and differentiated."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -43,12 +43,26 @@ def clone(case: Case, data: Data) -> Call:
     return lambda: [source.clone() for _ in range(case.operators)]
 
 
-def function_of(case: Case, module: Any, **options: Any) -> Function:
-    """The case by the functions of a module like torch.nn.functional; options are for pooling."""
+def functions(case: Case, device: str) -> dict[str, Function]:
+    """Everyone who can do the case on the device."""
+    able = {name: function_of(case, name) for name in (OURS, TORCH)}
+    called = (device, case.layout, case.operation, case.direction)
+    naive = called == ("cuda", "contiguous", "unpool", "forward") and case.index_dtype != "uint8"
+    if naive and find_spec("triton"):
+        from .triton_scatter import max_unpool
+
+        able[TRITON] = lambda *tensors: (max_unpool(*tensors, case.shape[2:]),)
+    return able
+
+
+def function_of(case: Case, name: str) -> Function:
+    """The case by the functions of torch.nn, or by this package's."""
+    module: Any = torch.nn.functional if name == TORCH else maxunpool_cuda.functional
     window = (case.kernel_size, case.stride, case.padding)
-    unpool_nd = getattr(module, f"max_unpool{case.rank}d")
-    pool_nd = getattr(module, f"max_pool{case.rank}d")
-    options |= {"dilation": case.dilation, "return_indices": True}
+    pool_nd, unpool_nd = (getattr(module, f"max_{what}{case.rank}d") for what in ("pool", "unpool"))
+    options = {"dilation": case.dilation, "return_indices": True}
+    if name == OURS:
+        options["index_dtype"] = getattr(torch, case.index_dtype)
 
     def function(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
         if case.operation != "unpool":
@@ -58,23 +72,3 @@ def function_of(case: Case, module: Any, **options: Any) -> Function:
         return (unpool_nd(values, indices, *window, output_size=case.shape[2:]),)
 
     return function
-
-
-def _triton(case: Case, device: str) -> Function | None:
-    called = (device, case.layout, case.operation, case.direction)
-    able = called == ("cuda", "contiguous", "unpool", "forward") and case.index_dtype != "uint8"
-    if not able or not find_spec("triton"):
-        return None
-    from .triton_scatter import max_unpool
-
-    return lambda values, indices: (max_unpool(values, indices, case.shape[2:]),)
-
-
-# Each makes the function that does a case on a device, or None if it cannot.
-CONTENDERS: dict[str, Callable[[Case, str], Function | None]] = {
-    OURS: lambda case, _: function_of(
-        case, maxunpool_cuda.functional, index_dtype=getattr(torch, case.index_dtype)
-    ),
-    TORCH: lambda case, _: function_of(case, torch.nn.functional),
-    TRITON: _triton,
-}

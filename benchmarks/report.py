@@ -54,14 +54,13 @@ def load(path: Path) -> Report:
 
 def title(report: Report) -> str:
     """Where, with what and when it was measured."""
-    facts = report["facts"]
-    return f"{facts['device']}, PyTorch {facts['torch']}, {facts['date'][:10]}"
+    return "{device}, PyTorch {torch}, {date:.10}".format(**report["facts"])
 
 
 def times(row: Row, contender: str, other: str = OURS) -> float | None:
-    """How many times longer the contender takes than the other; None if it was not timed."""
+    """How many times longer the contender takes than the other; None if one was not timed."""
     medians = {name: found["quartiles"][1] for name, found in row["results"].items()}
-    return medians[contender] / medians[other] if contender in medians else None
+    return medians[contender] / medians[other] if {contender, other} <= medians.keys() else None
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> None:
@@ -93,11 +92,10 @@ def cases(report: Report) -> None:
     others, rows = _others(report), []
     for row in report["rows"]:
         first, median, third = row["results"][OURS]["quartiles"]
-        speed = BY_NAME[row["name"]].useful_bytes / median / 1e9
-        cells = (f"{median * 1e6:.1f}", f"{(third - first) / median:.0%}", f"{speed:.1f}")
+        cells = (f"{median * 1e6:.1f}", f"{(third - first) / median:.0%}")
         rows.append((row["name"], *cells, *(_mean([row], other) for other in others)))
     print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
-    table(("case", "time, us", "spread", "GB/s", "of clone", *others[1:]), rows)
+    table(("case", "time, us", "spread", "of clone", *others[1:]), rows)
 
 
 def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -124,13 +122,13 @@ def compare(report: Report, before: Report, tolerance: float) -> list[str]:
         beside torch.nn of the same run: a machine that is slower today slows all three.
     """
     earlier = {row["name"]: row for row in before["rows"]}
-    both = [row for row in report["rows"] if row["name"] in earlier]
+    both = [row for row in report["rows"] if row["name"] in earlier and CLONE in row["results"]]
     rows, slower = [], []
     for group, members in _families(both).items():
-        pairs = [(row, earlier[row["name"]]) for row in members]
         growth = [
             geometric_mean(
-                times(now, OURS, other) / times(then, OURS, other) for now, then in pairs
+                times(row, OURS, other) / times(earlier[row["name"]], OURS, other)
+                for row in members
             )
             for other in (CLONE, TORCH)
         ]

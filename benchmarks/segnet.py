@@ -9,12 +9,13 @@ WIDTHS = (64, 128, 256, 512, 512)  # channels of the encoder's stages
 DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
 
 
-def _stage(*widths: int) -> nn.Sequential:
-    stage = nn.Sequential()
+def stage(*widths: int) -> nn.Sequential:
+    """A convolution from each width to the next, with batch normalization and ReLU."""
+    layers = nn.Sequential()
     for inputs, outputs in pairwise(widths):
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        stage.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
-    return stage
+        layers.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
+    return layers
 
 
 class SegNet(nn.Module):
@@ -24,9 +25,9 @@ class SegNet(nn.Module):
         super().__init__()
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for (before, width), depth in zip(pairwise((3, *widths)), depths, strict=True):
-            self.encoder.append(_stage(before, *[width] * depth))
+            self.encoder.append(stage(before, *[width] * depth))
         for (before, width), depth in zip(pairwise((widths[0], *widths)), depths, strict=True):
-            self.decoder.append(_stage(*[width] * depth, before))
+            self.decoder.append(stage(*[width] * depth, before))
         self.pools = nn.ModuleList(nn.MaxPool2d(2, return_indices=True) for _ in widths)
         self.unpools = nn.ModuleList(nn.MaxUnpool2d(2) for _ in widths)
         self.scores = nn.Conv2d(widths[0], 12, 3, padding=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import contenders, data
+from . import contenders, data, networks
 from .cases import Case
 from .contenders import CLONE, TORCH, Call
 
@@ -81,23 +81,25 @@ def interleave(
     return {name: quartiles(seconds[WARM_UP:]) for name, seconds in found.items()}
 
 
-def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
-    """Check and time everyone who is able: ``results`` has the quartiles of everyone's seconds."""
+def calls(case: Case, device: str) -> dict[str, list[Call]]:
+    """Everyone's calls of an operator, on data that rotate; each has returned the right result."""
     copies = data.rotation(data.make(case, device))
-    calls = {}
-    for name, function_of in contenders.CONTENDERS.items():
+    made: dict[str, list[Call]] = {}
+    for name, function in contenders.functions(case, device).items():
         # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
         given = [one._replace(indices=one.flat) if name == TORCH else one for one in copies]
-        if function := function_of(case, device):
-            calls[name] = [contenders.call_of(case, function, one) for one in given]
-            expected = data.definition(case, given[0], to_losers=name == TORCH)
-            pairs = zip(calls[name][0](), expected, strict=True)
-            if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
-                raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
-    calls[CLONE] = [contenders.clone(case, one) for one in copies]
-    clock = cpu_clock
-    if device == "cuda":
-        clock = functools.partial(cuda_clock, with_host=case.family in ("sweep", "tiny"))
-    found = interleave(calls, clock, seconds).items()
+        made[name] = [contenders.call_of(case, function, one) for one in given]
+        pairs = zip(made[name][0](), data.definition(case, given[0], name == TORCH), strict=True)
+        if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+            raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
+    return made | {CLONE: [contenders.clone(case, one) for one in copies]}
+
+
+def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
+    """Check and time everyone: ``results`` has the quartiles of everyone's seconds."""
+    calls_of = networks.calls if case.operation == "network" else calls
+    on_cuda = functools.partial(cuda_clock, with_host=case.family in ("sweep", "tiny"))
+    clock = on_cuda if device == "cuda" else cpu_clock
+    found = interleave(calls_of(case, device), clock, seconds).items()
     rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}
     return {"name": case.name, "results": rounded}

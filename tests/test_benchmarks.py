@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import maxunpool_cuda
+
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import contenders, data, report, timing, training  # noqa: E402
+from benchmarks import contenders, data, networks, report, timing, training  # noqa: E402
 from benchmarks.cases import BY_NAME, CASES, QUICK, Case  # noqa: E402
 from benchmarks.contenders import CLONE, OURS, TORCH  # noqa: E402
 
@@ -35,11 +38,12 @@ def shrunk(case: Case) -> Case:
     return dataclasses.replace(case, family="any", layer="small", shape=(2, 3, *spatial))
 
 
-DISTINCT = tuple(dict.fromkeys(map(shrunk, CASES)))  # calls that differ in more than their size
+OPERATORS = [case for case in CASES if case.operation != "network"]
+DISTINCT = tuple(dict.fromkeys(map(shrunk, OPERATORS)))  # calls that differ in more than their size
 
 
 def test_cases() -> None:
-    assert len(BY_NAME) == len(CASES) == 403
+    assert len(BY_NAME) == len(CASES) == 403 + 16
     assert {case.family for case in QUICK} == {case.family for case in CASES}
     case = Case("", "", (1, 1, 8, 8), index_dtype="uint8", operation="round-trip", direction="both")
     assert case.useful_bytes == 4 * (16 * (4 + 1) + 64 * 4)
@@ -55,9 +59,13 @@ def test_everyone_is_right(device: str) -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 @pytest.mark.parametrize("name", [OURS, TORCH])
 def test_a_wrong_result_is_refused(name: str, direction: str, monkeypatch: Patch) -> None:
-    right = contenders.CONTENDERS[name]
-    wrong = lambda *case: lambda values, indices: right(*case)(values * 2, indices)  # noqa: E731
-    monkeypatch.setitem(contenders.CONTENDERS, name, wrong)
+    right = contenders.function_of
+
+    def wrong(case: Case, called: str) -> contenders.Function:
+        function = right(case, called)
+        return function if called != name else lambda values, at: function(values * 2, at)
+
+    monkeypatch.setattr(contenders, "function_of", wrong)
     with pytest.raises(RuntimeError, match=f"^{name} does not return the definition's result"):
         timing.run(dataclasses.replace(DISTINCT[0], direction=direction), "cpu", 0)
 
@@ -93,6 +101,33 @@ def test_compare(now: dict[str, float], tmp_path: Path) -> None:
     slower = pytest.raises(SystemExit, match=r"slower than before: networks, backward$")
     with slower if now == {"ours": 1.2} else nullcontext():
         command.main(files)
+
+
+@pytest.fixture
+def eager_compile(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+
+SMALL_NETWORKS = [
+    dataclasses.replace(case, shape=(2, 3, 40, 32))
+    for case in CASES
+    if re.fullmatch(r"network-\w+-b1-channels_last-.*", case.name)
+]
+
+
+@pytest.mark.parametrize("case", SMALL_NETWORKS, ids=lambda case: case.name)
+def test_whole_networks(case: Case, eager_compile: None) -> None:
+    compiled = {"torch.compile", f"{OURS}, torch.compile"}
+    assert timing.run(case, "cpu", 0)["results"].keys() == {OURS, TORCH, *compiled}
+
+
+def test_a_wrong_network_is_refused(eager_compile: None, monkeypatch: Patch) -> None:
+    """Another layer than the maximum in place of one."""
+    average = lambda model: model.__setitem__(1, torch.nn.AvgPool2d(3, 1, 1))  # noqa: E731
+    monkeypatch.setattr(maxunpool_cuda, "replace_max_pooling", average)
+    for case in SMALL_NETWORKS:
+        with pytest.raises(RuntimeError, match=f"^{OURS} does not return torch.nn's result of net"):
+            networks.calls(case, "cpu")
 
 
 def test_end_to_end(tmp_path: Path) -> None:
