@@ -368,11 +368,10 @@ def _adaptive(
         )
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, offsets=False)
-    theirs = getattr(torch.nn.functional, f"{name}_with_indices")
+    theirs = getattr(torch.nn.functional, name)
     if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
-        results = theirs(input, output_size)
-        return results if return_indices else results[0]
-    values, indices = theirs(input.detach(), output_size)
+        return theirs(input, output_size, return_indices)
+    values, indices = theirs(input.detach(), output_size, return_indices=True)
     sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
     if index_dtype == torch.int32:
         _arguments.check_fits_int32(name, sizes)
@@ -381,8 +380,7 @@ def _adaptive(
         # Window i begins at floor(i * n / m) and ends at ceil((i + 1) * n / m), of sizes n and m. A
         # window near it makes the gradient fast; the result is right for any window.
         kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
-        largest: Any = torch.sym_max
-        stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
+        stride = [torch.sym_max(1, n // m) for n, m in zip(sizes, pooled, strict=True)]  # type: ignore[no-untyped-call]
         values = _ops.max_unpool_backward(input, indices, sizes, kernel, stride, [0] * dims, "sum")
         # Of volumes, torch.nn's function returns contiguous tensors alone.
         values = values.contiguous() if dims == 3 else values

@@ -19,9 +19,8 @@ class _Leaf:
     def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
         """A call of this module, in the graph of a tracer that takes torch.nn's for leaves."""
         tracer: Any = input.tracer
-        return tracer.create_proxy(
-            "call_module", tracer.path_of_module(self), (input, *arguments), {}
-        )
+        path = tracer.path_of_module(self)
+        return tracer.create_proxy("call_module", path, (input, *arguments), {})
 
     def __prepare_scriptable__(self) -> None:
         name = type(self).__name__
@@ -118,9 +117,8 @@ class _Pool(_Leaf):
 
     def extra_repr(self) -> str:
         inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
-        if self.index_dtype == torch.int64:
-            return inherited
-        return f"{inherited}, index_dtype={self.index_dtype}"
+        usual = self.index_dtype == torch.int64
+        return inherited if usual else f"{inherited}, index_dtype={self.index_dtype}"
 
 
 class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):

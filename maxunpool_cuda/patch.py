@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch._ops import HigherOrderOperator
@@ -28,7 +27,7 @@ def _both(pool: Any, before: int, *args: Any, return_indices: Any = True, **kwar
 
 # For each of PyTorch's functions, the one to call, and whose options it gets.
 _OURS: dict[Any, tuple[Callable[..., Any], str]] = {}
-_KINDS = {"max_pool": 6, "adaptive_max_pool": 2, "max_unpool": 0}
+_KINDS = {"max_pool": 6, "adaptive_max_pool": 2, "max_unpool": 0}  # and arguments before indices
 for _dims, (_kind, _before) in itertools.product((1, 2, 3), _KINDS.items()):
     _ours = getattr(functional, f"{_kind}{_dims}d")
     _ends = {"": _ours, "_with_indices": functools.partial(_both, _ours, _before)}
@@ -39,7 +38,7 @@ _OURS[torch.adaptive_max_pool1d] = _OURS[torch.nn.functional.adaptive_max_pool1d
 
 # Calls a function unseen by the mode, which sees what is called in there. Not in PyTorch 2.11.
 _redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
-_BACKWARDS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad, custom_function_call)
+_SHOWN = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad, custom_function_call)
 
 
 class patched:  # noqa: N801  # as torch.no_grad is written
@@ -71,7 +70,8 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         # the mode switched on.
         flat = {"index_dtype": torch.int64 if index_dtype == torch.uint8 else index_dtype}
         pools = {"max_pool": {"index_dtype": index_dtype}, "adaptive_max_pool": flat}
-        self._mode: Any = _Mode(**pools, max_unpool={"reduce": reduce})
+        self._mode: Any = _Mode()
+        self._mode.options = {**pools, "max_unpool": {"reduce": reduce}}
 
     def __enter__(self) -> patched:
         self._mode.__enter__()
@@ -92,36 +92,33 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 class _Mode(TorchFunctionMode):
     """What PyTorch calls instead of its functions while this is on."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
+    options: dict[str, dict[str, Any]]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # PyTorch has taken this mode off its stack meanwhile; `with self` puts it back.
         kwargs = kwargs or {}
         if func in _OURS:
-            subclasses = [t for t in types if t is not Tensor and issubclass(t, Tensor)]
+            subclasses = [t for t in types if t is not torch.Tensor and issubclass(t, torch.Tensor)]
             # Dynamo names subclasses also where it is not their turn any more.
             if subclasses and torch._C._is_torch_function_enabled():
                 with self:
                     return _call_subclasses(func, subclasses, args, kwargs)
             ours, kind = _OURS[func]
             return ours(*args, **kwargs, **self.options[kind])
-        # Dynamo looks a region up by its code, and each wrapper has the same.
-        whole = func in (custom_function_call, invoke_subgraph_placeholder)
-        if isinstance(func, HigherOrderOperator) and not whole:
+        if _redispatch and func in _SHOWN and not torch.compiler.is_compiling():
+            with self:  # on in hooks, and in checkpoints that are computed again
+                return _redispatch(func, types, args, kwargs)
+        # Not for a region, which Dynamo looks up by its code: every wrapper has the same.
+        if isinstance(func, HigherOrderOperator) and func is not invoke_subgraph_placeholder:
             with self:  # Dynamo lets code that is traced in there do so, if it was done out here
                 pass
             args = tuple(_inside(self, arg) for arg in args)
-        elif _redispatch and func in _BACKWARDS and not torch.compiler.is_compiling():
-            with self:  # on in hooks, and in checkpoints that are computed again
-                return _redispatch(func, types, args, kwargs)
         return func(*args, **kwargs)
 
 
 def _inside(mode: _Mode, function: Any) -> Any:
     """``function`` with ``mode`` on; whatever is no code stays as it is."""
-    if not callable(function) or isinstance(function, (Tensor, type)):
+    if not callable(function) or isinstance(function, (torch.Tensor, type)):
         return function
     if isinstance(function, functools.partial):  # which torch.scan insists on
         return functools.partial(_inside(mode, function.func), *function.args, **function.keywords)
@@ -134,7 +131,7 @@ def _inside(mode: _Mode, function: Any) -> Any:
 
 
 def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What the first of ``subclasses``, of Tensor, makes of ``func``, if it takes it."""
+    """What the first of ``subclasses``, of torch.Tensor, makes of ``func``, if it takes it."""
     for subclass in subclasses:
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
