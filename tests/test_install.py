@@ -85,13 +85,23 @@ def test_a_library_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     assert "to load, as it was built for" in last_line(*command, cwd=tmp_path)
 
 
+ANOTHER_TORCH = """
+from types import SimpleNamespace
+__version__, version = "9.9.0", SimpleNamespace(cuda={!r})
+cuda = SimpleNamespace(device_count=int)
+"""
+ITS_EXTENSIONS = """
+BuildExtension = CppExtension = object
+CUDA_HOME = None
+def CUDAExtension(*_, **__): raise SystemExit(f"builds with {CUDA_HOME}")
+"""
+
+
 def another_torch(folder: Path, cuda: str | None = None) -> str:
-    """A folder in which Python finds PyTorch 9.9.0, but no CUDA toolkit."""
+    """A folder in which Python finds PyTorch 9.9.0, which finds no CUDA toolkit."""
     (folder / "torch" / "utils").mkdir(parents=True)
-    release = f"import types\n__version__ = '9.9.0'\nversion = types.SimpleNamespace(cuda={cuda!r})"
-    (folder / "torch" / "__init__.py").write_text(release)
-    extension = "class BuildExtension: ...\nCUDA_HOME = None"
-    (folder / "torch" / "utils" / "cpp_extension.py").write_text(extension)
+    (folder / "torch" / "__init__.py").write_text(ANOTHER_TORCH.format(cuda))
+    (folder / "torch" / "utils" / "cpp_extension.py").write_text(ITS_EXTENSIONS)
     return str(folder)
 
 
@@ -104,16 +114,19 @@ def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
     assert "`pip install --no-build-isolation .` builds for what is installed" in words
 
 
-@pytest.mark.parametrize("cuda", [None, "99.0"])
-def test_forced_cuda_names_what_is_missing_first(cuda: str | None, tmp_path: Path) -> None:
-    """Which toolkit is wanted, the build of PyTorch decides."""
-    forced = {"FORCE_CUDA": "1", "FORCE_CPU": "0", "PYTHONPATH": another_torch(tmp_path, cuda)}
-    words = last_line(sys.executable, "setup.py", "--name", **forced)
-    missing = (
-        "a CUDA toolkit (CUDA_HOME names" if cuda else "a CUDA build of PyTorch (this is 9.9.0)"
-    )
-    assert words.startswith(f"maxunpool_cuda: FORCE_CUDA=1 needs {missing}")
-    assert ("toolkit" in words) == bool(cuda)
+def test_forced_cuda_names_what_is_missing_first(tmp_path: Path) -> None:
+    """Which toolkit is wanted, the build of PyTorch decides. pip installs one beside PyTorch."""
+    for cuda in (None, "99.0"):
+        forced = {"PYTHONPATH": another_torch(tmp_path / str(cuda), cuda), "FORCE_CUDA": "1"}
+        words = last_line(sys.executable, "setup.py", "--name", **forced, FORCE_CPU="0")
+        missing = "toolkit (CUDA_HOME names" if cuda else "build of PyTorch (this is 9.9.0)"
+        assert words.startswith(f"maxunpool_cuda: FORCE_CUDA=1 needs a CUDA {missing}")
+        assert ("toolkit" in words) == bool(cuda)
+    toolkit = tmp_path / "99.0" / "nvidia" / "cu99"
+    (toolkit / "bin").mkdir(parents=True)
+    (toolkit / "bin" / "nvcc").touch()
+    words = last_line(sys.executable, "setup.py", "--name", **forced, FORCE_CPU="0")
+    assert words == f"builds with {toolkit}"
 
 
 def test_one_version() -> None:
