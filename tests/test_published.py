@@ -163,7 +163,8 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Results]] = {
     "saved tensors": with_saved_tensors_copied,
     "checkpoint": checkpointed(use_reentrant=False),
     "reentrant checkpoint": checkpointed(use_reentrant=True),
-    "traced": lambda model, x: results(torch.jit.trace(model, x), x),
+    # For any batch, and the spatial sizes of the example.
+    "traced": lambda model, x: results(torch.jit.trace(model, torch.cat((x, x))), x),
     "compiled": lambda model, x: results(
         torch.compile(model, backend="aot_eager", fullgraph=True), x
     ),
