@@ -1,48 +1,352 @@
-// Max pooling on the CPU: choice of types, tasks of rows, registration.
+// Max pooling on the CPU. Windows that lie side by side in memory are compared at once: channels of
+// a cell, or windows of a row, whose elements are first put side by side.
 #include "../max_pool.h"
-#include "compare.h"
-#include "huge_pages.h"
-#include "pool_plan.h"
-#include "pool_window.h"
+#include "../dtypes.h"
+#include "machine.h"
+#include "order.h"
+#include "plan.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/Device.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 namespace maxunpool_cuda {
 namespace {
 
+// Elements [begin, end) of a window that lie in the input, along an axis. Element 0 would have
+// coordinate `start`.
+struct Span {
+  int64_t start, begin, end;
+
+  Span(const Axis<int64_t>& axis, int64_t dilation, int64_t p)
+      : start(p * axis.stride - axis.padding),
+        begin(start < 0 ? steps(dilation - 1 - start, dilation) : 0),
+        end(start < axis.out ? std::min(axis.kernel, steps(axis.out - 1 - start, dilation) + 1)
+                             : 0) {}
+
+  bool empty() const { return begin >= end; }
+
+ private:
+  // Each row has spans, each cell of channels too, and divisions cost as much as short ones.
+  static int64_t steps(int64_t distance, int64_t dilation) {
+    return dilation == 1 ? distance : distance / dilation;
+  }
+};
+
+// Pools rows of windows, with the memory of one thread.
+template <class Order, class Index>
+class Pool {
+  using Element = typename Order::Element;
+  using Mark = typename Order::Mark;
+
+ public:
+  explicit Pool(const PoolCall& call) : call_(call) {
+    double volume = 1, farthest = 0;
+    for (int a = 0; a < 3; ++a) {
+      volume *= static_cast<double>(geometry_.axis[a].kernel);
+      farthest += static_cast<double>(geometry_.axis[a].kernel - 1) * static_cast<double>(step_[a]);
+    }
+    listed_ = volume <= kMost;
+    numbered_ = kOffsets || farthest > static_cast<double>(std::numeric_limits<Mark>::max());
+    for (int64_t i = 0; listed_ && i < volume; ++i) {
+      const int64_t row = i / width_.kernel;
+      position_[i] = position(row / height_.kernel, row % height_.kernel, i % width_.kernel);
+    }
+    if (listed_ && width_.stride <= kMostStep) { // all rows of elements have to fit what is staged
+      const int64_t room = kStaged / (depth_.kernel * height_.kernel) - extent_;
+      block_ = std::min(kBlock, room / width_.stride / kLanes * kLanes - kLanes);
+    }
+  }
+
+  // Pools row (z, y) of pooled slab `outer`.
+  void row(int64_t outer, int64_t z, int64_t y) {
+    const Span zs(depth_, call_.dilation[0], z), ys(height_, call_.dilation[1], y);
+    const int64_t to = ((outer * depth_.in + z) * height_.in + y) * width_.in * inner_;
+    const Element* slab = static_cast<const Element*>(call_.input) + outer * geometry_.out_slab();
+    const bool listed = listed_ && !zs.empty() && !ys.empty();
+    if (inner_ == 1 && listed && block_ > 0) {
+      for (int64_t x = 0; x < width_.in; x += block_) {
+        windows(slab, zs, ys, x, std::min(block_, width_.in - x), to + x);
+      }
+      return;
+    }
+    for (int64_t x = 0; x < width_.in; ++x) {
+      const Span xs(width_, call_.dilation[2], x);
+      const int64_t last = position(zs.end - 1, ys.end - 1, xs.end - 1) + begin(zs, ys, xs);
+      if (inner_ > 1 && listed && !xs.empty() && slab + last * inner_ + kLanes <= end_) {
+        channels(slab, zs, ys, xs, to + x * inner_);
+        continue;
+      }
+      for (int64_t c = 0; c < inner_; ++c) {
+        window(slab + c, zs, ys, xs, to + x * inner_ + c);
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kOffsets = kIsWindowOffset<Index>;
+  static constexpr int64_t kMost = 256;   // elements of a window that can be listed
+  static constexpr int64_t kBlock = 512;  // windows or channels that are compared at once
+  static constexpr int64_t kMostStep = 4; // between windows of a row that are
+  static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
+  static constexpr int64_t kLine = 64 / sizeof(Element), kAhead = 2048 / sizeof(Element);
+  static constexpr int64_t kStaged = (1 << 15) / sizeof(Element);
+  typedef Element Elements __attribute__((vector_size(kVector)));
+  typedef Mark Marks __attribute__((vector_size(kVector)));
+
+  int64_t position(int64_t z, int64_t y, int64_t x) const {
+    return z * step_[0] + y * step_[1] + x * step_[2];
+  }
+  int64_t number(int64_t z, int64_t y, int64_t x) const {
+    return (z * height_.kernel + y) * width_.kernel + x;
+  }
+  // Position where a window begins, before it is clipped.
+  int64_t begin(const Span& z, const Span& y, const Span& x) const {
+    return (z.start * height_.out + y.start) * width_.out + x.start;
+  }
+
+  // Lists elements of a window in these ranges, unless they are listed already. `offset_of` takes
+  // coordinates in the window, and changes with `layout` alone.
+  template <class Offset>
+  void list(const Span& z, const Span& y, const Range& x, int64_t layout, const Offset& offset_of) {
+    const int64_t box[] = {z.begin, z.end, y.begin, y.end, x.begin, x.end, layout};
+    if (std::equal(std::begin(box), std::end(box), box_)) {
+      return;
+    }
+    std::copy(std::begin(box), std::end(box), box_);
+    count_ = 0;
+    for (int64_t k = z.begin; k < z.end; ++k) {
+      for (int64_t j = y.begin; j < y.end; ++j) {
+        for (int64_t i = x.begin; i < x.end; ++i) {
+          offset_[count_] = offset_of(k, j, i);
+          mark_[count_++] = static_cast<Mark>(numbered_ ? number(k, j, i) : position(k, j, i));
+        }
+      }
+    }
+  }
+
+  // Compares the listed elements of `count` windows: the first one's lie at these offsets, and each
+  // other's one further on. Vectors are whole; none begins after `last`.
+  void compare(const Element* base, int64_t count, int64_t last, Element* values) {
+    constexpr int kBlock = 4; // vectors: one waits for its comparison before, several do not
+    in_vectors([=, this]() MAXUNPOOL_INLINE {
+      int64_t i = 0;
+      for (; i + kBlock * kLanes <= count; i += kBlock * kLanes) {
+        compare_vectors<kBlock>(base + i, values + i, marks_ + i);
+      }
+      for (; i < count; i += kLanes) {
+        const int64_t at = std::min(i, last);
+        compare_vectors<1>(base + at, values + at, marks_ + at);
+      }
+    });
+  }
+
+  template <int kCount>
+  MAXUNPOOL_INLINE void compare_vectors(const Element* base, Element* values, Mark* marks) const {
+    Elements value[kCount], key[kCount];
+    Marks won[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      std::memcpy(&value[i], base + offset_[0] + i * kLanes, kVector);
+      key[i] = Order::key(value[i]);
+      won[i] = Marks{} + mark_[0];
+    }
+    for (int64_t e = 1; e < count_; ++e) {
+      const Element* from = base + offset_[e];
+      const Marks mark = Marks{} + mark_[e];
+      for (int i = 0; i < kCount; ++i) {
+        Elements next;
+        std::memcpy(&next, from + i * kLanes, kVector);
+        const Elements next_key = Order::key(next);
+        const auto takes = Order::takes(next_key, key[i]);
+        value[i] = takes ? next : value[i];
+        key[i] = takes ? next_key : key[i];
+        won[i] = takes ? mark : won[i];
+      }
+    }
+    for (int i = 0; i < kCount; ++i) {
+      std::memcpy(values + i * kLanes, &value[i], kVector);
+      std::memcpy(marks + i * kLanes, &won[i], kVector);
+    }
+  }
+
+  // Pools the channels of a cell.
+  void channels(const Element* slab, const Span& z, const Span& y, const Span& x, int64_t to) {
+    const int64_t start = begin(z, y, x), columns = x.end - x.begin;
+    const Element* base = slab + start * inner_;
+    list(z, y, {x.begin, x.end}, 0, [&](int64_t k, int64_t j, int64_t i) {
+      return position(k, j, i) * inner_;
+    });
+    for (int64_t row = 0; row < count_; row += columns) { // what windows to come read first
+      for (int64_t i = std::max<int64_t>(0, columns - width_.stride); i < columns; ++i) {
+        for (int64_t c = 0; c < inner_; c += kLine) {
+          MAXUNPOOL_PREFETCH(base + offset_[row + i] + c + kAhead);
+        }
+      }
+    }
+    const int64_t count = std::min(kBlock, inner_);
+    for (int64_t i = 0; i < inner_; i += kBlock) { // the last ones are done twice, not in part
+      const int64_t c = std::min(i, inner_ - count);
+      if (count < kLanes) { // reads on into the next cell
+        compare(base, count, 0, best_);
+        std::copy_n(best_, count, values_ + to);
+      } else {
+        compare(base + c, count, count - kLanes, values_ + to + c);
+      }
+      put_indices(count, start, 0, to + c);
+    }
+  }
+
+  // Pools `count` windows of a row of a contiguous tensor, from window x on.
+  void windows(
+      const Element* plane, const Span& z, const Span& y, int64_t x, int64_t count, int64_t to) {
+    const Span first(width_, call_.dilation[2], x);
+    const int64_t compared = divide_up(count, kLanes) * kLanes, start = begin(z, y, first);
+    const int64_t room = compared + (extent_ - 1) / width_.stride; // of a phase
+    Element* staged = staged_;
+    for (int64_t k = z.begin; k < z.end; ++k) {
+      for (int64_t j = y.begin; j < y.end; ++j, staged += room * width_.stride) {
+        const Element* row = plane + (start - first.start + position(k, j, 0));
+        [&]<int64_t... kSteps>(std::integer_sequence<int64_t, kSteps...>) {
+          ((width_.stride == kSteps ? stage<kSteps>(row, first.start, room, staged) : void()), ...);
+        }(std::integer_sequence<int64_t, 1, 2, 3, kMostStep>{});
+      }
+    }
+    list(z, y, {0, width_.kernel}, room, [&](int64_t k, int64_t j, int64_t i) {
+      const int64_t row = (k - z.begin) * (y.end - y.begin) + j - y.begin, at = i * step_[2];
+      return (row * width_.stride + at % width_.stride) * room + at / width_.stride;
+    });
+    compare(staged_, compared, compared, best_);
+    std::copy_n(best_, count, values_ + to);
+    put_indices(count, start, width_.stride, to);
+    // Windows that lie in the row only in part may have found nothing above the padding.
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = first.start + i * width_.stride, left = width_.out - extent_ - at;
+      if (at >= 0 && left >= 0) {
+        i += left / width_.stride;
+      } else if (Order::key(best_[i]) == Order::key(Order::kLowest)) {
+        window(plane, z, y, Span(width_, call_.dilation[2], x + i), to + i);
+      }
+    }
+  }
+
+  // Puts a row from coordinate `begin` on into kStep phases, each with `room` elements: what
+  // windows find at one place of theirs then lies side by side. Outside of the row is the lowest
+  // number.
+  template <int64_t kStep>
+  void stage(const Element* row, int64_t begin, int64_t room, Element* phases) const {
+    const int64_t left = std::min(room, divide_up(std::max<int64_t>(0, -begin), kStep));
+    const int64_t right = std::clamp(divide_down(width_.out - begin, kStep), left, room);
+    const auto copy = [&](int64_t from, int64_t to) {
+      for (int64_t i = from * kStep; i < to * kStep; ++i) {
+        const bool inside = Range{0, width_.out}.holds(begin + i);
+        phases[i % kStep * room + i / kStep] = inside ? row[begin + i] : Order::kLowest;
+      }
+    };
+    copy(0, left);
+    in_vectors([=]() MAXUNPOOL_INLINE {
+      const int64_t count = right - left, apart = room; // not captured: bytes may alias captures
+      const Element* from = row + begin + left * kStep;
+      Element* __restrict to = phases + left;
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t k = 0; k < kStep; ++k) {
+          to[k * apart + i] = from[i * kStep + k];
+        }
+      }
+    });
+    copy(right, room);
+  }
+
+  // Writes the indices of windows: the first begins at `start`, each other one `shift` further on.
+  void put_indices(int64_t count, int64_t start, int64_t shift, int64_t to) {
+    Index* indices = indices_ + to;
+    for (int64_t i = 0; kOffsets && i < count; ++i) {
+      indices[i] = static_cast<Index>(marks_[i]);
+    }
+    for (int64_t i = 0; !kOffsets && numbered_ && i < count; ++i) {
+      indices[i] = static_cast<Index>(position_[marks_[i]] + (start + i * shift));
+    }
+    for (int64_t i = 0; !kOffsets && !numbered_ && i < count; ++i) {
+      indices[i] = static_cast<Index>(marks_[i]) + static_cast<Index>(start + i * shift);
+    }
+  }
+
+  // Pools one window of a plane, given its first element. It may have no element in the input.
+  void window(const Element* plane, const Span& z, const Span& y, const Span& x, int64_t to) {
+    const int64_t start = begin(z, y, x);
+    const auto index_of = [&](int64_t k, int64_t j, int64_t i) {
+      return static_cast<Index>(kOffsets ? number(k, j, i) : start + position(k, j, i));
+    };
+    Element value = Order::kLowest;
+    Index index = index_of(z.begin, y.begin, x.begin);
+    for (int64_t k = z.begin; k < z.end; ++k) {
+      for (int64_t j = y.begin; j < y.end; ++j) {
+        for (int64_t i = x.begin; i < x.end; ++i) {
+          const Element next = plane[(start + position(k, j, i)) * inner_];
+          if (Order::takes(Order::key(next), Order::key(value))) {
+            value = next;
+            index = index_of(k, j, i);
+          }
+        }
+      }
+    }
+    values_[to] = value;
+    indices_[to] = index;
+  }
+
+  const PoolCall& call_;
+  const Geometry<int64_t>& geometry_ = call_.geometry;
+  const Axis<int64_t>&depth_ = geometry_.axis[0], &height_ = geometry_.axis[1],
+        &width_ = geometry_.axis[2];
+  const int64_t inner_ = geometry_.inner;
+  const Element* const end_ =
+      static_cast<const Element*>(call_.input) + geometry_.outer * geometry_.out_slab();
+  Element* const values_ = static_cast<Element*>(call_.values);
+  Index* const indices_ = static_cast<Index*>(call_.indices);
+  // Positions from one element of a window to the next, and of a window along a row.
+  const int64_t step_[3] = {
+      call_.dilation[0] * height_.out * width_.out, call_.dilation[1] * width_.out,
+      call_.dilation[2]};
+  const int64_t extent_ = step_[2] * (width_.kernel - 1) + 1;
+  int64_t block_ = 0;       // windows of a row that are compared at once
+  bool listed_, numbered_;  // marks count elements; else they are positions from the window's begin
+  int64_t position_[kMost]; // of numbered elements, from the window's begin on
+  int64_t box_[7] = {}, count_ = 0, offset_[kMost]; // what is listed
+  Mark mark_[kMost], marks_[kBlock];                // listed; that have won
+  Element best_[kBlock], staged_[kStaged];
+};
+
 template <class Order, class Index>
 void pool_rows(const PoolCall& call) {
-  constexpr int64_t kGrain = 1 << 15;       // compared elements of a task
-  constexpr int64_t kMostWindows = 1 << 13; // of a row, in a task
+  constexpr double kGrain = 1 << 15; // compared elements of a task
   const Geometry<int64_t>& geometry = call.geometry;
   const auto& [depth, height, width] = geometry.axis;
-  const int64_t volume = std::min(window_volume(geometry), geometry.out_plane());
-  const int64_t windows = std::min(width.in, kMostWindows), tasks = divide_up(width.in, windows);
-  const int64_t work = std::min(kGrain, windows * geometry.inner) * std::min(kGrain, volume);
-  const PoolPlan plan = make_pool_plan<typename Order::Mark>(call);
+  double work = static_cast<double>(width.in * geometry.inner);
+  for (const Axis<int64_t>& axis : geometry.axis) {
+    work *= static_cast<double>(std::min(axis.kernel, axis.out));
+  }
+  const auto grain = static_cast<int64_t>(kGrain / std::min(kGrain, work));
   at::parallel_for(
-      0, geometry.outer * depth.in * height.in * tasks, kGrain / std::min(kGrain, work),
-      [&](int64_t begin, int64_t end) {
-        Pool<Order, Index> pool(plan);
-        int64_t task = begin % tasks, row = begin / tasks;
-        int64_t y = row % height.in, z = row / height.in % depth.in;
-        int64_t outer = row / height.in / depth.in;
+      0, geometry.outer * depth.in * height.in, grain, [&](int64_t begin, int64_t end) {
+        Pool<Order, Index> pool(call);
+        int64_t y = begin % height.in, z = begin / height.in % depth.in;
+        int64_t outer = begin / height.in / depth.in;
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t first = task * windows;
-          pool.row(outer, z, y, first, std::min(width.in, first + windows));
-          // Counting is cheaper than dividing, which short rows would notice.
-          const auto carries = [](int64_t& digit, int64_t base) {
-            digit = digit + 1 == base ? 0 : digit + 1;
-            return digit == 0;
-          };
-          outer += carries(task, tasks) && carries(y, height.in) && carries(z, depth.in) ? 1 : 0;
+          pool.row(outer, z, y);
+          if (++y ==
+              height.in) { // counting is cheaper than dividing, which short rows would notice
+            y = 0;
+            if (++z == depth.in) {
+              z = 0, ++outer;
+            }
+          }
         }
       });
 }

@@ -1,48 +1,186 @@
-// Max unpooling on the CPU: choice of kernels, registration.
+// Max unpooling and its transpose on the CPU: the kernels, their choice, registration. The owner of
+// an output visits the elements that name it in order, whatever the number of threads.
 #include "../max_unpool.h"
-#include "gather.h"
-#include "huge_pages.h"
-#include "scatter.h"
+#include "../errors.h"
+#include "../reduction.h"
+#include "walk.h"
 
 #include <c10/core/Device.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
-// Runs calls that only move elements.
+// Fills outputs with zeros just before they come into reach, and calls put(output, value) for each
+// element.
+template <class Element, class Put>
+void forward(const Part& part, const Put& put) {
+  const auto* input = part.values<Element>();
+  auto* output = part.result<Element>();
+  int64_t zeroed = part.outputs.begin;
+  part.walk<false>([&](const Range& reach) {
+    std::fill(output + zeroed, output + std::max(zeroed, reach.end), Element{});
+    zeroed = std::max(zeroed, reach.end);
+    return [put, from = input, to = output + reach.begin](int64_t element, int64_t target)
+               MAXUNPOOL_INLINE { put(to[target], from[element]); };
+  });
+}
+
 template <class Element>
-void run_moves(const UnpoolCall& call) {
-  if (call.forward) {
-    run_parts<Element>(call, [](const auto& task) { forward_last(task); });
-  } else if (call.reduce == Reduce::sum) {
-    run_parts<Element>(call, [](const auto& task) { backward_sum(task); });
+void forward_last(const Part& part) {
+  forward<Element>(part, [](Element& output, Element value) { output = value; });
+}
+
+// Sums of types that are accumulated in themselves, or, as integers, wrap to the same.
+template <class Element>
+void forward_sum(const Part& part) {
+  forward<Element>(part, [](Element& output, Element value) {
+    output = static_cast<Element>(plus<Element>(output, value));
+  });
+}
+
+// Sums of one 16-bit float at most: the element as it is, but 0 for -0.
+template <class Element>
+void forward_single(const Part& part) {
+  forward<Element>(part, [](Element& output, Element value) {
+    output = (value.x & 0x7fff) == 0 ? Element{} : value;
+  });
+}
+
+// Sums of 16-bit floats, accumulated in wider slots.
+template <class Element>
+void forward_wide_sum(const Part& part) {
+  const auto* input = part.values<Element>();
+  auto* output = part.result<Element>();
+  Slots<Accumulator<Element>> slots(part);
+  const auto write = [&](int64_t end) { // outputs that no later chunk reaches
+    const Range done = slots.held().within({0, end});
+    std::transform(
+        slots.begin(), slots.begin() + std::max<int64_t>(0, done.size()), output + done.begin,
+        [](auto sum) { return static_cast<Element>(sum); });
+  };
+  part.walk<false>([&](const Range& reach) {
+    write(reach.begin);
+    return [sums = slots.hold(reach), from = input](int64_t element, int64_t target)
+               MAXUNPOOL_INLINE { sums[target] = plus(sums[target], from[element]); };
+  });
+  write(part.outputs.end);
+}
+
+// Gradient where every element gets that of its output.
+template <class Element>
+void backward_sum(const Part& part) {
+  const auto* grad_output = part.values<Element>();
+  auto* grad_input = part.result<Element>();
+  part.walk<false>([&](const Range& reach) {
+    return [from = grad_output + reach.begin, to = grad_input](int64_t element, int64_t target)
+               MAXUNPOOL_INLINE { to[element] = from[target]; };
+  });
+}
+
+// Gradient of "last": the last element to name an output, the first one in reverse, takes it.
+// Nothing branches on whether it is taken: that is as good as random.
+template <class Element>
+void backward_last(const Part& part) {
+  const auto* grad_output = part.values<Element>();
+  auto* grad_input = part.result<Element>();
+  Slots<bool> slots(part);
+  part.walk<true>([&](const Range& reach) {
+    return [taken = slots.hold(reach), from = grad_output + reach.begin, to = grad_input](
+               int64_t element, int64_t target) MAXUNPOOL_INLINE {
+      if constexpr (std::is_integral_v<Element>) {
+        to[element] = from[target] & (Element{taken[target]} - Element{1});
+      } else {
+        to[element] = taken[target] ? Element{} : from[target];
+      }
+      taken[target] = true;
+    };
+  });
+}
+
+using Kernel = void(const Part&);
+
+// Kernel that adds elements up. `single`: no output has two.
+template <class Element>
+Kernel* adding_kernel(bool single) {
+  if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
+    return forward_sum<Element>;
   } else {
-    bool done = false;
-    with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
-      done = gather_last<Element, Index>(call);
-    });
-    if (!done) {
-      run_parts<Element>(call, [](const auto& task) { backward_last(task); });
-    }
+    return single ? forward_single<Element> : forward_wide_sum<Element>;
   }
+}
+
+// Kernel that only moves elements.
+template <class Element>
+Kernel* moving_kernel(const UnpoolCall& call, bool single) {
+  return call.forward                           ? forward_last<Element>
+         : single || call.reduce == Reduce::sum ? backward_sum<Element>
+                                                : backward_last<Element>;
+}
+
+// Runs a call, and returns the first element whose index leads out of its reach, if any does: its
+// result is undefined then. With `any_index` such an index is bad.
+int64_t run_parts(const UnpoolCall& call, bool any_index) {
+  const bool offsets = call.index_type == c10::ScalarType::Byte;
+  const bool adds = call.forward && call.reduce == Reduce::sum;
+  // Whether no output has two elements. It matters for sums, and for the gradient of "last"; for
+  // flat indices they have to lie in their windows.
+  const bool own_window = !offsets && !any_index && call.forward == adds &&
+                          (call.forward || call.reduce == Reduce::last) &&
+                          Targets::can_tell_windows(call.geometry);
+  const bool single = own_window || (offsets && disjoint(call.geometry));
+  Kernel* kernel = nullptr;
+  if (adds) {
+    with_arithmetic_type(call.type, [&]<class Element>(std::type_identity<Element>) {
+      kernel = adding_kernel<Element>(single);
+    });
+  } else {
+    with_bytes(call.element_size, [&]<class Element>(std::type_identity<Element>) {
+      kernel = moving_kernel<Element>(call, single);
+    });
+  }
+  const Plan plan(call.geometry, any_index);
+  const Targets targets(call, plan, own_window);
+  FirstMissed missed;
+  at::parallel_for(0, plan.total(), plan.grain(), [&](int64_t begin, int64_t end) {
+    std::vector<std::max_align_t> memory;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t stack = i / plan.parts();
+      kernel({call, plan, targets, missed, memory, stack, plan.part(stack, i % plan.parts())});
+    }
+  });
+  return missed.element();
+}
+
+[[noreturn]] void raise_bad_index(const UnpoolCall& call, int64_t element) {
+  const Geometry<int64_t>& geometry = call.geometry;
+  const int64_t outer = element / geometry.in_slab(), rest = element % geometry.in_slab();
+  const auto& [depth, height, width] = geometry.axis;
+  int64_t index = 0;
+  with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
+    index = static_cast<const Index*>(call.indices)[element];
+  });
+  TORCH_CHECK(
+      false, invalid_index(
+                 geometry.rank, {depth.out, height.out, width.out},
+                 call.index_type == c10::ScalarType::Byte, index, rest / geometry.inner,
+                 outer * geometry.inner + rest % geometry.inner));
 }
 
 void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t slab = call.forward ? geometry.out_slab() : geometry.in_slab();
   use_huge_pages(call.result, geometry.outer * slab * call.element_size);
-  if (call.forward && call.reduce == Reduce::sum) {
-    with_arithmetic_type(call.type, [&]<class Element>(std::type_identity<Element>) {
-      run_parts<Element>(call, [](const auto& task) { forward_sum(task); });
-    });
-  } else {
-    with_bytes(call.element_size, [&]<class Element>(std::type_identity<Element>) {
-      run_moves<Element>(call);
-    });
+  if (run_parts(call, false) != FirstMissed::kNone) {
+    const int64_t bad = run_parts(call, true);
+    if (bad != FirstMissed::kNone) {
+      raise_bad_index(call, bad);
+    }
   }
 }
 

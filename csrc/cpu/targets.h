@@ -1,213 +1,311 @@
-// Targets: what the indices of a chunk name, if none is stray or bad, as max pooling makes them.
+// From the indices of a chunk, of any dtype and layout, to the outputs that they name.
 #pragma once
 
+#include "../calls.h"
+#include "../dtypes.h"
 #include "../geometry.h"
-#include "chunks.h"
-#include "processor.h"
-#include "window_offsets.h"
-#include "windows.h"
+#include "machine.h"
+#include "plan.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
 
-struct Targets {
-  uint32_t offset[2 * Chunk::kMost]; // in elements of the unpooled tensor, from the first slab on
-  uint8_t has_later_duplicate[Chunk::kMost]; // 1: a later element of the plane has the same index
-};
-
-namespace targets_detail {
-
-// Marks values that recur at a later cell of their channel. kFused: how many distances a loop
-// takes.
-template <int kFused, class Value>
-MAXUNPOOL_INLINE inline void mark_repeated(
-    const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
-    uint8_t* __restrict has_later_duplicate) {
-  const int64_t inner = windows.geometry().inner;
-  std::fill_n(has_later_duplicate, chunk.count, uint8_t{0});
-  for (int first = 0; first < windows.later_count(); first += kFused) {
-    int64_t distances[kFused] = {};
-    for (int i = 0; i < kFused; ++i) {
-      distances[i] = windows.later()[first + i] * inner;
-    }
-    const int64_t all = std::clamp<int64_t>(available - distances[kFused - 1], 0, chunk.count);
-    for (int64_t i = 0; i < all; ++i) {
-      bool equal = false;
-      for (const int64_t distance : distances) {
-        equal |= values[i] == values[i + distance];
-      }
-      has_later_duplicate[i] |= static_cast<uint8_t>(equal);
-    }
-    for (const int64_t distance : distances) { // elements whose later cells may not be available
-      const int64_t end = std::min(chunk.count, available - distance);
-      for (int64_t i = all; i < end; ++i) {
-        has_later_duplicate[i] |= static_cast<uint8_t>(values[i] == values[i + distance]);
-      }
-    }
-  }
-}
-
-// Finds the targets of positions. False if one is stray or bad. kRows: rows that a loop takes.
-template <int kRows, class Index>
-MAXUNPOOL_INLINE inline bool find_offsets(
-    const Windows& windows, const Chunk& chunk, const Index* indices, uint32_t* offset) {
-  // Distance of the index from the nearest row of its window that begins before it; a row that
-  // begins after it is a large number away, for the difference wraps around.
-  const auto distance = [&](int64_t i, const uint32_t* rows) MAXUNPOOL_INLINE {
-    const uint32_t position = static_cast<uint32_t>(indices[i]) - (chunk.begin[i] + chunk.shift);
-    uint32_t least = position - rows[0];
-    for (int row = 1; row < kRows; ++row) {
-      least = std::min(least, position - rows[row]);
-    }
-    return least;
-  };
-  const bool more = windows.row_count() > kRows;
-  if (more) {
-    std::fill_n(offset, chunk.count, ~uint32_t{0});
-    for (int first = kRows; first < windows.row_count(); first += kRows) {
-      for (int64_t i = 0; i < chunk.count; ++i) {
-        offset[i] = std::min(offset[i], distance(i, windows.rows() + first));
-      }
-    }
-  }
-  const auto positions = static_cast<uint32_t>(windows.geometry().out_plane());
-  const auto inner = static_cast<uint32_t>(windows.geometry().inner);
-  uint64_t bits = 0; // of all indices, which must fit 32
-  uint32_t stray = 0;
-  for (int64_t i = 0; i < chunk.count; ++i) {
-    const auto index = static_cast<uint32_t>(indices[i]);
-    uint32_t least = distance(i, windows.rows());
-    least = more ? std::min(least, offset[i]) : least;
-    bits |= static_cast<uint64_t>(int64_t{indices[i]});
-    stray |= static_cast<uint32_t>(least >= windows.width()) | (index >= positions);
-    offset[i] = index * inner + (chunk.origin[i] + chunk.channel);
-  }
-  for (int64_t i = chunk.count; i < chunk.known; ++i) {
-    bits |= static_cast<uint64_t>(int64_t{indices[i]});
-    offset[i] = static_cast<uint32_t>(indices[i]) * inner + (chunk.origin[i] + chunk.channel);
-  }
-  return bits >> 32 == 0 && stray == 0;
-}
-
-// Finds the targets of window offsets below the window's volume. Windows are not clipped here.
-MAXUNPOOL_INLINE inline bool find_targets(
-    const Windows& windows, const Chunk& chunk, const uint8_t* indices, Targets& targets) {
-  const Geometry<int64_t>& geometry = windows.geometry();
-  // Reciprocals: a product's upper half is the quotient, for all quotients of uint8.
-  const auto reciprocal = [](int64_t n) { return static_cast<uint32_t>((1 << 16) / n + 1); };
-  const auto& [depth, height, width] = geometry.axis;
-  const uint32_t by_width = reciprocal(width.kernel), by_height = reciprocal(height.kernel);
-  // Positions to skip after each row of a window, and after each slice.
-  const auto row = static_cast<uint32_t>(width.out - width.kernel);
-  const auto slice = static_cast<uint32_t>((height.out - height.kernel) * width.out);
-  const auto inner = static_cast<uint32_t>(geometry.inner);
-  for (int64_t i = 0; i < chunk.count; ++i) {
-    const uint32_t offset = indices[i], y = offset * by_width >> 16, z = y * by_height >> 16;
-    const uint32_t position = chunk.begin[i] + chunk.shift + offset + y * row + z * slice;
-    targets.offset[i] = position * inner + (chunk.origin[i] + chunk.channel);
-  }
-  return true;
-}
-
-// Fills in has_later_duplicate. `values` are the targets or the indices, of which `available` can
-// be read.
-template <class Value>
-MAXUNPOOL_INLINE inline void mark(
-    const Windows& windows, const Chunk& chunk, const Value* values, int64_t available,
-    Targets& targets) {
-  if (windows.later_count() == 1) {
-    mark_repeated<1>(windows, chunk, values, available, targets.has_later_duplicate);
-  } else {
-    mark_repeated<Windows::kFused>(windows, chunk, values, available, targets.has_later_duplicate);
-  }
-}
-
-template <class Index>
-MAXUNPOOL_INLINE inline bool find_targets(
-    const Windows& windows, const Chunk& chunk, const Index* indices, Targets& targets) {
-  bool found = false;
-  if (windows.row_count() == 1) {
-    found = find_offsets<1>(windows, chunk, indices, targets.offset);
-  } else if (windows.row_count() == 2) {
-    found = find_offsets<2>(windows, chunk, indices, targets.offset);
-  } else {
-    found = find_offsets<Windows::kFused>(windows, chunk, indices, targets.offset);
-  }
-  if (!found || !windows.shared()) {
-    return found;
-  }
-  if (chunk.known >= std::min(chunk.count + chunk.extent, chunk.rest)) {
-    mark(windows, chunk, targets.offset, chunk.known, targets); // 32-bit, and tell planes apart
-  } else {
-    mark(windows, chunk, indices, chunk.rest, targets);
-  }
-  return true;
-}
-
-} // namespace targets_detail
-
-// Finder of the targets of chunks. Fills in has_later_duplicate only if windows share positions.
-template <class Index>
-class FindTargets {
+// The target of an element is the output that its index names, counted from the first output that
+// the thread owns. Targets that are not owned are at least the number of those that are.
+class Targets {
  public:
-  explicit FindTargets(const Windows& windows) : windows_(windows) {
-    if (kIsWindowOffset<Index>) {
-      offsets_.emplace(windows.geometry());
+  // `own_window`: flat indices have to lie in the windows of their elements, see
+  // can_tell_windows().
+  Targets(const UnpoolCall& call, const Plan& plan, bool own_window)
+      : call_(call), plan_(plan), own_window_(own_window) {
+    const bool offsets = call.index_type == c10::ScalarType::Byte;
+    for (const Axis<int64_t>& axis : geometry_.axis) {
+      fits_ = fits_ && (axis.in * axis.stride + axis.kernel + axis.padding) >> 30 == 0;
     }
+    for (int64_t i = 0; own_window && i < kRows; ++i) { // the last row is repeated
+      const int64_t row = std::min(i, depth_.kernel * height_.kernel - 1);
+      row_[i] = static_cast<uint32_t>(position(row / height_.kernel, row % height_.kernel, 0));
+    }
+    list(offsets, own_window);
   }
 
-  // False: an index is stray or bad, and the targets are undefined.
-  bool operator()(const Chunk& chunk, const Index* indices, Targets& targets) const {
-    using namespace targets_detail;
-    if constexpr (kIsWindowOffset<Index>) {
-      if (!offsets_->in_windows(indices, chunk.known)) {
-        return false;
+  // Whether no two windows share an output, none is clipped, and rows are few enough to look
+  // whether an index lies in the window of its element.
+  static bool can_tell_windows(const Geometry<int64_t>& geometry) {
+    bool can = disjoint(geometry) && geometry.out_plane() >> 31 == 0;
+    for (const Axis<int64_t>& axis : geometry.axis) {
+      can = can && whole(axis, {0, axis.in - 1});
+    }
+    return can && geometry.axis[0].kernel * geometry.axis[1].kernel <= kRows;
+  }
+
+  // Finds the targets of a chunk whose reach is `reach`, for the owner of `owned`. False, and they
+  // are undefined, if an index leads out of the reach or, where it has to lie there, its window.
+  bool find(
+      int64_t stack, const Range& chunk, const Range& reach, const Range& owned,
+      uint32_t* targets) const {
+    bool found = false;
+    with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
+      const Index* indices = indices_of<Index>(stack) + chunk.begin;
+      if (reach.size() >> 31 == 0 && (!kIsWindowOffset<Index> || fits_)) {
+        found = find_all(indices, chunk, reach, owned, targets);
+      } else if (!own_window_) {
+        found = find_each(stack, chunk, reach, owned, targets);
       }
-    }
-    const bool found = in_vectors(
-        [&]() MAXUNPOOL_INLINE { return find_targets(windows_, chunk, indices, targets); });
-    if constexpr (kIsWindowOffset<Index>) {
-      return find_rest(chunk, indices, targets);
-    }
+    });
     return found;
   }
+
+  // Output of the stack that an element's index names; kNone if the index is bad.
+  int64_t output_of(int64_t stack, int64_t element) const {
+    const int64_t slab = geometry_.in_slab(), slab_outputs = geometry_.out_slab();
+    const Coordinates window = window_of(element % slab);
+    int64_t index = kNone;
+    with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
+      index = indices_of<Index>(stack)[element];
+      if constexpr (kIsWindowOffset<Index>) {
+        const int64_t row = index / width_.kernel, x = window.x + index % width_.kernel;
+        const int64_t y = window.y + row % height_.kernel, z = window.z + row / height_.kernel;
+        const bool exists = row < depth_.kernel * height_.kernel && Range{0, depth_.out}.holds(z) &&
+                            Range{0, height_.out}.holds(y) && Range{0, width_.out}.holds(x);
+        index = exists ? position(z, y, x) : kNone;
+      }
+    });
+    return Range{0, geometry_.out_plane()}.holds(index)
+               ? element / slab * slab_outputs + index * geometry_.inner + element % geometry_.inner
+               : kNone;
+  }
+
+  static constexpr int64_t kNone = -1;
 
  private:
-  // Finds the targets of elements behind the chunk, and of those whose windows are clipped.
-  bool find_rest(const Chunk& chunk, const uint8_t* indices, Targets& targets) const {
-    const Geometry<int64_t>& geometry = windows_.geometry();
-    const int64_t inner = geometry.inner;
-    bool in_plane = true;
-    offsets_->template for_each_row<false>(
-        {chunk.first / inner, (chunk.first + chunk.known) / inner},
-        [&](const WindowOffsets::Row& row, const CellRange& cells) {
-          const int64_t end = (chunk.first + chunk.count) / inner; // of the chunk
-          const auto set = [&](int64_t position, int64_t, int64_t element) {
-            const int64_t i = element - chunk.first;
-            targets.offset[i] = static_cast<uint32_t>(position * inner) + chunk.origin[i];
-            in_plane &= position >= 0;
-          };
-          const auto visit = [&](const CellRange& range, const auto& known) {
-            row.for_each<false>(
-                range, inner, indices - chunk.first, true, 0, geometry.out_plane(), known, set);
-          };
-          visit(cells.within({cells.first, end}), [](int64_t, int64_t, int64_t) {});
-          visit(cells.within({end, cells.end}), set);
-        });
-    if (in_plane && windows_.shared()) {
-      in_vectors([&]() MAXUNPOOL_INLINE {
-        targets_detail::mark(windows_, chunk, targets.offset, chunk.known, targets);
-      });
-    }
-    return in_plane;
+  static constexpr int64_t kRows = 4; // most rows of a window that indices are looked for in
+
+  struct Coordinates {
+    int64_t z, y, x;
+  };
+  // How far the window of a slab's element lies from the first window.
+  Coordinates step_to(int64_t element) const {
+    const int64_t cell = element / geometry_.inner, row = cell / width_.in;
+    return {
+        row / height_.in * depth_.stride, row % height_.in * height_.stride,
+        cell % width_.in * width_.stride};
+  }
+  // Where that window begins, before it is clipped.
+  Coordinates window_of(int64_t element) const {
+    const auto [z, y, x] = step_to(element);
+    return {z - depth_.padding, y - height_.padding, x - width_.padding};
   }
 
-  const Windows& windows_;
-  std::optional<WindowOffsets> offsets_; // of uint8 indices
+  // Unsigned: coordinates far outside of the plane may wrap around, and are not used then.
+  int64_t position(uint64_t z, uint64_t y, uint64_t x) const {
+    return static_cast<int64_t>((z * height_.out + y) * width_.out + x);
+  }
+
+  // Whether the windows of these cells along an axis lie in the plane.
+  static bool whole(const Axis<int64_t>& axis, const Range& first_and_last) {
+    return first_and_last.begin * axis.stride >= axis.padding &&
+           first_and_last.end * axis.stride - axis.padding + axis.kernel <= axis.out;
+  }
+
+  // Whether the windows of a chunk lie in the plane.
+  bool whole(const Range& chunk) const {
+    if (all_whole_ || chunk.end > geometry_.in_slab()) {
+      return all_whole_;
+    }
+    const int64_t first = chunk.begin / geometry_.inner, last = (chunk.end - 1) / geometry_.inner;
+    const auto along = [&](const Axis<int64_t>& axis, int64_t step) {
+      const bool together = first / (step * axis.in) == last / (step * axis.in);
+      return whole(
+          axis,
+          together ? Range{first / step % axis.in, last / step % axis.in} : Range{0, axis.in - 1});
+    };
+    return along(depth_, height_.in * width_.in) && along(height_, width_.in) && along(width_, 1);
+  }
+
+  template <class Index>
+  const Index* indices_of(int64_t stack) const {
+    return static_cast<const Index*>(call_.indices) + plan_.pooled(stack);
+  }
+
+  // Fills in the lists.
+  void list(bool offsets, bool own_window) {
+    const bool windows = offsets || own_window;
+    const int64_t count = plan_.longest_chunk(), inner = geometry_.inner;
+    const int64_t slab = std::min(count, geometry_.in_slab());
+    for (int64_t i = 0; windows && i < slab;) {
+      const auto [z, y, begin] = window_of(i);
+      for (int64_t x = begin, end = std::min(slab, i + width_.in * inner); i < end;
+           x += width_.stride) {
+        const auto window = static_cast<uint32_t>(position(z, y, x));
+        for (const int64_t next = std::min(end, i + inner); i < next; ++i) {
+          window_[i] = window;
+          x_[i] = static_cast<int32_t>(x);
+          y_[i] = static_cast<int32_t>(y);
+          z_[i] = static_cast<int32_t>(z);
+        }
+      }
+    }
+    for (int64_t i = slab; windows && i < count; ++i) { // further slabs
+      window_[i] = window_[i - slab];
+      x_[i] = x_[i - slab];
+      y_[i] = y_[i - slab];
+      z_[i] = z_[i - slab];
+    }
+    for (int64_t i = 0; (offsets || !flat_) && i < count; ++i) {
+      first_[i] = static_cast<uint32_t>(i % inner + i / slab * geometry_.out_slab());
+    }
+  }
+
+  // Finds targets one by one, however large the numbers.
+  bool find_each(
+      int64_t stack, const Range& chunk, const Range& reach, const Range& owned,
+      uint32_t* targets) const {
+    for (int64_t i = 0; i < chunk.size(); ++i) {
+      const int64_t output = output_of(stack, chunk.begin + i);
+      if (!reach.holds(output)) {
+        return false;
+      }
+      const bool owns = owned.holds(output);
+      targets[i] = owns ? static_cast<uint32_t>(output - owned.begin) : ~uint32_t{0};
+    }
+    return true;
+  }
+
+  // Flat indices.
+  template <class Index>
+  bool find_all(
+      const Index* indices, const Range& chunk, const Range& reach, const Range& owned,
+      uint32_t* targets) const {
+    const int64_t rows = depth_.kernel * height_.kernel;
+    const auto in_rows = [&]<int kCount>(std::integral_constant<int, kCount>) {
+      return flat_ ? find_all<kCount, true>(indices, chunk, reach, owned, targets)
+                   : find_all<kCount, false>(indices, chunk, reach, owned, targets);
+    };
+    return !own_window_ ? in_rows(std::integral_constant<int, 0>{})
+           : rows == 1  ? in_rows(std::integral_constant<int, 1>{})
+           : rows == 2  ? in_rows(std::integral_constant<int, 2>{})
+                        : in_rows(std::integral_constant<int, kRows>{});
+  }
+
+  // kCount: rows of a window, if indices have to lie in it. kFlat: a stack is one plane.
+  template <int kCount, bool kFlat, class Index>
+  bool find_all(
+      const Index* indices, const Range& chunk, const Range& reach, const Range& owned,
+      uint32_t* targets) const {
+    const int64_t count = chunk.size();
+    const auto first = static_cast<uint64_t>(reach.begin / geometry_.inner);
+    const uint64_t last = std::min(reach.end / geometry_.inner, geometry_.out_plane()) - 1;
+    const auto inner = static_cast<uint32_t>(geometry_.inner);
+    const auto shift = static_cast<uint32_t>(chunk.begin % geometry_.inner - owned.begin);
+    const Coordinates step = step_to(chunk.begin);
+    const auto window = static_cast<uint32_t>(position(step.z, step.y, step.x));
+    return in_vectors([=, this]() MAXUNPOOL_INLINE {
+      uint32_t* __restrict to = targets;
+      uint64_t outside = 0; // its first bit
+      uint32_t stray = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        const auto index = static_cast<uint64_t>(int64_t{indices[i]});
+        outside |= (index - first) | (last - index);
+        const auto position = static_cast<uint32_t>(index);
+        if constexpr (kCount > 0) {
+          const uint32_t distance = position - (window_[i] + window);
+          uint32_t least = distance; // from a row of the window that begins before
+          for (int row = 1; row < kCount; ++row) {
+            least = std::min(least, distance - row_[row]);
+          }
+          stray |= least >= static_cast<uint32_t>(width_.kernel);
+        }
+        to[i] = kFlat ? position + shift : position * inner + (first_[i] + shift);
+      }
+      return outside >> 63 == 0 && stray == 0;
+    });
+  }
+
+  // Window offsets, which name no output outside of the reach.
+  bool find_all(
+      const uint8_t* offsets, const Range& chunk, const Range&, const Range& owned,
+      uint32_t* targets) const {
+    const auto in_axes = [&]<int kAxes>(std::integral_constant<int, kAxes>) {
+      return whole(chunk) ? find_all<kAxes, false>(offsets, chunk, owned, targets)
+                          : find_all<kAxes, true>(offsets, chunk, owned, targets);
+    };
+    const auto is_thin = [](const Axis<int64_t>& axis) {
+      return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
+    };
+    return !is_thin(depth_)    ? in_axes(std::integral_constant<int, 3>{})
+           : !is_thin(height_) ? in_axes(std::integral_constant<int, 2>{})
+                               : in_axes(std::integral_constant<int, 1>{});
+  }
+
+  // kAxes: how many of the last axes are longer than 1. kClipped: an offset below the window's
+  // volume may still lie outside of the plane.
+  template <int kAxes, bool kClipped>
+  bool find_all(
+      const uint8_t* offsets, const Range& chunk, const Range& owned, uint32_t* targets) const {
+    const auto narrow = [](int64_t n) { return static_cast<int32_t>(n); };
+    // Reciprocals: a product's upper half is the quotient, for all quotients of uint8.
+    const int32_t by_width = narrow((1 << 16) / width_.kernel + 1);
+    const int32_t by_height = narrow((1 << 16) / height_.kernel + 1);
+    const int32_t rows = narrow(height_.kernel), columns = narrow(width_.kernel);
+    const int32_t depth = narrow(depth_.out), height = narrow(height_.out);
+    const int32_t width = narrow(width_.out), volume = narrow(depth_.kernel) * rows * columns;
+    // Positions to skip after each row of a window, and after each slice.
+    const auto skip = static_cast<uint32_t>(width - columns);
+    const auto skip_slice = static_cast<uint32_t>((height_.out - height_.kernel) * width_.out);
+    const auto inner = static_cast<uint32_t>(geometry_.inner);
+    const auto shift = static_cast<uint32_t>(chunk.begin % geometry_.inner - owned.begin);
+    const Coordinates step = step_to(chunk.begin);
+    const int32_t dz = narrow(step.z), dy = narrow(step.y), dx = narrow(step.x);
+    const auto window = static_cast<uint32_t>(position(step.z, step.y, step.x));
+    const int64_t count = chunk.size();
+    return in_vectors([=, this]() MAXUNPOOL_INLINE {
+      uint32_t* __restrict to = targets;
+      uint8_t most = 0;
+      int32_t outside = 0; // its first bit
+      for (int64_t i = 0; i < count; ++i) {
+        const int32_t offset = offsets[i], row = kAxes > 1 ? offset * by_width >> 16 : 0;
+        const int32_t slice = kAxes > 2 ? row * by_height >> 16 : 0;
+        if constexpr (kClipped) {
+          const int32_t x = x_[i] + dx + offset - row * columns;
+          outside |= x | (width - 1 - x);
+          if constexpr (kAxes > 1) {
+            const int32_t y = y_[i] + dy + row - slice * rows;
+            outside |= y | (height - 1 - y);
+          }
+          if constexpr (kAxes > 2) {
+            const int32_t z = z_[i] + dz + slice;
+            outside |= z | (depth - 1 - z);
+          }
+        }
+        most = std::max(most, offsets[i]);
+        const uint32_t position = window_[i] + window + offset + row * skip + slice * skip_slice;
+        to[i] = position * inner + (first_[i] + shift);
+      }
+      return outside >= 0 && most < volume;
+    });
+  }
+
+  const UnpoolCall& call_;
+  const Plan& plan_;
+  const Geometry<int64_t>& geometry_ = call_.geometry;
+  const Axis<int64_t>&depth_ = geometry_.axis[0], &height_ = geometry_.axis[1],
+        &width_ = geometry_.axis[2];
+  const bool own_window_;
+  const bool all_whole_ = whole(depth_, {0, depth_.in - 1}) &&
+                          whole(height_, {0, height_.in - 1}) && whole(width_, {0, width_.in - 1});
+  const bool flat_ = geometry_.inner == 1 && plan_.slabs() == 1;
+  bool fits_ = true;    // coordinates fit 32 bits
+  uint32_t row_[kRows]; // where the rows of a window begin, in positions from its begin on
+  // Of each element of the first chunk: the position and the coordinates where its window begins,
+  // and the output that position 0 is. All chunks share them, but for what their first element
+  // adds.
+  uint32_t window_[Plan::kChunk], first_[Plan::kChunk];
+  int32_t x_[Plan::kChunk], y_[Plan::kChunk], z_[Plan::kChunk];
 };
 
 } // namespace
