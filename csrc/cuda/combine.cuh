@@ -42,6 +42,13 @@ struct CombineSum {
   __device__ T result() const { return static_cast<T>(sum); }
 };
 
+// The element plus the +0 that a sum starts from: that changes -0 alone. `negative_zero` is the bits
+// of -0 where results are sums of floating-point numbers, else 0, and nothing changes.
+template <class T, class Held>
+__device__ inline Held added_to_zero(Held value, T negative_zero) {
+  return negative_zero != T{} && static_cast<T>(value) == negative_zero ? Held{} : value;
+}
+
 // Whether N small elements, held in a word each, fill whole words.
 template <class T, class Held, int N>
 constexpr bool kFillWords = sizeof(T) < sizeof(uint32_t) && std::is_same_v<Held, uint32_t> &&

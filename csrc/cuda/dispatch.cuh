@@ -1,24 +1,29 @@
-// Choice of the kernels that a call of max unpooling runs. `Launch` does the launches, so that the
-// choice can be tested without a GPU:
-//   launch(kernel, items, arguments...)   a grid of any size, in blocks of Arguments::threads
-//   launch.shared(kernel, shape, arguments...)   at most shape.blocks blocks, of any size
+// Choice of the kernels that a call of max unpooling runs, their plans and their launches. `Launch`
+// does the launches, so that the choice can be tested without a GPU:
+//   launch.threads                              of a block that does items
+//   launch(kernel, items, arguments...)         a thread for each item, or fewer
+//   launch.parts(kernel, blocks, threads, shared_bytes, arguments...)   blocks at most
+//   launch.most_blocks                          that a second kernel is worth
+//   launch.workspace(count)                     address of so many uint32_t
 #pragma once
 
+#include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
 #include "backward.cuh"
-#include "backward_bands.cuh"
-#include "forward_bands.cuh"
-#include "forward_channels.cuh"
-#include "forward_rows.cuh"
-#include "forward_windows.cuh"
+#include "forward.cuh"
+#include "limits.h"
 #include "report.cuh"
-#include "stray.cuh"
-#include "unpool_plan.cuh"
+#include "slots.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <type_traits>
 
@@ -27,259 +32,271 @@ namespace maxunpool_cuda {
 template <class Launch>
 class Dispatch {
  public:
-  Dispatch(const Launch& launch, const Arguments& arguments, const Plan& plan, void* workspace)
+  Dispatch(
+      const Launch& launch, const UnpoolCall& call, const Errors& errors, const Limits& limits)
       : launch_(launch),
-        arguments_(arguments),
-        geometry_(arguments.geometry),
-        plan_(plan),
-        workspace_(static_cast<char*>(workspace)) {}
+        call_(call),
+        geometry_(call.geometry),
+        limits_(limits),
+        report_{nullptr, errors},
+        last_(call.reduce == Reduce::last),
+        may_stray_(call.index_type != c10::ScalarType::Byte && (call.forward || last_)) {}
 
-  void run() const {
-    with_index_type(arguments_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      arguments_.forward ? forward<Index>() : backward<Index>();
-    });
+  void run() {
+    if (fits_32bit(geometry_, limits_.max_32bit_offset)) {
+      call_.forward ? forward() : backward();
+    }
+    if (!launched_) {
+      slots();
+    }
+    if (may_stray_) {
+      is_second_ = true;
+      slots();
+    }
   }
 
  private:
-  template <class Index>
-  void forward() const {
-    std::optional<FlagLayout> flags;
-    if (arguments_.reduce == Reduce::last || plan_.is_of_planes()) {
-      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        compiled<CombineLast<T>, Index>(flags);
-        if (!flags) {
-          flags = plan_.is_64bit ? any_windows<CombineLast<T>, uint64_t>()
-                                 : any_windows<CombineLast<T>, uint32_t>();
+  // ---- forward.cuh
+
+  void forward() {
+    // In disjoint windows an output has one element at most, so a sum moves it.
+    if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
+      with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+        if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+          forward_as<CombineLast<T>, Window2<2, 0>, Window2<3, 1>, Window2<3, 0>>();
         }
-        rewrite_stray_last<T, Index>(*flags);
       });
+    } else {
+      with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
+        // The types that networks are trained in.
+        if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
+          forward_as<CombineSum<T>, Window2<3, 1>, Window2<3, 0>>();
+        }
+      });
+    }
+  }
+
+  template <class Combine, class... Windows>
+  void forward_as() {
+    if (call_.index_type == c10::ScalarType::Byte) {
+      (forward_if<Combine, true, Windows>(), ...);
+    } else {
+      (forward_if<Combine, false, Windows>(), ...);
+    }
+  }
+
+  template <class Combine, bool kOffsets, class Window>
+  void forward_if() {
+    using T = typename Combine::Element;
+    const auto geometry = with_windows<Window>();
+    if (!geometry) {
       return;
     }
-    if (disjoint(geometry_) && !is_padded(geometry_) && !c10::isComplexType(arguments_.type)) {
-      with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-        compiled<CombineLast<T>, Index>(flags); // an output has one element at most
-      });
-    }
-    with_arithmetic_type(arguments_.type, [&]<class T>(std::type_identity<T>) {
-      if constexpr (kIsFastSum<T>) { // what pooling's backward runs
-        if (!flags && !plan_.is_64bit) {
-          compiled<CombineSum<T>, Index>(flags);
-          flags = flags ? flags : any_windows<CombineSum<T>, uint32_t>();
-        }
+    const auto& [depth, height, width] = geometry->axis;
+    const auto tiles = [](const Axis<int64_t>& axis) {
+      return std::max(axis.in, divide_up(axis.out, 2));
+    };
+    const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
+      const bool pairs =
+          geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
+      launch_items(
+          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes, pairs,
+          negative_zero<T>(), values<T>(), any_indices(), result<T>());
+    };
+    if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
+      constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
+      constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
+      const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
+      if (aligned && geometry->inner == 1 && width.in % kCells == 0 && width.out == 2 * width.in) {
+        return launch.template operator()<Elements::cells>(
+            {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
       }
-      flags = flags ? flags : any_windows<CombineSum<T>, uint64_t>();
-      rewrite_stray<SumSlot<T>>(any_indices(), *flags);
-    });
-  }
-
-  template <class Index>
-  void backward() const {
-    with_bytes(arguments_.element_size, [&]<class T>(std::type_identity<T>) {
-      const FlagLayout flags = plan_.bands ? bands<T, Index>() : gather<T, Index>();
-      if (arguments_.reduce == Reduce::last) {
-        rewrite_stray_last<T, Index>(flags);
-      }
-    });
-  }
-
-  // Types with a kernel of their own for sums: those that networks are trained in.
-  template <class T>
-  static constexpr bool kIsFastSum =
-      std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float);
-
-  // Launches a kernel compiled for these windows, or for bands, if there is one: the first that
-  // fits.
-  template <class Combine, class Index>
-  void compiled(std::optional<FlagLayout>& flags) const {
-    using T = typename Combine::Element;
-    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      if (has_vectors(arguments_) && !plan_.is_64bit && !plan_.is_of_planes()) {
-        if constexpr (Combine::kMoves) {
-          rows<Combine, Index, RowShape<T, 2, 2, 0>>(flags);
-          rows<Combine, Index, RowShape<T, 2, 2, 0, true>>(flags);
-          channels<Combine, Index, ChannelShape<2, 2, 0>>(flags);
-        }
-        rows<Combine, Index, RowShape<T, 3, 2, 1>>(flags);
-        channels<Combine, Index, ChannelShape<3, 2, 1>>(flags);
-        channels<Combine, Index, ChannelShape<3, 2, 0>>(flags);
-      }
-      if constexpr (Combine::kMoves) {
-        if (!flags && plan_.bands) {
-          flags = bands<T, Index>();
-        }
+      if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
+        return launch.template operator()<Elements::channels>(
+            {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
+            Planes(*geometry));
       }
     }
+    constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
+    const PlanesTiling tiled(*geometry, {depth.out, tiles(height), tiles(width)}, kPlanes);
+    launch.template operator()<Elements::planes>(tiled.tiling, tiled.planes);
   }
 
-  template <class Combine, class Index, class Shape>
-  void rows(std::optional<FlagLayout>& flags) const {
-    if (!flags) {
-      flags = launch_if<Combine, Index>(
-          forward_rows<Combine, Index, Shape>, tile_rows<Shape>(geometry_));
+  // The geometry, if windows are these in height and width and do not overlap in depth. A row of
+  // windows is taken for a row of windows as high as wide, of which one row is not clipped: its
+  // positions are the same, and so are offsets unless rows above it are clipped.
+  template <class Window>
+  std::optional<Geometry<int64_t>> with_windows() const {
+    Geometry<int64_t> g = geometry_;
+    auto& [depth, height, width] = g.axis;
+    const bool one_row =
+        height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
+    if (one_row && (Window::P == 0 || call_.index_type != c10::ScalarType::Byte)) {
+      height = {1, 1, Window::K, 2, Window::P};
     }
+    const auto fits = [](const Axis<int64_t>& axis) {
+      return axis.kernel == Window::K && axis.stride == 2 && axis.padding == Window::P;
+    };
+    const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
+                                 (depth.in - 1) * depth.stride < depth.out;
+    return fits(height) && fits(width) && simple_in_depth ? std::optional(g) : std::nullopt;
   }
 
-  template <class Combine, class Index, class Shape>
-  void channels(std::optional<FlagLayout>& flags) const {
-    // Channels of a thread, as fit the registers: indices are up to eight times as large as values.
-    constexpr int kMost = Shape::kDisjoint || kIsWindowOffset<Index> ? 8 : 4;
-    constexpr int V = std::min<int>(kMost, kVectorBytes / sizeof(typename Combine::Element));
-    if (!flags) {
-      flags = launch_if<Combine, Index>(
-          forward_channels<Combine, Index, V, Shape>, tile_channels<Shape>(geometry_, V));
-    }
-  }
+  // ---- backward.cuh
 
-  // Launches the kernel if there is a tiling.
-  template <class Combine, class Index, class Kernel>
-  std::optional<FlagLayout> launch_if(
-      Kernel* kernel, const std::optional<Tiling<uint32_t>>& tiling) const {
-    using T = typename Combine::Element;
-    if (!tiling) {
-      return {};
-    }
-    return launch_items(
-        kernel, *tiling, 1, negative_zero<T>(), values<T>(), indices<Index>(), result<T>());
-  }
-
-  // Launches a kernel of items, each of which is of so many slabs.
-  template <class Kernel, class Offset, class... Rest>
-  FlagLayout launch_items(
-      Kernel* kernel, const Tiling<Offset>& tiling, int64_t slabs, const Rest&... rest) const {
-    launch_(kernel, tiling.items, tiling, report(), rest...);
-    const auto items = static_cast<int64_t>(tiling.items);
-    return {arguments_.threads, items / divide_up(geometry_.outer, slabs), slabs};
-  }
-
-  // Launches a kernel of bands.
-  template <class T, class Index>
-  FlagLayout bands() const {
-    const Bands& bands = plan_.bands->bands;
-    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      const auto launch = [&](auto kernel, auto... zero) {
-        launch_.shared(
-            kernel, plan_.bands->shape, bands, report(), zero..., values<T>(), indices<Index>(),
-            result<T>());
+  void backward() {
+    const auto& [depth, height, width] = geometry_.axis;
+    const bool drops_losers = last_ && !disjoint(geometry_);
+    GatherPlan plan{Planes(geometry_), !last_, {}};
+    if (drops_losers) {
+      const auto reaches_far = [](const Axis<int64_t>& axis) {
+        return axis.kernel > 2 * axis.stride;
       };
-      constexpr bool kOffsets = kIsWindowOffset<Index>;
-      if (!arguments_.forward) {
-        if constexpr (!kOffsets) {
-          launch(backward_bands<T, Index>);
-        }
-      } else if (!kOffsets || !disjoint(geometry_)) {
-        launch(forward_bands<T, Index, true>, negative_zero<T>());
-      } else if constexpr (kOffsets) {
-        launch(forward_bands<T, Index, false>, negative_zero<T>());
-      }
-    }
-    return {1, bands.count / geometry_.outer, 1};
-  }
-
-  template <class Combine, class Offset>
-  FlagLayout any_windows() const {
-    using T = typename Combine::Element;
-    return launch_items(
-        forward_windows<Combine, Offset>, tile_outputs<Offset>(geometry_), 1, any_indices(),
-        values<T>(), result<T>());
-  }
-
-  template <class T, class Index>
-  FlagLayout gather() const {
-    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      if (!plan_.is_64bit) {
-        const auto [d, h, w] = overlap_of<uint32_t>(geometry_, arguments_.reduce).at;
-        return (d | h | w) != 0 ? gather_cells<T, Index, true>() : gather_cells<T, Index, false>();
-      }
-    }
-    return gather_any<T>();
-  }
-
-  template <class T, class Index, bool kDropsLosers>
-  FlagLayout gather_cells() const {
-    const auto [tiling, plan] =
-        make_gather_plan(geometry_, arguments_.reduce, kPlanesOfThread<kDropsLosers>);
-    return launch_items(
-        maxunpool_cuda::backward<T, Index, kDropsLosers>, tiling, plan.slabs, plan, values<T>(),
-        indices<Index>(), result<T>());
-  }
-
-  template <class T>
-  FlagLayout gather_any() const {
-    return launch_items(
-        backward_any<T>, tile_cells<uint64_t>(geometry_, geometry_.inner), 1,
-        arguments_.reduce == Reduce::last, overlap_of<uint64_t>(geometry_, arguments_.reduce),
-        values<T>(), any_indices(), result<T>());
-  }
-
-  // Launches the second kernel of "last". Slots in global memory are rare, so 64 bits will do.
-  template <class T, class Index>
-  void rewrite_stray_last(const FlagLayout& flags) const {
-    if constexpr (sizeof(T) <= sizeof(uint64_t) && !kIsWindowOffset<Index>) {
-      if (plan_.stray && plan_.stray->shared) {
-        rewrite_stray<LastSlot<T, uint32_t>>(indices<Index>(), flags);
+      constexpr int64_t kBits = 32;
+      if (depth.kernel > 1 || reaches_far(height) || reaches_far(width) ||
+          height.kernel > kBits / width.kernel) {
         return;
       }
-    }
-    rewrite_stray<LastSlot<T, uint64_t>>(any_indices(), flags);
-  }
-
-  // Launches the second kernel, if there is one.
-  template <class Slot, class Indices>
-  void rewrite_stray(Indices indices, const FlagLayout& flags) const {
-    if (!plan_.stray) {
-      return;
-    }
-    using T = typename Slot::Element;
-    const auto launch = [&](auto kernel) {
-      const auto pieces = make_pieces<typename Slot::Offset>(
-          arguments_, *plan_.stray, flags, report().stray_flags, workspace_ + plan_.flags_bytes);
-      launch_.shared(kernel, plan_.stray->shape, pieces, values<T>(), indices, result<T>());
-    };
-    if constexpr (requires { &Slot::grad_input; }) {
-      if (!arguments_.forward) {
-        launch(backward_stray<Slot, Indices>);
+      for (int n = 0; n < kLaterCells; ++n) {
+        const int64_t down = n > 0 ? height.stride : 0;
+        const int64_t right = (n == 0 ? 1 : n - 2) * width.stride;
+        for (int64_t y = down; y < height.kernel; ++y) {
+          for (int64_t x = 0; x < width.kernel; ++x) {
+            const bool is_shared = x >= right && x < width.kernel + right;
+            plan.shared[n] |= is_shared ? 1u << (y * width.kernel + x) : 0;
+          }
+        }
       }
     }
-    if (arguments_.forward) {
-      launch(forward_stray<Slot, Indices>);
+    const auto launch = [&]<class T, bool kOffsets, bool kDropsLosers>() {
+      const PlanesTiling tiled(
+          geometry_, {depth.in, height.in, width.in}, kPlanesOfThread<kDropsLosers>);
+      plan.planes = tiled.planes;
+      launch_items(
+          maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiled.tiling, plan.planes.slabs, plan,
+          values<T>(), any_indices(), result<T>());
+    };
+    with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+      if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+        const bool offsets = call_.index_type == c10::ScalarType::Byte;
+        if (drops_losers) {
+          offsets ? launch.template operator()<T, true, true>()
+                  : launch.template operator()<T, false, true>();
+        } else {
+          offsets ? launch.template operator()<T, true, false>()
+                  : launch.template operator()<T, false, false>();
+        }
+      }
+    });
+  }
+
+  // ---- slots.cuh
+
+  void slots() {
+    if (last_ || !call_.forward) {
+      with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+        call_.forward ? launch_parts<T>(forward_last_slots<T>, 0)
+                      : launch_parts<T>(backward_slots<T>, 0, !last_);
+      });
+    } else {
+      with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
+        launch_parts<T>(forward_sum_slots<T>, sizeof(CombineSum<T>));
+      });
+    }
+  }
+
+  // Launches the kernel as the first one, or as the second.
+  template <class T, class Kernel, class... Rest>
+  void launch_parts(Kernel* kernel, int64_t value_bytes, const Rest&... rest) {
+    constexpr int64_t kWarp = 32, kOutputsOfThread = 8;
+    const int64_t cells = geometry_.in_plane(), outputs = geometry_.out_plane();
+    TORCH_CHECK(
+        cells < std::numeric_limits<uint32_t>::max(), "max_unpool", geometry_.rank,
+        "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ", cells);
+    const int64_t slot = value_bytes + sizeof(uint32_t);
+    const int64_t room = std::clamp<int64_t>(limits_.shared_bytes / slot, 1, outputs);
+    const int64_t part = divide_up(outputs, divide_up(outputs, room));
+    const int64_t count = divide_up(outputs, part), planes = geometry_.outer * geometry_.inner;
+    Parts parts{
+        Decoder<uint64_t>(geometry_),
+        {},
+        divider<uint64_t>(geometry_.axis[1].in),
+        divider<uint64_t>(geometry_.axis[2].in),
+        static_cast<uint64_t>(part),
+        static_cast<uint64_t>(count),
+        static_cast<uint64_t>(planes),
+        is_second_,
+        is_second_,
+        stray_flags_};
+    for (int a = 0; a < 3; ++a) {
+      const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
+      parts.stride[a] = divider<uint64_t>(stride);
+      // The index of a window that covers no output is checked all the same.
+      parts.all_cells |= padding >= kernel || (in - 1) * stride - padding >= out;
+    }
+    if (!is_second_) {
+      flag(planes * count, 1, geometry_.inner * count, 1);
+    }
+    const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
+    const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
+    constexpr int64_t kGrid = int64_t{1} << 30;
+    const int64_t blocks = std::min(planes * count, is_second_ ? launch_.most_blocks : kGrid);
+    launch_.parts(
+        kernel, blocks, threads, part * slot, parts, is_second_ ? Report{nullptr, report_.errors} : report_,
+        rest..., values<T>(), any_indices(), result<T>());
+  }
+
+  // ---- what both need
+
+  // Launches a first kernel of items, of so many slabs each.
+  template <class Kernel, class Plan, class... Rest>
+  void launch_items(
+      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t slabs, const Plan& plan,
+      const Rest&... rest) {
+    const int64_t items = tiling.items, threads = launch_.threads;
+    flag(divide_up(items, threads), threads, items / divide_up(geometry_.outer, slabs), slabs);
+    launch_(kernel, items, tiling, plan, report_, rest...);
+  }
+
+  // Makes room for the stray flags of the first kernel. See StrayFlags.
+  void flag(int64_t count, int64_t chunk_items, int64_t slab_items, int64_t slabs) {
+    launched_ = true;
+    if (may_stray_) {
+      report_.stray_flags = launch_.workspace(count);
+      const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+      stray_flags_ = {report_.stray_flags, size(chunk_items), size(slab_items), size(slabs)};
     }
   }
 
   template <class T>
   const T* values() const {
-    return static_cast<const T*>(arguments_.values);
-  }
-  template <class Index>
-  const Index* indices() const {
-    return static_cast<const Index*>(arguments_.indices);
-  }
-  AnyIndices any_indices() const {
-    return {arguments_.indices, static_cast<int>(c10::elementSize(arguments_.index_type))};
+    return static_cast<const T*>(call_.values);
   }
   template <class T>
   T* result() const {
-    return static_cast<T*>(arguments_.result);
+    return static_cast<T*>(call_.result);
   }
-  // Argument of add_to_zero.
+  AnyIndices any_indices() const {
+    return {call_.indices, static_cast<int>(c10::elementSize(call_.index_type))};
+  }
+  // Argument of added_to_zero.
   template <class T>
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
-      const bool sums = arguments_.reduce == Reduce::sum && c10::isFloatingType(arguments_.type);
-      return sums ? T{1} << (8 * sizeof(T) - 1) : T{};
+      return !last_ && c10::isFloatingType(call_.type) ? T{1} << (8 * sizeof(T) - 1) : T{};
     } else {
       return T{};
     }
   }
-  // Report of the first kernel. Without a second one there are no stray flags.
-  Report report() const {
-    return {plan_.stray ? reinterpret_cast<uint32_t*>(workspace_) : nullptr, arguments_.error};
-  }
 
   const Launch& launch_;
-  const Arguments& arguments_;
+  const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  const Plan& plan_;
-  char* workspace_;
+  const Limits& limits_;
+  Report report_;
+  const bool last_, may_stray_;
+  StrayFlags stray_flags_{};
+  bool launched_ = false, is_second_ = false;
 };
 
 } // namespace maxunpool_cuda

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -27,62 +28,59 @@ inline bool is_capturing() {
 
 // Error record of a device. It is made by the device's first call, on that device, and never freed:
 // a captured graph may write to it at any later time.
+//
+// An error that is raised stands for all bad indices of the calls launched before it. Later calls
+// belong to the next epoch and report anew, so nothing waits for the device or is cleared, and no
+// call raises twice.
 class DeviceErrors {
  public:
   DeviceErrors() {
-    // Allocation is no part of a graph that is being captured.
+    // Allocation is no part of a graph that is being captured, nor is the default stream, which
+    // would wait for others.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     void *host = nullptr, *device = nullptr;
-    C10_CUDA_CHECK(cudaHostAlloc(&host, sizeof(uint32_t), cudaHostAllocMapped));
-    C10_CUDA_CHECK(cudaMalloc(&device, sizeof(ErrorRecord)));
-    ready_ = new (host) uint32_t{0};
-    record_ = static_cast<ErrorRecord*>(device);
-    clear();
+    C10_CUDA_CHECK(cudaHostAlloc(&host, sizeof(ErrorRecord), cudaHostAllocMapped));
+    C10_CUDA_CHECK(cudaMalloc(&device, sizeof(uint32_t)));
+    cudaStream_t stream = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    C10_CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof(uint32_t), stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    C10_CUDA_CHECK(cudaStreamDestroy(stream));
+    record_ = new (host) ErrorRecord{};
+    claimed_ = static_cast<uint32_t*>(device);
   }
 
-  ErrorRecord* record() const { return record_; }
+  // Where the kernels of a call that is launched now report to.
+  Errors for_call() const {
+    return {record_, claimed_, is_capturing() ? Errors::kUnknown : epoch().load()};
+  }
 
-  // Raises what is reported, but not while a graph is captured: a later call will. It waits for the
-  // device only if there is a report: the kernel that wrote it may still run, and must not report
-  // again what has been raised.
+  // Raises what is reported, but not while a graph is captured: a later call will.
   void raise_if_reported() {
-    const std::atomic_ref<uint32_t> ready(*ready_);
-    if (ready.load(std::memory_order_relaxed) == 0 || is_capturing()) {
+    if (!is_reported() || is_capturing()) {
       return;
     }
     const std::lock_guard<std::mutex> lock(reading_);
-    if (ready.load(std::memory_order_relaxed) == 0) {
+    if (!is_reported()) {
       return;
     }
-    C10_CUDA_CHECK(cudaDeviceSynchronize());
-    ErrorRecord found;
-    copy(&found, record_);
-    ready.store(0, std::memory_order_relaxed);
-    clear();
+    // A report of the next epoch has another place, so this one stays as it is.
+    const BadIndex& found = record_->found[epoch().fetch_add(1) % 2];
     const std::string message = invalid_index(
         found.rank, found.out, found.in_window != 0, found.index, found.position, found.plane);
     TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
   }
 
  private:
-  void clear() {
-    ErrorRecord empty{};
-    empty.ready = ready_;
-    copy(record_, &empty);
+  std::atomic_ref<uint32_t> epoch() const { return std::atomic_ref(record_->epoch); }
+  bool is_reported() const {
+    const uint32_t now = epoch().load();
+    return std::atomic_ref(record_->found[now % 2].ready).load() == now + 1;
   }
 
-  // Copies on a stream of its own: the default one would wait for others, which a capture forbids.
-  static void copy(ErrorRecord* to, const ErrorRecord* from) {
-    cudaStream_t stream = nullptr;
-    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, sizeof(ErrorRecord), cudaMemcpyDefault, stream));
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-    C10_CUDA_CHECK(cudaStreamDestroy(stream));
-  }
-
-  uint32_t* ready_; // in host memory that the device can write
   ErrorRecord* record_;
-  std::mutex reading_; // one thread at a time takes a report and lets the device write again
+  uint32_t* claimed_; // see Errors
+  std::mutex reading_;
 };
 
 // Records of the devices that have run a kernel of this library. Asks nothing of CUDA before one

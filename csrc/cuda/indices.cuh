@@ -1,8 +1,8 @@
-// Indices of pooled cells, as the thread that unpools the cells holds them. They are not decoded:
-// for an output and a window over it, the index that names the output is known beforehand.
+// Indices: how kernels read them, and which output an index names.
 #pragma once
 
 #include "../geometry.h"
+#include "divider.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -10,201 +10,165 @@
 
 namespace maxunpool_cuda {
 
-// Position that no output has, nor one near it.
-constexpr uint32_t kNowhere = 0xC0000000u;
+// Indices whose type is known when the kernel runs: window offsets, if of one byte.
+struct AnyIndices {
+  const void* data;
+  int bytes; // of one
 
-// Flat indices in 32 bits; those that do not fit become kNowhere.
-template <class Index, int N>
-__device__ inline Vector<uint32_t, N> indices_32bit(const Vector<Index, N>& from) {
-  Vector<uint32_t, N> to;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    to[i] = static_cast<uint32_t>(from[i]);
-  }
-  if constexpr (sizeof(Index) > sizeof(uint32_t)) {
-    uint64_t all = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      all |= static_cast<uint64_t>(from[i]);
-    }
-    if (all >> 32 != 0) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        to[i] = static_cast<uint64_t>(from[i]) >> 32 == 0 ? to[i] : kNowhere;
-      }
+  __device__ bool are_offsets() const { return bytes == sizeof(uint8_t); }
+  __device__ int64_t operator[](uint64_t i) const {
+    switch (bytes) {
+      case sizeof(int64_t):
+        return static_cast<const int64_t*>(data)[i];
+      case sizeof(int32_t):
+        return static_cast<const int32_t*>(data)[i];
+      default:
+        return static_cast<const uint8_t*>(data)[i];
     }
   }
-  return to;
+};
+
+// An index as it is read, by a kernel that is compiled for window offsets or for flat indices.
+template <bool kOffsets>
+using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
+
+// Loads N neighbours from element `i` on, an aligned vector.
+template <bool kOffsets, int N>
+__device__ inline Vector<RawIndex<kOffsets>, N> load_indices(const AnyIndices& indices, uint32_t i) {
+  Vector<RawIndex<kOffsets>, N> raw;
+  const auto load_as = [&]<class Index>(Index) {
+    const auto vector = load<N>(static_cast<const Index*>(indices.data) + i);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      raw[n] = static_cast<std::make_unsigned_t<Index>>(vector[n]);
+    }
+  };
+  if constexpr (kOffsets) {
+    load_as(uint8_t{});
+  } else if (indices.bytes == sizeof(int64_t)) {
+    load_as(int64_t{});
+  } else {
+    load_as(int32_t{});
+  }
+  return raw;
 }
 
-constexpr uint32_t kOnes = 0x01010101u; // in each byte
+// Index in 32 bits. A flat one that no plane has becomes kNowhere.
+constexpr uint32_t kNowhere = 0x80000000u;
 
-// Whether all four bytes are below `end`, at most 128. The sum sets the top bits of others.
-__device__ inline bool all_below(uint32_t end, uint32_t bytes) {
-  return (((bytes + (0x80u - end) * kOnes) | bytes) & 0x80u * kOnes) == 0;
+__device__ inline uint32_t narrowed(uint32_t offset) {
+  return offset;
+}
+__device__ inline uint32_t narrowed(uint64_t index) {
+  return index < kNowhere ? static_cast<uint32_t>(index) : kNowhere;
 }
 
-// Whether an index names a position in a window of kKernel rows and columns that begins at `first`,
-// but not in its first `skipped` columns.
-template <int kKernel>
-__device__ inline bool is_in_window(
-    uint32_t index, uint32_t first, uint32_t width, uint32_t skipped = 0) {
-  bool inside = false;
-#pragma unroll
-  for (int y = 0; y < kKernel; ++y) {
-    inside |= index - (first + y * width) - skipped < kKernel - skipped;
+template <class Offset>
+struct Position {
+  Offset at[3];
+
+  MAXUNPOOL_HOST_DEVICE Offset& operator[](int a) { return at[a]; }
+  MAXUNPOOL_HOST_DEVICE const Offset& operator[](int a) const { return at[a]; }
+};
+
+// Decoder of indices: a geometry, and dividers by its sizes. Offset is uint32_t where every
+// intermediate value stays below 2^31, else uint64_t.
+template <class Offset>
+struct Decoder {
+  Geometry<Offset> geometry;
+  Offset in_plane, out_plane;
+  Divider<Offset> out_height, out_width, kernel_height, kernel_width;
+
+  Decoder() = default;
+  explicit Decoder(const Geometry<int64_t>& from) {
+    const auto size = [](int64_t n) { return static_cast<Offset>(n); };
+    geometry = {size(from.outer), size(from.inner), {}, from.rank};
+    for (int a = 0; a < 3; ++a) {
+      const auto& [in, out, kernel, stride, padding] = from.axis[a];
+      geometry.axis[a] = {size(in), size(out), size(kernel), size(stride), size(padding)};
+    }
+    in_plane = geometry.in_plane();
+    out_plane = geometry.out_plane();
+    out_height = divider<Offset>(from.axis[1].out);
+    out_width = divider<Offset>(from.axis[2].out);
+    kernel_height = divider<Offset>(from.axis[1].kernel);
+    kernel_width = divider<Offset>(from.axis[2].kernel);
   }
-  return inside;
+
+  // Begin of the cell's window; a coordinate below 0 wraps around.
+  __device__ Position<Offset> window_start(const Position<Offset>& cell) const {
+    Position<Offset> start;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+      start[a] = cell[a] * geometry.axis[a].stride - geometry.axis[a].padding;
+    }
+    return start;
+  }
+};
+
+// What an index of a cell names.
+template <class Offset>
+struct Decoded {
+  Offset target; // in the output plane, or beyond all planes
+  bool in_plane, in_window;
+};
+
+// Decodes an index of the cell whose window begins at `start`. Unless `deep`, depth is one
+// everywhere. `whole`: the window is not clipped, and not `deep`.
+template <bool kOffsets, class Offset>
+__device__ inline Decoded<Offset> decoded(
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep,
+    bool whole = false) {
+  const auto& [depth, height, width] = decoder.geometry.axis;
+  if constexpr (kOffsets) {
+    Offset target, y = decoder.kernel_width.divide(index), x = index - y * width.kernel;
+    bool inside = true;
+    if (whole) {
+      inside = index < height.kernel * width.kernel;
+      target = start[1] * width.out + start[2] + index + y * (width.out - width.kernel);
+    } else {
+      Offset z = 0;
+      if (deep) {
+        z = split(y, decoder.kernel_height);
+        inside = z < depth.kernel;
+        z += start[0];
+        inside &= z < depth.out;
+      }
+      inside &= y < height.kernel;
+      y += start[1];
+      x += start[2];
+      inside &= (y < height.out) & (x < width.out);
+      target = (z * height.out + y) * width.out + x;
+    }
+    return {inside ? target : static_cast<Offset>(-1), inside, inside};
+  } else {
+    const bool in_plane = index < decoder.out_plane;
+    const Offset target = in_plane ? index : 0;
+    bool inside = in_plane;
+    Offset x = target, y = split(x, decoder.out_width);
+    if (deep) {
+      const Offset z = split(y, decoder.out_height);
+      inside &= z - start[0] < depth.kernel;
+    }
+    inside &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
+    return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
+  }
 }
 
-// Indices of V channels of a cell, an aligned vector.
-template <class Index, int V, int kKernel>
-class ChannelIndices {
- public:
-  __device__ void read(const Index* indices) { index_ = indices_32bit(load<V>(indices)); }
-  // Whether the index of channel v names row y, column x of its window: the output `position`.
-  __device__ bool is(int v, int, int, uint32_t position) const { return index_[v] == position; }
-  // Whether every index lies in the window, which begins at `first` and is not clipped.
-  __device__ bool all_inside(uint32_t first, uint32_t width) const {
-    bool all = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      all &= is_in_window<kKernel>(index_[v], first, width);
-    }
-    return all;
+// Decodes the index of a pooled element, of that cell.
+template <class Offset>
+__device__ inline Decoded<Offset> decoded_at(
+    const Decoder<Offset>& decoder, const AnyIndices& indices, Offset element,
+    const Position<Offset>& cell) {
+  const Position<Offset> start = decoder.window_start(cell);
+  const auto index = static_cast<uint64_t>(indices[element]);
+  if (indices.are_offsets()) {
+    return decoded<true>(decoder, static_cast<Offset>(index), start, true);
   }
-
- private:
-  Vector<uint32_t, V> index_;
-};
-
-template <int V, int kKernel>
-class ChannelIndices<uint8_t, V, kKernel> {
- public:
-  __device__ ChannelIndices() { set_all(words_, ~0u); } // which name nothing
-  __device__ void read(const uint8_t* indices) {
-    using Word =
-        std::conditional_t<V == 1, uint8_t, std::conditional_t<V == 2, uint16_t, uint32_t>>;
-    static_assert(V % sizeof(Word) == 0);
-    const auto words = load<kWords>(reinterpret_cast<const Word*>(indices));
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      words_[i] = words[i];
-    }
-  }
-  __device__ bool is(int v, int y, int x, uint32_t) const {
-    const uint32_t offset = y * kKernel + x;
-    return (words_[v / 4] & 0xffu << v % 4 * 8) == offset << v % 4 * 8;
-  }
-  __device__ bool all_inside(uint32_t, uint32_t) const {
-    bool all = true;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      all &= all_below(kKernel * kKernel, words_[i]);
-    }
-    return all;
-  }
-
- protected:
-  static constexpr int kWords = (V + 3) / 4;
-  uint32_t words_[kWords];
-};
-
-// Indices of V cells of a row, an aligned vector, and of kRight cells after them. Windows are
-// kKernel high and wide and kStride apart. `first` is the position where the first window begins;
-// it may lie before the plane.
-template <class Index, int V, int kRight, int kKernel, int kStride>
-class RowIndices {
- public:
-  __device__ RowIndices() { set_all(index_, kNowhere); }
-  __device__ void read(const Index* indices, bool exist, bool right_exist) {
-    if (exist) {
-      const auto own = indices_32bit(load<V>(indices));
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        index_[v] = own[v];
-      }
-    }
-    if (right_exist) {
-#pragma unroll
-      for (int v = V; v < V + kRight; ++v) {
-        index_[v] = indices_32bit(load<1>(indices + v))[0];
-      }
-    }
-  }
-  // Whether the index of cell v names row y, column x of its window. y, x and v are constants.
-  __device__ bool is(int v, int y, int x, uint32_t first, uint32_t width) const {
-    return index_[v] - (first + y * width) == static_cast<uint32_t>(x + v * kStride);
-  }
-  // Whether every own index lies in its window. None of these is clipped, but for kPadding columns
-  // of the first cell's if it `is_clipped`. `depth`: of the windows; `slice`: positions of a slice.
-  template <int kPadding>
-  __device__ bool all_inside(
-      bool is_clipped, uint32_t first, uint32_t width, uint32_t depth, uint32_t slice) const {
-    bool inside[V]{}, all = true;
-#pragma unroll 1
-    for (uint32_t z = 0; z < depth; ++z, first += slice) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const uint32_t skipped = v == 0 && is_clipped ? kPadding : 0;
-        inside[v] |= is_in_window<kKernel>(index_[v] - v * kStride, first, width, skipped);
-      }
-    }
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      all &= inside[v];
-    }
-    return all;
-  }
-  // Makes is() ask of this slice of the windows. Flat positions differ between slices anyway.
-  __device__ void move_to_depth(uint32_t) {}
-
- private:
-  uint32_t index_[V + kRight];
-};
-
-template <int V, int kRight, int kKernel, int kStride>
-class RowIndices<uint8_t, V, kRight, kKernel, kStride> : ChannelIndices<uint8_t, V, kKernel> {
-  using Own = ChannelIndices<uint8_t, V, kKernel>;
-  static_assert(V <= 4);
-
- public:
-  __device__ RowIndices() { set_all(right_, ~0u); }
-  __device__ void read(const uint8_t* indices, bool exist, bool right_exist) {
-    if (exist) {
-      Own::read(indices);
-    }
-    if (right_exist) {
-#pragma unroll
-      for (int v = V; v < V + kRight; ++v) {
-        right_[v - V] = indices[v];
-      }
-    }
-  }
-  __device__ bool is(int v, int y, int x, uint32_t, uint32_t) const {
-    return v < V ? Own::is(v, y, x, 0) : right_[v - V] == static_cast<uint32_t>(y * kKernel + x);
-  }
-  template <int kPadding>
-  __device__ bool all_inside(bool is_clipped, uint32_t, uint32_t, uint32_t depth, uint32_t) const {
-    const uint32_t end = depth * (kKernel * kKernel);
-    bool all = end <= 128 && all_below(end, this->words_[0]);
-    if constexpr (kPadding > 0) {
-      bool in_padding = false;
-#pragma unroll
-      for (int y = 0; y < kKernel; ++y) {
-        in_padding |= (this->words_[0] & 0xffu) - y * kKernel < kPadding;
-      }
-      all &= !(is_clipped && in_padding);
-    }
-    return all;
-  }
-  // Counts offsets from this slice on: a slice has a power of two of them.
-  __device__ void move_to_depth(uint32_t z) {
-    this->words_[0] ^= (z * (kKernel * kKernel) & 0xffu) * kOnes;
-  }
-
- private:
-  uint32_t right_[kRight > 0 ? kRight : 1];
-};
+  // An index that does not fit Offset is in no plane.
+  const bool fits = static_cast<Offset>(index) == index;
+  return decoded<false>(
+      decoder, fits ? static_cast<Offset>(index) : static_cast<Offset>(-1), start, true);
+}
 
 } // namespace maxunpool_cuda

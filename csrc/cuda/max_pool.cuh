@@ -4,12 +4,8 @@
 #include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
-#include "call.cuh"
 #include "divider.cuh"
-#include "pool_channels.cuh"
-#include "pool_plan.cuh"
-#include "pool_rows.cuh"
-#include "pool_windows.cuh"
+#include "pool.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -28,60 +24,69 @@ class PoolDispatch {
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        max_32bit_offset_(max_32bit_offset),
-        aligned_(are_aligned({call.input, call.values, call.indices})) {}
+        fits_32bit_(fits_32bit(geometry_, max_32bit_offset, call.dilation, kMostRows)) {}
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
       if constexpr (std::is_integral_v<T> || sizeof(T) == 8) { // rarely pooled: one kernel will do
         run_windows<T, uint64_t>();
-      } else if (!fits_32bit(
-                     geometry_, geometry_.inner, max_32bit_offset_, call_.dilation, kMostRows)) {
+      } else if (!fits_32bit_) {
         run_windows<T, uint64_t>();
-      } else if (has_pool_windows(geometry_, call_.dilation, 2)) {
-        run_window_of<T, 2>();
-      } else if (has_pool_windows(geometry_, call_.dilation, 3)) {
-        run_window_of<T, 3>();
-      } else {
+      } else if (!(run_windows_of<T, 2>() || run_windows_of<T, 3>())) {
         run_windows<T, uint32_t>();
       }
     });
   }
 
  private:
+  static constexpr int kMostRows = 4; // of windows of a thread
+
+  // Runs a kernel compiled for undilated windows of K elements in height and width, if there is one.
+  // An input of one row may have windows of one row.
   template <class T, int K>
-  void run_window_of() const {
-    constexpr int kVector = kVectorBytes / sizeof(T);
+  bool run_windows_of() const {
+    const auto& [depth, height, width] = geometry_.axis;
+    const bool one_row = height.kernel == 1 && height.out == 1 && height.in == 1;
+    const bool dilated = std::any_of(
+        call_.dilation, call_.dilation + 3, [](int64_t step) { return step != 1; });
+    if (dilated || width.kernel != K || (height.kernel != K && !one_row)) {
+      return false;
+    }
+    constexpr int kVector = kVectorBytes / sizeof(T), kInRow = kVector / 2;
     // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
     // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
-    const bool contiguous = geometry_.inner == 1;
-    with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      constexpr int kIndices = kVectorBytes / sizeof(Index);
-      constexpr int kInRow = std::min(kVector / 2, kIndices);
-      constexpr int V = std::min({kVector, kIndices, std::is_same_v<T, c10::Half> ? 4 : 8});
-      if (contiguous && aligned_ && has_pool_stride(geometry_, 2, kRows == 1) &&
-          divides_into_rows(geometry_, K, kInRow)) {
-        return run_rows<T, Index, K, 2, kInRow, kRows, true>();
+    constexpr int kChannels = std::is_same_v<T, c10::Half> ? 4 : kVector;
+    const bool aligned = are_aligned({call_.input, call_.values, call_.indices});
+    // In one row, threads of several rows would have nothing to share.
+    const auto has_stride = [&](int64_t stride, bool also_in_one_row) {
+      return width.stride == stride && (one_row ? also_in_one_row : height.stride == stride);
+    };
+    const bool divides = width.padding == K - 2 && width.in % kInRow == 0 &&
+                         width.out % kVector == 0 && width.out >= 2 * width.in;
+    if (geometry_.inner == 1) {
+      if (aligned && divides && has_stride(2, kRows == 1)) {
+        launch<T, uint32_t>(pool_rows<T, K, 2, kInRow, kRows, true>, kRows, kInRow, 1);
+        return true;
       }
-      if (contiguous && has_pool_stride(geometry_, 2, false)) {
-        return run_rows<T, void, K, 2, 1, kMostRows, false>();
+      if (has_stride(2, false)) {
+        launch<T, uint32_t>(pool_rows<T, K, 2, 1, kMostRows, false>, kMostRows, 1, 1);
+        return true;
       }
-      if (contiguous && K == 3 && has_pool_stride(geometry_, 1, false)) {
-        return run_rows<T, void, 3, 1, 1, kMostRows, false>();
+      if constexpr (K == 3) {
+        if (has_stride(1, false)) {
+          launch<T, uint32_t>(pool_rows<T, K, 1, 1, kMostRows, false>, kMostRows, 1, 1);
+          return true;
+        }
       }
-      if (aligned_ && geometry_.inner % V == 0) {
-        return launch<uint32_t, T, Index>(pool_channels<T, Index, K, V>, 1, 1, V);
-      }
-      run_windows<T, uint32_t>();
-    });
+    }
+    if (aligned && geometry_.inner % kChannels == 0) {
+      launch<T, uint32_t>(pool_channels<T, K, kChannels>, 1, 1, kChannels);
+      return true;
+    }
+    return false;
   }
 
-  template <class T, class Index, int K, int S, int V, int R, bool kEven>
-  void run_rows() const {
-    static_assert(R <= kMostRows);
-    launch<uint32_t, T, Index>(pool_rows<T, Index, K, S, V, R, kEven>, R, V, 1);
-  }
   template <class T, class Offset>
   void run_windows() const {
     using Limits = std::numeric_limits<T>;
@@ -89,25 +94,25 @@ class PoolDispatch {
     const auto& [depth, height, width] = call_.dilation;
     const Dilation<Offset> dilation{
         {divider<Offset>(depth), divider<Offset>(height), divider<Offset>(width)}};
-    launch<Offset, T, void>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
+    launch<T, Offset>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
   }
 
   // Launches a thread for so many windows in height and width, and so many channels.
-  template <class Offset, class T, class Index, class Kernel, class... Parameters>
-  void launch(
-      Kernel* kernel, int rows, int columns, int channels, const Parameters&... parameters) const {
-    const auto tiling = tile_cells<Offset>(geometry_, geometry_.inner / channels, 1, rows, columns);
-    launch_(
-        kernel, tiling.items, tiling, parameters..., static_cast<const T*>(call_.input),
-        static_cast<T*>(call_.values),
-        IndexArray<Index>{call_.indices, c10::elementSize(call_.index_type)});
+  template <class T, class Offset, class Kernel, class... Rest>
+  void launch(Kernel* kernel, int rows, int columns, int channels, const Rest&... rest) const {
+    const auto& [depth, height, width] = geometry_.axis;
+    const Tiling<Offset> tiling(
+        geometry_, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
+        geometry_.inner / channels);
+    const Pooled<T> pooled{
+        static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
+    launch_(kernel, tiling.items, tiling, static_cast<const T*>(call_.input), pooled, rest...);
   }
 
   const Launch& launch_;
   const PoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  const int64_t max_32bit_offset_;
-  const bool aligned_;
+  const bool fits_32bit_;
 };
 
 } // namespace maxunpool_cuda

@@ -1,6 +1,6 @@
 // Max unpooling on CUDA: registration, workspaces, launches on the current stream, and errors.
-// Nothing here waits for the device, unless an error is raised or MAXUNPOOL_CUDA_SYNC_CHECK=1 asks
-// for it.
+// Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
+// it, and then for the current stream alone.
 #include "../errors.h"
 #include "../max_unpool.h"
 #include "dispatch.cuh"
@@ -8,7 +8,6 @@
 #include "launch.cuh"
 #include "limits.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
@@ -21,7 +20,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -31,44 +29,36 @@
 namespace maxunpool_cuda {
 namespace {
 
-// Properties of a device that launches depend on, asked for once.
-struct Processors {
-  int count, shared_bytes;
-
-  static const Processors& of(int device) {
-    static const std::vector<Processors> all = [] {
-      std::vector<Processors> found(c10::cuda::device_count());
-      for (size_t i = 0; i < found.size(); ++i) {
-        const auto ask = [&](int& value, cudaDeviceAttr what) {
-          C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, what, static_cast<int>(i)));
-        };
-        ask(found[i].count, cudaDevAttrMultiProcessorCount);
-        ask(found[i].shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-      }
-      return found;
-    }();
-    return all.at(device);
-  }
-};
-
-struct StreamLaunch : ItemLaunch {
-  const Processors& processors;
-
-  template <class... Parameters>
-  void shared(
-      void (*kernel)(Parameters...), const BlockShape& shape,
-      const std::type_identity_t<Parameters>&... arguments) const {
-    constexpr int64_t kWarp = 32, kReserved = 1 << 10, kMost = 2048;
-    const int64_t threads =
-        std::clamp<int64_t>(divide_up(shape.threads, kWarp) * kWarp, kWarp, kStrayThreads);
-    int64_t blocks = shape.blocks;
-    if (!shape.all_busy) { // as many as run at once
-      const int64_t resident = std::clamp<int64_t>(
-          processors.shared_bytes / (shape.shared_bytes + kReserved), 1, kMost / threads);
-      blocks = std::min(blocks, processors.count * resident);
+// Processors of a device, asked for once.
+int64_t processors_of(c10::DeviceIndex device) {
+  static const std::vector<int> all = [] {
+    std::vector<int> counts(c10::cuda::device_count());
+    for (size_t i = 0; i < counts.size(); ++i) {
+      C10_CUDA_CHECK(cudaDeviceGetAttribute(
+          &counts[i], cudaDevAttrMultiProcessorCount, static_cast<int>(i)));
     }
+    return counts;
+  }();
+  return all.at(device);
+}
+
+struct UnpoolLaunch : ItemLaunch {
+  static constexpr int64_t threads = kThreads;
+
+  c10::Device device;
+  int64_t most_blocks;
+  at::Tensor& memory; // of the workspace
+
+  uint32_t* workspace(int64_t count) const {
+    memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
+    return static_cast<uint32_t*>(memory.mutable_data_ptr());
+  }
+  template <class... Parameters>
+  void parts(
+      void (*kernel)(Parameters...), int64_t blocks, int64_t block_threads, int64_t shared_bytes,
+      const std::type_identity_t<Parameters>&... arguments) const {
     kernel<<<
-        static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shape.shared_bytes,
+        static_cast<unsigned>(blocks), static_cast<unsigned>(block_threads), shared_bytes,
         stream>>>(arguments...);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
@@ -86,24 +76,14 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
-  const Processors& processors = Processors::of(device.index());
-  const Arguments arguments{
-      call,
-      at::globalContext().deterministicAlgorithms(),
-      errors.record(),
-      limits(),
-      kThreads,
-      2 * processors.count};
-  const Plan plan(arguments);
-  at::Tensor workspace;
-  if (plan.bytes > 0) {
-    workspace = at::empty(
-        {static_cast<int64_t>(plan.bytes)}, at::TensorOptions(device).dtype(c10::ScalarType::Byte));
-  }
-  const StreamLaunch launch{{c10::cuda::getCurrentCUDAStream().stream()}, processors};
-  Dispatch(launch, arguments, plan, plan.bytes > 0 ? workspace.mutable_data_ptr() : nullptr).run();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+  constexpr int64_t kBlocksOfProcessor = 4;
+  at::Tensor memory;
+  const UnpoolLaunch launch{
+      {stream}, device, kBlocksOfProcessor * processors_of(device.index()), memory};
+  Dispatch(launch, call, errors.for_call(), limits()).run();
   if (checks_in_step() && !is_capturing()) {
-    C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
     errors.raise_if_reported();
   }
 }
@@ -119,7 +99,7 @@ void check_errors() {
   for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {
     const c10::cuda::CUDAGuard guard(device);
     if (!is_capturing()) {
-      C10_CUDA_CHECK(cudaDeviceSynchronize());
+      C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream().stream()));
       ErrorRecords::get().of(device).raise_if_reported();
     }
   }

@@ -1,115 +1,119 @@
-// Reports of a first kernel: to the second kernel, that an index is stray; to the host, that one is
-// bad.
+// Reports of kernels: to the second kernel, that an index is stray; to the host, that one is bad.
 #pragma once
 
 #include "../geometry.h"
 #include "atomics.cuh"
-#include "decoder.cuh"
 #include "divider.cuh"
+#include "indices.cuh"
 #include "tiling.cuh"
 
 #include <cstdint>
 
 namespace maxunpool_cuda {
 
-// Error record of a device, in its memory, where many bad indices cost little to look up. The host
-// looks at `ready` alone, without waiting; see error_records.cuh.
-struct ErrorRecord {
-  uint32_t* ready;  // in host memory: set when the rest is filled in
-  uint32_t claimed; // by the one thread that may fill in the rest, until the host has read it
+// A bad index, in host memory that the device can write.
+struct BadIndex {
+  uint32_t ready; // 1 + the epoch of the report, once the rest is there
+  int32_t rank;
   int64_t index;
   int64_t position; // in the pooled plane
   int64_t plane;    // in batch * channels
   int64_t out[3];   // output sizes
-  int32_t rank;
   int32_t in_window; // the index is a window offset
 };
 
-// Reports the bad index of a pooled element, which is counted through the tensor.
-template <class Offset>
-__device__ inline void report_bad(
-    ErrorRecord* error, const Geometry<Offset>& geometry, Offset element, bool in_window,
-    int64_t index) {
-  // Computed before the claim, which takes fewer registers.
-  const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
-  const Offset position = cell - outer * geometry.in_plane();
-  const Offset channel = element - cell * geometry.inner;
-  if (load_relaxed(&error->claimed) != 0 || atomicExch(&error->claimed, 1u) != 0) {
-    return;
+// Record of a device, in host memory that the device can access. The host counts `epoch` up when it
+// raises an error; each epoch has room for one report. See error_records.cuh.
+struct ErrorRecord {
+  uint32_t epoch;
+  BadIndex found[2]; // of even and of odd epochs
+};
+
+// Where kernels report bad indices: one of those that calls of one epoch find, so that one error
+// stands for all of them.
+struct Errors {
+  static constexpr uint32_t kUnknown = ~0u;
+
+  ErrorRecord* record;
+  uint32_t* claimed; // in device memory: 1 + the last epoch that has a report
+  uint32_t epoch;    // of the call, or kUnknown for one that a graph will run later
+
+  // Reports the bad index of a pooled element, which is counted through the tensor.
+  template <class Offset>
+  __device__ void report(
+      const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
+    // Computed before the claim, which takes fewer registers.
+    const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
+    const Offset position = cell - outer * geometry.in_plane();
+    const Offset channel = element - cell * geometry.inner;
+    const uint32_t now = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
+    if (load_relaxed(claimed) >= now || atomicMax(claimed, now) >= now) {
+      return;
+    }
+    BadIndex& found = record->found[(now - 1) % 2];
+    found.rank = geometry.rank;
+    found.index = index;
+    found.position = static_cast<int64_t>(position);
+    found.plane = static_cast<int64_t>(outer * geometry.inner + channel);
+    for (int a = 0; a < 3; ++a) {
+      found.out[a] = static_cast<int64_t>(geometry.axis[a].out);
+    }
+    found.in_window = in_window ? 1 : 0;
+    store_for_host(&found.ready, now);
   }
-  error->index = index;
-  error->position = static_cast<int64_t>(position);
-  error->plane = static_cast<int64_t>(outer * geometry.inner + channel);
-  for (int a = 0; a < 3; ++a) {
-    error->out[a] = static_cast<int64_t>(geometry.axis[a].out);
-  }
-  error->rank = geometry.rank;
-  error->in_window = in_window ? 1 : 0;
-  store_for_host(error->ready, 1u);
-}
+};
+
+// Where a kernel reports to. The first kernel works in chunks of consecutive items. The one block
+// that does a chunk writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray.
+// Every flag is written, and flags are in the order of the slabs.
+struct Report {
+  uint32_t* stray_flags; // null: no index can be stray
+  Errors errors;
+};
 
 // Whether the index of a pooled element, of that cell, is stray. Reports it if it is bad.
-template <class Indices, class Offset>
+template <class Offset>
 __device__ inline bool is_stray(
-    const Decoder<Offset>& decoder, ErrorRecord* error, const Indices& indices, Offset element,
+    const Decoder<Offset>& decoder, const Errors& errors, const AnyIndices& indices, Offset element,
     const Position<Offset>& cell) {
   const auto found = decoded_at(decoder, indices, element, cell);
   if (!found.in_plane) {
-    report_bad(error, decoder.geometry, element, are_offsets(indices), indices[element]);
+    errors.report(decoder.geometry, element, indices.are_offsets(), indices[element]);
   }
   return found.in_plane && !found.in_window;
 }
 
-// Addresses that a first kernel reports to.
-//
-// The kernel works in chunks of blockDim.x consecutive items. The one block that does a chunk
-// writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray. Every flag is
-// written, and flags are in the order of the slabs.
-struct Report {
-  uint32_t* stray_flags;
-  ErrorRecord* error;
-};
-
-// Calls visit(i) for this thread's items, under any grid and block size. If `finds_stray`, visit
-// returns whether an index is stray. Window offsets cannot be.
-template <class Index, class Offset, class Visit>
-__device__ inline void for_each_chunk(
-    Offset items, const Report& report, const Visit& visit, bool finds_stray = true) {
-  if (kIsWindowOffset<Index> || !finds_stray) {
+// Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
+// index is stray. Chunks have blockDim.x items.
+template <class Visit>
+__device__ inline void for_each_flagged_item(
+    uint32_t items, uint32_t* stray_flags, const Visit& visit) {
+  if (stray_flags == nullptr) {
     for_each_item(items, visit);
     return;
   }
-  for (Offset chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
-    const Offset i = chunk * blockDim.x + threadIdx.x;
+  for (uint32_t chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
+    const uint32_t i = chunk * blockDim.x + threadIdx.x;
     const int stray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0 && report.stray_flags != nullptr) {
-      report.stray_flags[chunk] = static_cast<uint32_t>(stray);
+    if (threadIdx.x == 0) {
+      stray_flags[chunk] = static_cast<uint32_t>(stray);
     }
   }
 }
 
-// What the stray flags of a first kernel belong to: a flag to so many items, and so many slabs to
-// slab_items items.
-struct FlagLayout {
-  int64_t items, slab_items, slabs;
-};
-
-// Stray flags, as the second kernel reads them: which chunks hold items of a slab. A chunk that two
-// slabs share counts for both.
-template <class Offset>
+// Stray flags, as the second kernel reads them. A chunk that two slabs share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
-  Divider<Offset> chunk_items; // see FlagLayout
-  Divider<Offset> slabs;
-  Offset slab_items;
+  uint64_t chunk_items, slab_items; // items of a chunk; of so many slabs
+  uint64_t slabs;
 
   // Whether slabs [first, end) are flagged, as far as this thread looks.
-  __device__ bool any(Offset first, Offset end) const {
-    const Offset last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
+  __device__ bool any(uint64_t first, uint64_t end) const {
+    const uint64_t last = (((end - 1) / slabs + 1) * slab_items - 1) / chunk_items;
     bool found = false;
-    for (Offset chunk = chunk_items.divide(slabs.divide(first) * slab_items) + threadIdx.x;
-         chunk <= last; chunk += blockDim.x) {
-      found |= flags[chunk] != 0;
+    for (uint64_t i = first / slabs * slab_items / chunk_items + threadIdx.x; i <= last;
+         i += blockDim.x) {
+      found |= flags[i] != 0;
     }
     return found;
   }

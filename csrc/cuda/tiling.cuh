@@ -1,37 +1,38 @@
-// Tilings: which thread owns what, and which windows cover a position.
+// Tilings: which thread owns what.
 #pragma once
 
 #include "../geometry.h"
-#include "decoder.cuh"
 #include "divider.cuh"
+#include "indices.cuh"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace maxunpool_cuda {
 
-constexpr int kThreads = 128; // in a block of a first kernel
-constexpr int kMostTile = 4;  // outputs of a tile in a dimension
-
-template <class Offset>
-struct Range {
-  Offset first, end;
-};
+constexpr int kThreads = 128; // of a block that does items
 
 // Tiling: what the threads of a kernel own, each an item, which is a tile of a group of channels.
-//
-// forward_windows cuts the output into tiles. Thread (outer, t, group) owns tile t, which is the
-// outputs [t * tile, (t + 1) * tile) in each dimension, clipped to the output; it also checks the
-// index of pooled cell t, if there is one. So every output has one owner, and every index is
-// checked. In other kernels a tile is a cell, some cells of a row, or some windows.
+// Offset is as in Decoder.
 template <class Offset>
 struct Tiling : Decoder<Offset> {
   using Decoder<Offset>::geometry;
 
   Offset items;
-  Offset tile[3];           // outputs of one; in forward_windows alone
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> groups;   // of channels
-  Divider<Offset> stride[3];
+
+  // Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
+  Tiling(
+      const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t group_count,
+      int64_t slabs = 1)
+      : Decoder<Offset>(from), groups(divider<Offset>(group_count)) {
+    const int64_t planes = divide_up(from.outer, slabs) * group_count;
+    items = static_cast<Offset>(planes * count[0] * count[1] * count[2]);
+    for (int a = 0; a < 3; ++a) {
+      tiles[a] = divider<Offset>(count[a]);
+    }
+  }
 
   struct Item {
     Offset outer;
@@ -57,61 +58,69 @@ struct Tiling : Decoder<Offset> {
     return item;
   }
 
-  __device__ bool is_cell(const Position<Offset>& p) const {
-    const auto& [depth, height, width] = geometry.axis;
-    return p[0] < depth.in && p[1] < height.in && p[2] < width.in;
-  }
-  // Number of a cell in its plane, and of its element, of a channel, in the pooled tensor.
-  __device__ Offset cell(const Position<Offset>& p) const {
-    return (p[0] * geometry.axis[1].in + p[1]) * geometry.axis[2].in + p[2];
-  }
+  // Number of a cell's element, of a channel, in the pooled tensor.
   __device__ Offset pooled(Offset outer, const Position<Offset>& p, Offset channel) const {
     const auto& [depth, height, width] = geometry.axis;
     const Offset row = (outer * depth.in + p[0]) * height.in + p[1];
     return (row * width.in + p[2]) * geometry.inner + channel;
   }
+};
 
-  // Outputs of a tile in dimension a.
-  __device__ Range<Offset> outputs(int a, Offset t) const {
-    const Offset first = t * tile[a], end = first + tile[a];
-    return {first, end < geometry.axis[a].out ? end : geometry.axis[a].out};
-  }
-  // Cells, in dimension a, whose windows cover output coordinate o.
-  __device__ Range<Offset> windows_over(int a, Offset o) const {
-    const Axis<Offset>& axis = geometry.axis[a];
-    const Offset shifted = o + axis.padding;
-    const Offset first = shifted < axis.kernel ? 0 : stride[a].divide(shifted - axis.kernel) + 1;
-    const Offset end = stride[a].divide(shifted) + 1;
-    return {first, end < axis.in ? end : axis.in};
+// Planes: a thread owns the same tile in several of them.
+//
+//   plane 0  0 1 2 3 4 5 ..    Threads 0, 1, 2 .. of a warp own neighbouring tiles, whatever the
+//   plane 1  0 1 2 3 4 5 ..    width of a row, so they access neighbouring elements; the reads of
+//   plane 2  0 1 2 3 4 5 ..    two planes do not wait for each other; and the place of a tile is
+//                              computed once for all planes.
+//
+// Of a channels_last tensor, threads that follow each other own channels that do, and planes are
+// channels too where these divide.
+struct Planes {
+  uint32_t slabs = 1; // slabs of a thread's planes: as many, or one
+  uint32_t next_pooled = 0, next_output = 0; // from one of its planes to the next, in elements
+  bool deep;                                 // depth is not one everywhere
+  Divider<uint32_t> depth_stride;
+
+  explicit Planes(const Geometry<int64_t>& g)
+      : deep(g.axis[0].in != 1 || g.axis[0].out != 1 || g.axis[0].kernel != 1),
+        depth_stride(divider<uint32_t>(g.axis[0].stride)) {}
+};
+
+struct PlanesTiling {
+  Planes planes;
+  Tiling<uint32_t> tiling;
+
+  PlanesTiling(const Geometry<int64_t>& g, const int64_t (&tiles)[3], int64_t count)
+      : planes(g),
+        tiling(
+            g, tiles, g.inner % count == 0 ? g.inner / count : g.inner,
+            g.inner % count == 0 ? 1 : count) {
+    const bool of_channels = g.inner % count == 0;
+    const int64_t groups = g.inner / count;
+    planes.slabs = of_channels ? 1 : static_cast<uint32_t>(count);
+    planes.next_pooled = static_cast<uint32_t>(of_channels ? groups : g.in_slab());
+    planes.next_output = static_cast<uint32_t>(of_channels ? groups : g.out_slab());
   }
 };
 
-// Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
-template <class Offset>
-Tiling<Offset> make_tiling(
-    const Geometry<int64_t>& geometry, const int64_t (&tiles)[3], int64_t groups,
-    int64_t slabs = 1) {
-  Tiling<Offset> tiling{};
-  static_cast<Decoder<Offset>&>(tiling) = decoder_of<Offset>(geometry);
-  tiling.items = static_cast<Offset>(
-      divide_up(geometry.outer, slabs) * tiles[0] * tiles[1] * tiles[2] * groups);
+// Whether all intermediate values of all kernels stay below the limit, for windows of that dilation,
+// and `more` rows of windows beyond those of the geometry.
+inline bool fits_32bit(
+    const Geometry<int64_t>& geometry, int64_t limit, const int64_t (&dilation)[3] = {1, 1, 1},
+    int64_t more = 0) {
+  double elements = static_cast<double>(geometry.outer) * static_cast<double>(geometry.inner);
+  double kernel_volume = 1, extent = 0;
   for (int a = 0; a < 3; ++a) {
-    tiling.tiles[a] = divider<Offset>(tiles[a]);
-    tiling.stride[a] = divider<Offset>(geometry.axis[a].stride);
+    const Axis<int64_t>& axis = geometry.axis[a];
+    const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
+    const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
+    elements *= apart == 1 ? size : size + apart;
+    kernel_volume *= kernel;
+    extent = std::max(
+        extent, (size + 1) * static_cast<double>(axis.stride) + size +
+                    static_cast<double>(axis.padding) + (kernel + 1) * apart);
   }
-  tiling.groups = divider<Offset>(groups);
-  return tiling;
-}
-
-// Tiling whose tile is a cell, or for pooling `rows` x `columns` windows.
-template <class Offset>
-Tiling<Offset> tile_cells(
-    const Geometry<int64_t>& geometry, int64_t groups, int64_t slabs = 1, int64_t rows = 1,
-    int64_t columns = 1) {
-  const auto& [depth, height, width] = geometry.axis;
-  return make_tiling<Offset>(
-      geometry, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)}, groups,
-      slabs);
+  return std::max({elements, extent, kernel_volume}) < static_cast<double>(limit);
 }
 
 // Calls visit(i) for this thread's share of `items`, under any grid and block size.

@@ -1,0 +1,272 @@
+// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, in one pass over the output: its owner writes
+// every element once, zero or not.
+//
+//   cells      | c | (c)     A thread owns a cell and the 2x2 outputs at it, of V elements each (see
+//   below      |(c)| (c)     Elements). If windows overlap, other cells may name these outputs too.
+//   outputs    | oo |        They are in brackets: without padding they lie above and to the left
+//              | oo |        instead.
+//
+// A thread compares its outputs with what the indices of all these cells name, in row-major order:
+// the last match is kept, or all are added. It checks the indices of its own cell; if one is stray,
+// it flags that (see Report), and the second kernel rewrites the slab.
+#pragma once
+
+#include "combine.cuh"
+#include "report.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+// Windows of kKernel rows and columns, 2 apart, with kPadding.
+template <int kKernel, int kPadding>
+struct Window2 {
+  static_assert(kKernel == 2 ? kPadding == 0 : kKernel == 3 && kPadding <= 1);
+  static constexpr int K = kKernel, P = kPadding;
+  // In a row or column, the cells whose windows cover outputs of a tile: how many, and which of them
+  // is the tile's own.
+  static constexpr int kCells = K - 1, kOwn = K == 3 && P == 0 ? 1 : 0;
+};
+
+// The elements of a thread: of one cell in V planes, of one cell in V channels that are a vector, or
+// of V cells of a row that are a vector.
+enum class Elements { planes, channels, cells };
+
+template <class T, bool kOffsets, class Window, Elements kOf>
+constexpr int elements_of_thread() {
+  constexpr int kVector = kVectorBytes / sizeof(T);
+  constexpr bool kFewRegisters = Window::K == 2 || kOffsets;
+  switch (kOf) {
+    case Elements::cells:
+      return std::clamp(kVector, 2, 8) / 2;
+    case Elements::channels:
+      return std::min(kVector, kFewRegisters ? 8 : 4);
+    default:
+      return (Window::K == 2 ? 4 : 2) * (kOffsets ? 2 : 1);
+  }
+}
+
+// What names no output, and is the name of none.
+constexpr uint32_t kNoCell = 0xC0000000u, kNoOutput = 0xE0000000u;
+
+// Bits of the offsets of a 3x3 window that are not clipped. `top` and `left`: where the window
+// begins. Columns are clipped for the first of so many cells of a row, and for the last.
+template <int K>
+__device__ inline uint32_t unclipped_offsets(
+    const Geometry<uint32_t>& g, uint32_t top, uint32_t left, bool is_first, bool is_last) {
+  uint32_t columns = 0, offsets = 0;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const bool may_be_clipped = (is_first && k == 0) || (is_last && k == K - 1);
+    columns |= !may_be_clipped || left + k < g.axis[2].out ? 1u << k : 0;
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    offsets |= top + k < g.axis[1].out ? columns << k * K : 0;
+  }
+  return offsets;
+}
+
+template <class Combine, bool kOffsets, class Window, Elements kOf>
+__global__ void __launch_bounds__(kThreads, 1280 / kThreads) forward(
+    Tiling<uint32_t> tiling, Planes planes, Report report, bool pairs,
+    typename Combine::Element negative_zero, // see add_to_zero
+    const typename Combine::Element* __restrict__ input, AnyIndices indices,
+    typename Combine::Element* __restrict__ output) {
+  using T = typename Combine::Element;
+  using Held = typename Combine::Held;
+  constexpr int K = Window::K, P = Window::P, kCells = Window::kCells, kOwn = Window::kOwn;
+  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
+  constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
+  const Geometry<uint32_t>& g = tiling.geometry;
+  const auto& [depth, height, width] = g.axis;
+  for_each_flagged_item(tiling.items, report.stray_flags, [&](uint32_t i) {
+    const auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, planes.deep);
+    const uint32_t z = tile[0], p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
+    const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
+    uint32_t d = z, in_depth = 0; // slice of cells, and of their windows
+    if (planes.deep) {
+      in_depth = z;
+      d = split(in_depth, planes.depth_stride);
+    }
+    const bool is_covered = d < depth.in && in_depth < depth.kernel;
+    const uint32_t position = (z * height.out + 2 * p) * width.out + 2 * q; // of the first output
+    const uint32_t first = (outer * tiling.out_plane + position) * g.inner + channel;
+    const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
+    const bool row_exists[] = {2 * p < height.out, 2 * p + 1 < height.out};
+    const bool column_exists[] = {2 * q < width.out, 2 * q + 1 < width.out};
+    // Of the planes, from the first one. Where fewer than V are left, the last one is done again.
+    const int left = planes.slabs == 1 ? V : static_cast<int>(g.outer - outer);
+    uint32_t pooled[V] = {}, unpooled[V] = {};
+    if constexpr (kOf == Elements::planes) {
+#pragma unroll
+      for (int v = 1; v < V; ++v) {
+        pooled[v] = pooled[v - 1] + (v < left ? planes.next_pooled : 0);
+        unpooled[v] = unpooled[v - 1] + (v < left ? planes.next_output : 0);
+      }
+    }
+
+    // All cells are read before any is looked at. Names are positions, or offsets in this slice of
+    // the window.
+    uint32_t named[kCells][kCells][V];
+    Held value[kCells][kCells][V];
+    const auto name_of = [&](RawIndex<kOffsets> raw) {
+      return kOffsets ? narrowed(raw) - in_depth * (K * K) : narrowed(raw);
+    };
+#pragma unroll
+    for (int y = 0; y < kCells; ++y) {
+      const bool exists = is_covered && p + (y - kOwn) < height.in; // may wrap around
+      const uint32_t row = own + (y - kOwn) * width.in * g.inner;
+#pragma unroll
+      for (int x = 0; x < kCells; ++x) {
+        set_all(named[y][x], kNoCell);
+        const uint32_t from = row + (x - kOwn) * g.inner;
+        if ((kOfCells && x != kOwn) || !exists || q + (x - kOwn) >= width.in) {
+          continue;
+        }
+        if constexpr (kOf == Elements::planes) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            named[y][x][v] = name_of(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
+            value[y][x][v] = static_cast<Held>(input[from + pooled[v]]);
+          }
+        } else {
+          const auto raw = load_indices<kOffsets, V>(indices, from);
+          load_held<V>(input + from, value[y][x]);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            named[y][x][v] = name_of(raw[v]);
+          }
+        }
+      }
+      if constexpr (kOfCells && kCells > 1) { // neighbours are a thread's own too, but for one
+        constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kLast = kSide > 0 ? V - 1 : 0;
+        const uint32_t away = kSide > 0 ? V : -1;
+        if (exists && q + away < width.in) {
+          named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row + away)[0]);
+          value[y][kOther][kLast] = static_cast<Held>(input[row + away]);
+        }
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if (v != kLast) {
+            named[y][kOther][v] = named[y][kOwn][v + kSide];
+            value[y][kOther][v] = value[y][kOwn][v + kSide];
+          }
+        }
+      }
+    }
+
+    uint32_t names[2][2]; // of the outputs, by the own cell's index
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t name = kOffsets ? (r + P) * K + e + P : position + r * width.out + e;
+        names[r][e] = row_exists[r] && column_exists[e] ? name : kNoOutput;
+      }
+    }
+    Combine kept[2][2][V];
+    const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
+    bool all_inside = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      if constexpr (K == 2) {
+        value[0][0][v] = added_to_zero(value[0][0][v], negative_zero);
+      }
+      bool inside = false;
+#pragma unroll
+      for (int y = 0; y < kCells; ++y) {
+#pragma unroll
+        for (int x = 0; x < kCells; ++x) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) { // in its window, the output has these coordinates
+              const int in_y = r - 2 * (y - kOwn) + P, in_x = e - 2 * (x - kOwn) + P;
+              if (in_y >= 0 && in_y < K && in_x >= 0 && in_x < K) {
+                const bool is_own = y == kOwn && x == kOwn;
+                const uint32_t name = kOffsets && !is_own
+                                          ? static_cast<uint32_t>(in_y * K + in_x)
+                                          : names[r][e] + (kOfCells && !kOffsets ? 2 * v : 0);
+                const bool match = named[y][x][v] == name;
+                inside |= is_own && match;
+                kept[r][e][v].add_if(match, value[y][x][v]);
+              }
+            }
+          }
+        }
+      }
+      // A 2x2 window is the tile, in planes of one slice. Elsewhere the index is decoded.
+      const uint32_t name = named[kOwn][kOwn][v];
+      if constexpr (K == 3 && kOffsets) {
+        const bool is_first = !kOfCells || v == 0, is_last = !kOfCells || v == V - 1;
+        const uint32_t offsets = unclipped_offsets<K>(
+            g, top, first_column + (kOfCells ? 2 * v : 0), is_first, is_last);
+        inside = name < K * K && (offsets >> name & 1) != 0;
+      } else if (kOffsets && planes.deep) {
+        inside = name < K * K * depth.kernel && row_exists[1] && column_exists[1] &&
+                 z + depth.kernel <= depth.out;
+      } else if (K == 3 || planes.deep) {
+        const uint32_t column = first_column + (kOfCells ? 2 * v : 0);
+        inside = decoded<false>(tiling, name, {{z, top, column}}, planes.deep).in_window;
+      }
+      all_inside &= inside;
+    }
+
+    bool stray = false;
+    const bool is_cell = is_covered && in_depth == 0 && p < height.in && q < width.in;
+    if (is_cell && !all_inside) {
+#pragma unroll 1
+      for (int v = 0; v < (left < V ? left : V); ++v) {
+        const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);
+        const Position<uint32_t> cell{{d, p, q + (kOfCells ? v : 0)}};
+        stray |= is_stray(tiling, report.errors, indices, element, cell);
+      }
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!row_exists[r]) {
+        continue;
+      }
+      T* const to = output + (first + r * width.out * g.inner);
+      if constexpr (kOfCells) {
+        Combine line[2 * V];
+#pragma unroll
+        for (int v = 0; v < 2 * V; ++v) {
+          line[v] = kept[r][v % 2][v / 2];
+        }
+        store_results<2 * V>(to, line);
+      } else if (kOf == Elements::planes && pairs) {
+        if (column_exists[0]) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            const Combine pair[] = {kept[r][0][v], kept[r][1][v]};
+            store_results<2>(to + unpooled[v], pair);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (!column_exists[e]) {
+            continue;
+          }
+          if constexpr (kOfChannels) {
+            store_results<V>(to + e * g.inner, kept[r][e]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              to[e * g.inner + unpooled[v]] = kept[r][e][v].result();
+            }
+          }
+        }
+      }
+    }
+    return stray;
+  });
+}
+
+} // namespace maxunpool_cuda
