@@ -39,7 +39,7 @@ struct GatherPlan {
 // whose indices name one output, only the last gets its gradient, so a thread compares its index with
 // those of later cells.
 template <class T, bool kOffsets, bool kDropsLosers>
-__global__ void __launch_bounds__(kThreads, (kDropsLosers ? 1536 : 1280) / kThreads) backward(
+__global__ void __launch_bounds__(kThreads, (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1280) / kThreads) backward(
     Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
     AnyIndices indices, T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;

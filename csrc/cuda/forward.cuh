@@ -38,19 +38,17 @@ enum class Elements { planes, channels, cells };
 template <class T, bool kOffsets, class Window, Elements kOf>
 constexpr int elements_of_thread() {
   constexpr int kVector = kVectorBytes / sizeof(T);
-  constexpr bool kFewRegisters = Window::K == 2 || kOffsets;
   switch (kOf) {
     case Elements::cells:
       return std::clamp(kVector, 2, 8) / 2;
     case Elements::channels:
-      return std::min(kVector, kFewRegisters ? 8 : 4);
+      return std::min(kVector, Window::K == 2 ? 8 : 4);
     default:
-      return (Window::K == 2 ? 4 : 2) * (kOffsets ? 2 : 1);
+      return (Window::K == 2 ? 4 : 2) * (kOffsets && sizeof(T) < sizeof(uint64_t) ? 2 : 1);
   }
 }
 
-// What names no output, and is the name of none.
-constexpr uint32_t kNoCell = 0xC0000000u, kNoOutput = 0xE0000000u;
+constexpr uint32_t kNoCell = 0xC0000000u; // names no output
 
 // Bits of the offsets of a 3x3 window that are not clipped. `top` and `left`: where the window
 // begins. Columns are clipped for the first of so many cells of a row, and for the last.
@@ -71,7 +69,7 @@ __device__ inline uint32_t unclipped_offsets(
 }
 
 template <class Combine, bool kOffsets, class Window, Elements kOf>
-__global__ void __launch_bounds__(kThreads, 1280 / kThreads) forward(
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     Tiling<uint32_t> tiling, Planes planes, Report report, bool pairs,
     typename Combine::Element negative_zero, // see add_to_zero
     const typename Combine::Element* __restrict__ input, AnyIndices indices,
@@ -159,63 +157,96 @@ __global__ void __launch_bounds__(kThreads, 1280 / kThreads) forward(
       }
     }
 
-    uint32_t names[2][2]; // of the outputs, by the own cell's index
+    if constexpr (K == 2) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t name = kOffsets ? (r + P) * K + e + P : position + r * width.out + e;
-        names[r][e] = row_exists[r] && column_exists[e] ? name : kNoOutput;
-      }
-    }
-    Combine kept[2][2][V];
-    const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
-    bool all_inside = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if constexpr (K == 2) {
+      for (int v = 0; v < V; ++v) {
         value[0][0][v] = added_to_zero(value[0][0][v], negative_zero);
       }
-      bool inside = false;
+    }
+    const auto store_row = [&](int r, const Combine(&kept)[2][V]) {
+      T* const to = output + (first + r * width.out * g.inner);
+      if constexpr (kOfCells) {
+        Combine line[2 * V];
+#pragma unroll
+        for (int v = 0; v < 2 * V; ++v) {
+          line[v] = kept[v % 2][v / 2];
+        }
+        return store_results<2 * V>(to, line);
+      }
+      if (kOf == Elements::planes && pairs) {
+        if (column_exists[0]) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            const Combine pair[] = {kept[0][v], kept[1][v]};
+            store_results<2>(to + unpooled[v], pair);
+          }
+        }
+        return;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (!column_exists[e]) {
+          continue;
+        }
+        if constexpr (kOfChannels) {
+          store_results<V>(to + e * g.inner, kept[e]);
+        } else {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            to[e * g.inner + unpooled[v]] = kept[e][v].result();
+          }
+        }
+      }
+    };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      Combine kept[2][V];
 #pragma unroll
       for (int y = 0; y < kCells; ++y) {
 #pragma unroll
         for (int x = 0; x < kCells; ++x) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
+          for (int e = 0; e < 2; ++e) { // in the cell's window, the output has these coordinates
+            const int in_y = r - 2 * (y - kOwn) + P, in_x = e - 2 * (x - kOwn) + P;
+            if (in_y < 0 || in_y >= K || in_x < 0 || in_x >= K) {
+              continue;
+            }
+            const uint32_t name = kOffsets ? in_y * K + in_x : position + r * width.out + e;
 #pragma unroll
-            for (int e = 0; e < 2; ++e) { // in its window, the output has these coordinates
-              const int in_y = r - 2 * (y - kOwn) + P, in_x = e - 2 * (x - kOwn) + P;
-              if (in_y >= 0 && in_y < K && in_x >= 0 && in_x < K) {
-                const bool is_own = y == kOwn && x == kOwn;
-                const uint32_t name = kOffsets && !is_own
-                                          ? static_cast<uint32_t>(in_y * K + in_x)
-                                          : names[r][e] + (kOfCells && !kOffsets ? 2 * v : 0);
-                const bool match = named[y][x][v] == name;
-                inside |= is_own && match;
-                kept[r][e][v].add_if(match, value[y][x][v]);
-              }
+            for (int v = 0; v < V; ++v) {
+              const bool match = named[y][x][v] == name + (kOfCells && !kOffsets ? 2 * v : 0);
+              kept[e][v].add_if(match, value[y][x][v]);
             }
           }
         }
       }
-      // A 2x2 window is the tile, in planes of one slice. Elsewhere the index is decoded.
-      const uint32_t name = named[kOwn][kOwn][v];
-      if constexpr (K == 3 && kOffsets) {
-        const bool is_first = !kOfCells || v == 0, is_last = !kOfCells || v == V - 1;
-        const uint32_t offsets = unclipped_offsets<K>(
-            g, top, first_column + (kOfCells ? 2 * v : 0), is_first, is_last);
-        inside = name < K * K && (offsets >> name & 1) != 0;
-      } else if (kOffsets && planes.deep) {
-        inside = name < K * K * depth.kernel && row_exists[1] && column_exists[1] &&
-                 z + depth.kernel <= depth.out;
-      } else if (K == 3 || planes.deep) {
-        const uint32_t column = first_column + (kOfCells ? 2 * v : 0);
-        inside = decoded<false>(tiling, name, {{z, top, column}}, planes.deep).in_window;
+      if (row_exists[r]) {
+        store_row(r, kept);
       }
-      all_inside &= inside;
     }
 
+    // Whether the own indices are in their windows, as far as that is told at little cost.
+    const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
+    const bool is_whole = row_exists[1] && column_exists[1];  // if it is the tile
+    bool all_inside = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? 2 * v : 0;
+      if constexpr (K == 3 && kOffsets) {
+        const bool is_first = !kOfCells || v == 0, is_last = !kOfCells || v == V - 1;
+        const uint32_t offsets =
+            unclipped_offsets<K>(g, top, first_column + right, is_first, is_last);
+        all_inside &= name < K * K && (offsets >> name & 1) != 0;
+      } else if constexpr (kOffsets) {
+        all_inside &= name < K * K * depth.kernel && is_whole && z + depth.kernel <= depth.out;
+      } else if (K == 3 || planes.deep) {
+        const Position<uint32_t> start{{z, top, first_column + right}};
+        all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
+      } else {
+        const uint32_t away = name - position - right;
+        all_inside &= is_whole && (away < 2 || away - width.out < 2);
+      }
+    }
     bool stray = false;
     const bool is_cell = is_covered && in_depth == 0 && p < height.in && q < width.in;
     if (is_cell && !all_inside) {
@@ -224,45 +255,6 @@ __global__ void __launch_bounds__(kThreads, 1280 / kThreads) forward(
         const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);
         const Position<uint32_t> cell{{d, p, q + (kOfCells ? v : 0)}};
         stray |= is_stray(tiling, report.errors, indices, element, cell);
-      }
-    }
-
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!row_exists[r]) {
-        continue;
-      }
-      T* const to = output + (first + r * width.out * g.inner);
-      if constexpr (kOfCells) {
-        Combine line[2 * V];
-#pragma unroll
-        for (int v = 0; v < 2 * V; ++v) {
-          line[v] = kept[r][v % 2][v / 2];
-        }
-        store_results<2 * V>(to, line);
-      } else if (kOf == Elements::planes && pairs) {
-        if (column_exists[0]) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            const Combine pair[] = {kept[r][0][v], kept[r][1][v]};
-            store_results<2>(to + unpooled[v], pair);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (!column_exists[e]) {
-            continue;
-          }
-          if constexpr (kOfChannels) {
-            store_results<V>(to + e * g.inner, kept[r][e]);
-          } else {
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-              to[e * g.inner + unpooled[v]] = kept[r][e][v].result();
-            }
-          }
-        }
       }
     }
     return stray;

@@ -56,7 +56,7 @@ class PoolDispatch {
     // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
     // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
-    constexpr int kChannels = std::is_same_v<T, c10::Half> ? 4 : kVector;
+    constexpr int kChannels = std::is_same_v<T, c10::Half> || K == 3 ? 4 : kVector;
     const bool aligned = are_aligned({call_.input, call_.values, call_.indices});
     // In one row, threads of several rows would have nothing to share.
     const auto has_stride = [&](int64_t stride, bool also_in_one_row) {
