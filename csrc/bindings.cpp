@@ -128,15 +128,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   const Limits usual;
   m.def(
       "set_cuda_limits", // for tests; limits that are not named get their defaults
-      [](int64_t max_32bit_offset, int64_t slot_bytes, int64_t shared_bytes, int64_t small_bytes,
-         int64_t small_plane) {
-        limits() = {max_32bit_offset, slot_bytes, shared_bytes, small_bytes, small_plane};
+      [](int64_t max_32bit_offset, int64_t shared_bytes) {
+        limits() = {max_32bit_offset, shared_bytes};
       },
       pybind11::kw_only(), pybind11::arg("max_32bit_offset") = usual.max_32bit_offset,
-      pybind11::arg("slot_bytes") = usual.slot_bytes,
-      pybind11::arg("shared_bytes") = usual.shared_bytes,
-      pybind11::arg("small_bytes") = usual.small_bytes,
-      pybind11::arg("small_plane") = usual.small_plane);
+      pybind11::arg("shared_bytes") = usual.shared_bytes);
 #endif
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
