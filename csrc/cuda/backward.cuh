@@ -29,19 +29,21 @@ constexpr int kLaterCells = 4;
 
 struct GatherPlan {
   Planes planes;
-  bool takes_stray;              // stray indices are valid: "sum"
+  bool takes_stray;             // stray indices are valid: "sum"
   uint32_t shared[kLaterCells]; // bits of the window offsets of outputs that both windows cover
 };
 
 // Gradient for 32-bit offsets.
 //
-// kDropsLosers: "last" of windows that overlap, but no others than those of kLaterCells. Of the cells
-// whose indices name one output, only the last gets its gradient, so a thread compares its index with
-// those of later cells.
+// kDropsLosers: "last" of windows that overlap, but no others than those of kLaterCells. Of the
+// cells whose indices name one output, only the last gets its gradient, so a thread compares its
+// index with those of later cells.
 template <class T, bool kOffsets, bool kDropsLosers>
-__global__ void __launch_bounds__(kThreads, (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1280) / kThreads) backward(
-    Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
-    AnyIndices indices, T* __restrict__ grad_input) {
+__global__ void __launch_bounds__(
+    kThreads, (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1280) / kThreads)
+    backward(
+        Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
+        AnyIndices indices, T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
@@ -62,11 +64,6 @@ __global__ void __launch_bounds__(kThreads, (kDropsLosers && sizeof(T) < sizeof(
     }
 
     const Position<uint32_t> start = tiling.window_start(cell);
-    const auto fits = [&](int a) { // false where the window begins left of the output
-      const uint32_t out = g.axis[a].out, kernel = g.axis[a].kernel;
-      return start[a] < out && kernel <= out - start[a];
-    };
-    const bool whole = !deep && fits(1) && fits(2);
     const uint32_t output = outer * tiling.out_plane * g.inner + channel;
     T grad[kPlanes];
     uint32_t name[kPlanes];
@@ -74,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, (kDropsLosers && sizeof(T) < sizeof(
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
       name[u] = narrowed(raw[u]);
-      const auto found = decoded<kOffsets>(tiling, name[u], start, deep, whole);
+      const auto found = decoded<kOffsets>(tiling, name[u], start, deep);
       inside[u] = takes_stray ? found.in_plane : found.in_window;
       all_inside &= inside[u];
       const uint32_t target = inside[u] ? found.target : 0;

@@ -32,8 +32,7 @@ namespace maxunpool_cuda {
 template <class Launch>
 class Dispatch {
  public:
-  Dispatch(
-      const Launch& launch, const UnpoolCall& call, const Errors& errors, const Limits& limits)
+  Dispatch(const Launch& launch, const UnpoolCall& call, const Errors& errors, const Limits& limits)
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
@@ -97,11 +96,10 @@ class Dispatch {
       return std::max(axis.in, divide_up(axis.out, 2));
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
-      const bool pairs =
-          geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
+      const bool pairs = geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
       launch_items(
-          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes, pairs,
-          negative_zero<T>(), values<T>(), any_indices(), result<T>());
+          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes,
+          pairs, negative_zero<T>(), values<T>(), any_indices(), result<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
       constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
@@ -173,8 +171,8 @@ class Dispatch {
           geometry_, {depth.in, height.in, width.in}, kPlanesOfThread<kDropsLosers>);
       plan.planes = tiled.planes;
       launch_items(
-          maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiled.tiling, plan.planes.slabs, plan,
-          values<T>(), any_indices(), result<T>());
+          maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiled.tiling, plan.planes.slabs,
+          plan, values<T>(), any_indices(), result<T>());
     };
     with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
       if constexpr (sizeof(T) <= sizeof(uint64_t)) {
@@ -242,8 +240,9 @@ class Dispatch {
     constexpr int64_t kGrid = int64_t{1} << 30;
     const int64_t blocks = std::min(planes * count, is_second_ ? launch_.most_blocks : kGrid);
     launch_.parts(
-        kernel, blocks, threads, part * slot, parts, is_second_ ? Report{nullptr, report_.errors} : report_,
-        rest..., values<T>(), any_indices(), result<T>());
+        kernel, blocks, threads, part * slot, parts,
+        is_second_ ? Report{nullptr, report_.errors} : report_, rest..., values<T>(), any_indices(),
+        result<T>());
   }
 
   // ---- what both need

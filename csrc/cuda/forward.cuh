@@ -1,9 +1,10 @@
-// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, in one pass over the output: its owner writes
-// every element once, zero or not.
+// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, in one pass over the output: its owner
+// writes every element once, zero or not.
 //
-//   cells      | c | (c)     A thread owns a cell and the 2x2 outputs at it, of V elements each (see
-//   below      |(c)| (c)     Elements). If windows overlap, other cells may name these outputs too.
-//   outputs    | oo |        They are in brackets: without padding they lie above and to the left
+//   cells      | c | (c)     A thread owns a cell and the 2x2 outputs at it, of V elements each
+//   (see below      |(c)| (c)     Elements). If windows overlap, other cells may name these outputs
+//   too. outputs    | oo |        They are in brackets: without padding they lie above and to the
+//   left
 //              | oo |        instead.
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
@@ -11,7 +12,6 @@
 // it flags that (see Report), and the second kernel rewrites the slab.
 #pragma once
 
-#include "combine.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
@@ -26,13 +26,13 @@ template <int kKernel, int kPadding>
 struct Window2 {
   static_assert(kKernel == 2 ? kPadding == 0 : kKernel == 3 && kPadding <= 1);
   static constexpr int K = kKernel, P = kPadding;
-  // In a row or column, the cells whose windows cover outputs of a tile: how many, and which of them
-  // is the tile's own.
+  // In a row or column, the cells whose windows cover outputs of a tile: how many, and which of
+  // them is the tile's own.
   static constexpr int kCells = K - 1, kOwn = K == 3 && P == 0 ? 1 : 0;
 };
 
-// The elements of a thread: of one cell in V planes, of one cell in V channels that are a vector, or
-// of V cells of a row that are a vector.
+// The elements of a thread: of one cell in V planes, of one cell in V channels that are a vector,
+// or of V cells of a row that are a vector.
 enum class Elements { planes, channels, cells };
 
 template <class T, bool kOffsets, class Window, Elements kOf>
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
       if constexpr (kOfCells && kCells > 1) { // neighbours are a thread's own too, but for one
         constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kLast = kSide > 0 ? V - 1 : 0;
-        const uint32_t away = kSide > 0 ? V : -1;
+        const uint32_t away = kSide > 0 ? V : ~0u;
         if (exists && q + away < width.in) {
           named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row + away)[0]);
           value[y][kOther][kLast] = static_cast<Held>(input[row + away]);

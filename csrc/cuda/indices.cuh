@@ -34,7 +34,8 @@ using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
 // Loads N neighbours from element `i` on, an aligned vector.
 template <bool kOffsets, int N>
-__device__ inline Vector<RawIndex<kOffsets>, N> load_indices(const AnyIndices& indices, uint32_t i) {
+__device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
+    const AnyIndices& indices, uint32_t i) {
   Vector<RawIndex<kOffsets>, N> raw;
   const auto load_as = [&]<class Index>(Index) {
     const auto vector = load<N>(static_cast<const Index*>(indices.data) + i);
@@ -114,32 +115,25 @@ struct Decoded {
 };
 
 // Decodes an index of the cell whose window begins at `start`. Unless `deep`, depth is one
-// everywhere. `whole`: the window is not clipped, and not `deep`.
+// everywhere.
 template <bool kOffsets, class Offset>
 __device__ inline Decoded<Offset> decoded(
-    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep,
-    bool whole = false) {
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
   const auto& [depth, height, width] = decoder.geometry.axis;
   if constexpr (kOffsets) {
-    Offset target, y = decoder.kernel_width.divide(index), x = index - y * width.kernel;
+    Offset x = index, y = split(x, decoder.kernel_width), z = 0;
     bool inside = true;
-    if (whole) {
-      inside = index < height.kernel * width.kernel;
-      target = start[1] * width.out + start[2] + index + y * (width.out - width.kernel);
-    } else {
-      Offset z = 0;
-      if (deep) {
-        z = split(y, decoder.kernel_height);
-        inside = z < depth.kernel;
-        z += start[0];
-        inside &= z < depth.out;
-      }
-      inside &= y < height.kernel;
-      y += start[1];
-      x += start[2];
-      inside &= (y < height.out) & (x < width.out);
-      target = (z * height.out + y) * width.out + x;
+    if (deep) {
+      z = split(y, decoder.kernel_height);
+      inside = z < depth.kernel;
+      z += start[0];
+      inside &= z < depth.out;
     }
+    inside &= y < height.kernel;
+    y += start[1];
+    x += start[2];
+    inside &= (y < height.out) & (x < width.out);
+    const Offset target = (z * height.out + y) * width.out + x;
     return {inside ? target : static_cast<Offset>(-1), inside, inside};
   } else {
     const bool in_plane = index < decoder.out_plane;

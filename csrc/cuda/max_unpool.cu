@@ -13,7 +13,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -24,29 +23,15 @@
 #include <cstdlib>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
-// Processors of a device, asked for once.
-int64_t processors_of(c10::DeviceIndex device) {
-  static const std::vector<int> all = [] {
-    std::vector<int> counts(c10::cuda::device_count());
-    for (size_t i = 0; i < counts.size(); ++i) {
-      C10_CUDA_CHECK(cudaDeviceGetAttribute(
-          &counts[i], cudaDevAttrMultiProcessorCount, static_cast<int>(i)));
-    }
-    return counts;
-  }();
-  return all.at(device);
-}
-
 struct UnpoolLaunch : ItemLaunch {
   static constexpr int64_t threads = kThreads;
+  static constexpr int64_t most_blocks = 512; // some for each processor of a large GPU
 
   c10::Device device;
-  int64_t most_blocks;
   at::Tensor& memory; // of the workspace
 
   uint32_t* workspace(int64_t count) const {
@@ -77,10 +62,8 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  constexpr int64_t kBlocksOfProcessor = 4;
   at::Tensor memory;
-  const UnpoolLaunch launch{
-      {stream}, device, kBlocksOfProcessor * processors_of(device.index()), memory};
+  const UnpoolLaunch launch{{stream}, device, memory};
   Dispatch(launch, call, errors.for_call(), limits()).run();
   if (checks_in_step() && !is_capturing()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream));

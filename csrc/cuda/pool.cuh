@@ -58,9 +58,9 @@ __device__ inline void for_each_row(
   }
 }
 
-// kEven: rows, of the input and of the windows, divide into vectors, and the windows' first column is
-// K == 3 elements left of the thread's vector. Else V is 1, under any padding: neighbouring threads
-// still write neighbouring elements, and R rows share the work.
+// kEven: rows, of the input and of the windows, divide into vectors, and the windows' first column
+// is K == 3 elements left of the thread's vector. Else V is 1, under any padding: neighbouring
+// threads still write neighbouring elements, and R rows share the work.
 template <class T, int K, int S, int V, int R, bool kEven>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     pool_rows(Tiling<uint32_t> tiling, const T* __restrict__ input, Pooled<T> pooled) {
@@ -193,10 +193,9 @@ struct Dilation {
 };
 
 template <class T, class Offset>
-__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1)
-    pool_windows(
-        Tiling<Offset> tiling, const T* __restrict__ input, Pooled<T> pooled,
-        Dilation<Offset> dilation, T lowest) {
+__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1) pool_windows(
+    Tiling<Offset> tiling, const T* __restrict__ input, Pooled<T> pooled, Dilation<Offset> dilation,
+    T lowest) {
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;
     const bool as_offsets = pooled.takes_offsets();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../geometry.h"
-#include "atomics.cuh"
 #include "divider.cuh"
 #include "indices.cuh"
 #include "tiling.cuh"
@@ -11,14 +10,33 @@
 
 namespace maxunpool_cuda {
 
+// Loads what another thread may write meanwhile.
+__device__ inline uint32_t load_relaxed(const uint32_t* from) {
+#ifdef __CUDA_ARCH__
+  return *static_cast<const volatile uint32_t*>(from);
+#else
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
+#endif
+}
+
+// Stores what the host waits for, after all that this thread has stored before.
+__device__ inline void store_for_host(uint32_t* to, uint32_t value) {
+#ifdef __CUDA_ARCH__
+  __threadfence_system();
+  *static_cast<volatile uint32_t*>(to) = value;
+#else
+  __atomic_store_n(to, value, __ATOMIC_RELEASE);
+#endif
+}
+
 // A bad index, in host memory that the device can write.
 struct BadIndex {
   uint32_t ready; // 1 + the epoch of the report, once the rest is there
   int32_t rank;
   int64_t index;
-  int64_t position; // in the pooled plane
-  int64_t plane;    // in batch * channels
-  int64_t out[3];   // output sizes
+  int64_t position;  // in the pooled plane
+  int64_t plane;     // in batch * channels
+  int64_t out[3];    // output sizes
   int32_t in_window; // the index is a window offset
 };
 

@@ -13,9 +13,9 @@
 #pragma once
 
 #include "../reduction.h"
-#include "combine.cuh"
 #include "indices.cuh"
 #include "report.cuh"
+#include "vector.cuh"
 
 #include <cstdint>
 #include <type_traits>

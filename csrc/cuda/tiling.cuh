@@ -76,7 +76,7 @@ struct Tiling : Decoder<Offset> {
 // Of a channels_last tensor, threads that follow each other own channels that do, and planes are
 // channels too where these divide.
 struct Planes {
-  uint32_t slabs = 1; // slabs of a thread's planes: as many, or one
+  uint32_t slabs = 1;                        // slabs of a thread's planes: as many, or one
   uint32_t next_pooled = 0, next_output = 0; // from one of its planes to the next, in elements
   bool deep;                                 // depth is not one everywhere
   Divider<uint32_t> depth_stride;
@@ -103,8 +103,8 @@ struct PlanesTiling {
   }
 };
 
-// Whether all intermediate values of all kernels stay below the limit, for windows of that dilation,
-// and `more` rows of windows beyond those of the geometry.
+// Whether all intermediate values of all kernels stay below the limit, for windows of that
+// dilation, and `more` rows of windows beyond those of the geometry.
 inline bool fits_32bit(
     const Geometry<int64_t>& geometry, int64_t limit, const int64_t (&dilation)[3] = {1, 1, 1},
     int64_t more = 0) {

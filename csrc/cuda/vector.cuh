@@ -1,12 +1,16 @@
-// Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each).
+// Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each). And
+// how an owner combines the pooled elements that name its output, in row-major order; Held is the
+// type of a pooled element in registers.
 #pragma once
 
 #include "../geometry.h"
+#include "../reduction.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 
@@ -43,6 +47,89 @@ __device__ inline void set_all(T (&array)[N], T value) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     array[i] = value;
+  }
+}
+
+// Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
+template <class T>
+struct CombineLast {
+  using Element = T;
+  static constexpr bool kMoves = true; // it only moves data
+  using Held = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
+
+  Held value{};
+
+  __device__ void add(Held pooled) { value = pooled; }
+  __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
+  __device__ T result() const { return static_cast<T>(value); }
+};
+
+// Sum, which starts from +0.
+template <class T>
+struct CombineSum {
+  using Element = T;
+  static constexpr bool kMoves = false;
+  using Held = Accumulator<T>;
+
+  Held sum{};
+
+  __device__ void add(Held pooled) { sum = plus<Held>(sum, pooled); }
+  __device__ void add_if(bool match, Held pooled) {
+    if (match) {
+      add(pooled);
+    }
+  }
+  __device__ T result() const { return static_cast<T>(sum); }
+};
+
+// The element plus the +0 that a sum starts from: that changes -0 alone. `negative_zero` is the
+// bits of -0 where results are sums of floating-point numbers, else 0, and nothing changes.
+template <class T, class Held>
+__device__ inline Held added_to_zero(Held value, T negative_zero) {
+  return negative_zero != T{} && static_cast<T>(value) == negative_zero ? Held{} : value;
+}
+
+// Whether N small elements, held in a word each, fill whole words.
+template <class T, class Held, int N>
+constexpr bool kFillWords = sizeof(T) < sizeof(uint32_t) && std::is_same_v<Held, uint32_t> &&
+                            N * sizeof(T) % sizeof(uint32_t) == 0;
+
+// Loads or stores N elements; `from` and `to` are aligned for all of them.
+template <int N, class T, class Held>
+__device__ inline void load_held(const T* from, Held* held) {
+  if constexpr (kFillWords<T, Held, N>) {
+    constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
+    const auto words = load<N / kInWord>(reinterpret_cast<const uint32_t*>(from));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = words[i / kInWord] >> i % kInWord * (8 * sizeof(T));
+    }
+  } else {
+    const auto vector = load<N>(from);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      held[i] = static_cast<Held>(vector[i]);
+    }
+  }
+}
+template <int N, class Combine>
+__device__ inline void store_results(typename Combine::Element* to, const Combine* kept) {
+  using T = typename Combine::Element;
+  if constexpr (kFillWords<T, typename Combine::Held, N>) {
+    constexpr int kInWord = sizeof(uint32_t) / sizeof(T);
+    Vector<uint32_t, N / kInWord> words{};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      words[i / kInWord] |= uint32_t{kept[i].result()} << i % kInWord * (8 * sizeof(T));
+    }
+    store(reinterpret_cast<uint32_t*>(to), words);
+  } else {
+    Vector<T, N> vector;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      vector[i] = kept[i].result();
+    }
+    store(to, vector);
   }
 }
 
