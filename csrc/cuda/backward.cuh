@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(
     bool inside[kPlanes], all_inside = true, stray = false;
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
-      name[u] = narrowed(raw[u]);
+      name[u] = index_as<uint32_t>(raw[u]);
       const auto found = decoded<kOffsets>(tiling, name[u], start, deep);
       inside[u] = takes_stray ? found.in_plane : found.in_window;
       all_inside &= inside[u];

@@ -39,7 +39,8 @@ class Dispatch {
         limits_(limits),
         report_{nullptr, errors},
         last_(call.reduce == Reduce::last),
-        may_stray_(call.index_type != c10::ScalarType::Byte && (call.forward || last_)) {}
+        offsets_(call.index_type == c10::ScalarType::Byte),
+        may_stray_(!offsets_ && (call.forward || last_)) {}
 
   void run() {
     if (fits_32bit(geometry_, limits_.max_32bit_offset)) {
@@ -50,6 +51,7 @@ class Dispatch {
     }
     if (may_stray_) {
       is_second_ = true;
+      report_.stray_flags = nullptr;
       slots();
     }
   }
@@ -77,11 +79,8 @@ class Dispatch {
 
   template <class Combine, class... Windows>
   void forward_as() {
-    if (call_.index_type == c10::ScalarType::Byte) {
-      (forward_if<Combine, true, Windows>(), ...);
-    } else {
-      (forward_if<Combine, false, Windows>(), ...);
-    }
+    offsets_ ? (forward_if<Combine, true, Windows>(), ...)
+             : (forward_if<Combine, false, Windows>(), ...);
   }
 
   template <class Combine, bool kOffsets, class Window>
@@ -97,9 +96,9 @@ class Dispatch {
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
       const bool pairs = geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
-      launch_items(
+      launch_items<T>(
           maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes,
-          pairs, negative_zero<T>(), values<T>(), any_indices(), result<T>());
+          pairs, negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
       constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
@@ -116,8 +115,13 @@ class Dispatch {
       }
     }
     constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
-    const PlanesTiling tiled(*geometry, {depth.out, tiles(height), tiles(width)}, kPlanes);
-    launch.template operator()<Elements::planes>(tiled.tiling, tiled.planes);
+    const Planes planes(*geometry, kPlanes);
+    launch.template operator()<Elements::planes>(
+        {*geometry,
+         {depth.out, tiles(height), tiles(width)},
+         planes.slabs == 1 ? geometry->inner / kPlanes : geometry->inner,
+         planes.slabs},
+        planes);
   }
 
   // The geometry, if windows are these in height and width and do not overlap in depth. A row of
@@ -129,7 +133,7 @@ class Dispatch {
     auto& [depth, height, width] = g.axis;
     const bool one_row =
         height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
-    if (one_row && (Window::P == 0 || call_.index_type != c10::ScalarType::Byte)) {
+    if (one_row && (Window::P == 0 || !offsets_)) {
       height = {1, 1, Window::K, 2, Window::P};
     }
     const auto fits = [](const Axis<int64_t>& axis) {
@@ -147,43 +151,37 @@ class Dispatch {
     const bool drops_losers = last_ && !disjoint(geometry_);
     GatherPlan plan{Planes(geometry_), !last_, {}};
     if (drops_losers) {
-      const auto reaches_far = [](const Axis<int64_t>& axis) {
-        return axis.kernel > 2 * axis.stride;
-      };
       constexpr int64_t kBits = 32;
-      if (depth.kernel > 1 || reaches_far(height) || reaches_far(width) ||
-          height.kernel > kBits / width.kernel) {
+      if (depth.kernel > 1 || height.kernel > 2 * height.stride ||
+          width.kernel > 2 * width.stride || height.kernel > kBits / width.kernel) {
         return;
       }
-      for (int n = 0; n < kLaterCells; ++n) {
-        const int64_t down = n > 0 ? height.stride : 0;
-        const int64_t right = (n == 0 ? 1 : n - 2) * width.stride;
-        for (int64_t y = down; y < height.kernel; ++y) {
-          for (int64_t x = 0; x < width.kernel; ++x) {
-            const bool is_shared = x >= right && x < width.kernel + right;
-            plan.shared[n] |= is_shared ? 1u << (y * width.kernel + x) : 0;
-          }
+      for (int64_t bit = 0; bit < height.kernel * width.kernel; ++bit) {
+        const int64_t y = bit / width.kernel, x = bit % width.kernel;
+        for (int n = 0; n < kLaterCells; ++n) { // of which the window begins there:
+          const int64_t down = n > 0 ? height.stride : 0;
+          const int64_t right = (n == 0 ? 1 : n - 2) * width.stride;
+          const bool is_shared = y >= down && x >= right && x < width.kernel + right;
+          plan.shared[n] |= is_shared ? 1u << bit : 0;
         }
       }
     }
-    const auto launch = [&]<class T, bool kOffsets, bool kDropsLosers>() {
-      const PlanesTiling tiled(
-          geometry_, {depth.in, height.in, width.in}, kPlanesOfThread<kDropsLosers>);
-      plan.planes = tiled.planes;
-      launch_items(
-          maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiled.tiling, plan.planes.slabs,
-          plan, values<T>(), any_indices(), result<T>());
-    };
     with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+      const auto launch = [&]<bool kOffsets, bool kDropsLosers>() {
+        constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
+        plan.planes = Planes(geometry_, kPlanes);
+        const Tiling<uint32_t> tiling(
+            geometry_, {depth.in, height.in, width.in},
+            plan.planes.slabs == 1 ? geometry_.inner / kPlanes : geometry_.inner,
+            plan.planes.slabs);
+        launch_items<T>(
+            maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiling, plan.planes.slabs, plan);
+      };
       if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-        const bool offsets = call_.index_type == c10::ScalarType::Byte;
-        if (drops_losers) {
-          offsets ? launch.template operator()<T, true, true>()
-                  : launch.template operator()<T, false, true>();
-        } else {
-          offsets ? launch.template operator()<T, true, false>()
-                  : launch.template operator()<T, false, false>();
-        }
+        drops_losers ? offsets_ ? launch.template operator()<true, true>()
+                                : launch.template operator()<false, true>()
+        : offsets_   ? launch.template operator()<true, false>()
+                     : launch.template operator()<false, false>();
       }
     });
   }
@@ -218,8 +216,8 @@ class Dispatch {
     Parts parts{
         Decoder<uint64_t>(geometry_),
         {},
-        divider<uint64_t>(geometry_.axis[1].in),
-        divider<uint64_t>(geometry_.axis[2].in),
+        Divider<uint64_t>(geometry_.axis[1].in),
+        Divider<uint64_t>(geometry_.axis[2].in),
         static_cast<uint64_t>(part),
         static_cast<uint64_t>(count),
         static_cast<uint64_t>(planes),
@@ -228,7 +226,7 @@ class Dispatch {
         stray_flags_};
     for (int a = 0; a < 3; ++a) {
       const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
-      parts.stride[a] = divider<uint64_t>(stride);
+      parts.stride[a] = Divider<uint64_t>(stride);
       // The index of a window that covers no output is checked all the same.
       parts.all_cells |= padding >= kernel || (in - 1) * stride - padding >= out;
     }
@@ -240,21 +238,22 @@ class Dispatch {
     constexpr int64_t kGrid = int64_t{1} << 30;
     const int64_t blocks = std::min(planes * count, is_second_ ? launch_.most_blocks : kGrid);
     launch_.parts(
-        kernel, blocks, threads, part * slot, parts,
-        is_second_ ? Report{nullptr, report_.errors} : report_, rest..., values<T>(), any_indices(),
-        result<T>());
+        kernel, blocks, threads, part * slot, parts, report_, rest...,
+        static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
 
   // ---- what both need
 
   // Launches a first kernel of items, of so many slabs each.
-  template <class Kernel, class Plan, class... Rest>
+  template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
       Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t slabs, const Plan& plan,
       const Rest&... rest) {
     const int64_t items = tiling.items, threads = launch_.threads;
     flag(divide_up(items, threads), threads, items / divide_up(geometry_.outer, slabs), slabs);
-    launch_(kernel, items, tiling, plan, report_, rest...);
+    launch_(
+        kernel, items, tiling, plan, report_, rest..., static_cast<const T*>(call_.values),
+        any_indices(), static_cast<T*>(call_.result));
   }
 
   // Makes room for the stray flags of the first kernel. See StrayFlags.
@@ -262,19 +261,12 @@ class Dispatch {
     launched_ = true;
     if (may_stray_) {
       report_.stray_flags = launch_.workspace(count);
-      const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
-      stray_flags_ = {report_.stray_flags, size(chunk_items), size(slab_items), size(slabs)};
+      stray_flags_ = {
+          report_.stray_flags, Divider<uint64_t>(chunk_items), Divider<uint64_t>(slabs),
+          static_cast<uint64_t>(slab_items)};
     }
   }
 
-  template <class T>
-  const T* values() const {
-    return static_cast<const T*>(call_.values);
-  }
-  template <class T>
-  T* result() const {
-    return static_cast<T*>(call_.result);
-  }
   AnyIndices any_indices() const {
     return {call_.indices, static_cast<int>(c10::elementSize(call_.index_type))};
   }
@@ -293,7 +285,7 @@ class Dispatch {
   const Geometry<int64_t>& geometry_;
   const Limits& limits_;
   Report report_;
-  const bool last_, may_stray_;
+  const bool last_, offsets_, may_stray_;
   StrayFlags stray_flags_{};
   bool launched_ = false, is_second_ = false;
 };

@@ -17,12 +17,12 @@ template <>
 class Divider<uint32_t> {
  public:
   Divider() = default;
-  explicit Divider(uint32_t divisor) : divisor_(divisor) {
-    while ((uint64_t{1} << shift_) < divisor) {
+  explicit Divider(int64_t divisor) : divisor_(static_cast<uint32_t>(divisor)) {
+    while ((uint64_t{1} << shift_) < divisor_) {
       ++shift_;
     }
     const uint64_t power = uint64_t{1} << shift_;
-    reciprocal_ = static_cast<uint32_t>(((power - divisor) << 32) / divisor + 1);
+    reciprocal_ = static_cast<uint32_t>(((power - divisor_) << 32) / divisor_ + 1);
   }
 
   MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
@@ -46,8 +46,8 @@ template <>
 class Divider<uint64_t> {
  public:
   Divider() = default;
-  explicit Divider(uint64_t divisor)
-      : divisor_(divisor), narrow_(divisor < kNarrow ? static_cast<uint32_t>(divisor) : 1) {}
+  explicit Divider(int64_t divisor)
+      : divisor_(static_cast<uint64_t>(divisor)), narrow_(divisor_ < kNarrow ? divisor : 1) {}
 
   MAXUNPOOL_HOST_DEVICE uint64_t divide(uint64_t n) const {
     return (n | divisor_) < kNarrow ? narrow_.divide(static_cast<uint32_t>(n)) : n / divisor_;
@@ -60,12 +60,6 @@ class Divider<uint64_t> {
   uint64_t divisor_ = 1;
   Divider<uint32_t> narrow_;
 };
-
-// Divider by a number that fits Offset.
-template <class Offset>
-Divider<Offset> divider(int64_t by) {
-  return Divider<Offset>(static_cast<Offset>(by));
-}
 
 // Splits `n` into a quotient, returned, and a remainder, left in `n`.
 template <class Offset>

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     uint32_t named[kCells][kCells][V];
     Held value[kCells][kCells][V];
     const auto name_of = [&](RawIndex<kOffsets> raw) {
-      return kOffsets ? narrowed(raw) - in_depth * (K * K) : narrowed(raw);
+      return kOffsets ? raw - in_depth * (K * K) : index_as<uint32_t>(raw);
     };
 #pragma unroll
     for (int y = 0; y < kCells; ++y) {
@@ -253,8 +253,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
 #pragma unroll 1
       for (int v = 0; v < (left < V ? left : V); ++v) {
         const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);
-        const Position<uint32_t> cell{{d, p, q + (kOfCells ? v : 0)}};
-        stray |= is_stray(tiling, report.errors, indices, element, cell);
+        const auto start = tiling.window_start({{d, p, q + (kOfCells ? v : 0)}});
+        const auto found = decoded_or_reported(tiling, report.errors, indices, element, start);
+        stray |= found.in_plane && !found.in_window;
       }
     }
     return stray;

@@ -54,14 +54,13 @@ __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
   return raw;
 }
 
-// Index in 32 bits. A flat one that no plane has becomes kNowhere.
+// Index as an Offset. Of 32 bits, one that no plane has becomes kNowhere.
 constexpr uint32_t kNowhere = 0x80000000u;
 
-__device__ inline uint32_t narrowed(uint32_t offset) {
-  return offset;
-}
-__device__ inline uint32_t narrowed(uint64_t index) {
-  return index < kNowhere ? static_cast<uint32_t>(index) : kNowhere;
+template <class Offset>
+__device__ inline Offset index_as(uint64_t index) {
+  return sizeof(Offset) == sizeof(index) || index < kNowhere ? static_cast<Offset>(index)
+                                                             : static_cast<Offset>(kNowhere);
 }
 
 template <class Offset>
@@ -90,10 +89,10 @@ struct Decoder {
     }
     in_plane = geometry.in_plane();
     out_plane = geometry.out_plane();
-    out_height = divider<Offset>(from.axis[1].out);
-    out_width = divider<Offset>(from.axis[2].out);
-    kernel_height = divider<Offset>(from.axis[1].kernel);
-    kernel_width = divider<Offset>(from.axis[2].kernel);
+    out_height = Divider<Offset>(from.axis[1].out);
+    out_width = Divider<Offset>(from.axis[2].out);
+    kernel_height = Divider<Offset>(from.axis[1].kernel);
+    kernel_width = Divider<Offset>(from.axis[2].kernel);
   }
 
   // Begin of the cell's window; a coordinate below 0 wraps around.
@@ -147,22 +146,6 @@ __device__ inline Decoded<Offset> decoded(
     inside &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
     return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
   }
-}
-
-// Decodes the index of a pooled element, of that cell.
-template <class Offset>
-__device__ inline Decoded<Offset> decoded_at(
-    const Decoder<Offset>& decoder, const AnyIndices& indices, Offset element,
-    const Position<Offset>& cell) {
-  const Position<Offset> start = decoder.window_start(cell);
-  const auto index = static_cast<uint64_t>(indices[element]);
-  if (indices.are_offsets()) {
-    return decoded<true>(decoder, static_cast<Offset>(index), start, true);
-  }
-  // An index that does not fit Offset is in no plane.
-  const bool fits = static_cast<Offset>(index) == index;
-  return decoded<false>(
-      decoder, fits ? static_cast<Offset>(index) : static_cast<Offset>(-1), start, true);
 }
 
 } // namespace maxunpool_cuda

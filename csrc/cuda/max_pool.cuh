@@ -66,23 +66,19 @@ class PoolDispatch {
                          width.out % kVector == 0 && width.out >= 2 * width.in;
     if (geometry_.inner == 1) {
       if (aligned && divides && has_stride(2, kRows == 1)) {
-        launch<T, uint32_t>(pool_rows<T, K, 2, kInRow, kRows, true>, kRows, kInRow, 1);
-        return true;
+        return launch<T, uint32_t>(pool_rows<T, K, 2, kInRow, kRows, true>, kRows, kInRow, 1);
       }
       if (has_stride(2, false)) {
-        launch<T, uint32_t>(pool_rows<T, K, 2, 1, kMostRows, false>, kMostRows, 1, 1);
-        return true;
+        return launch<T, uint32_t>(pool_rows<T, K, 2, 1, kMostRows, false>, kMostRows, 1, 1);
       }
       if constexpr (K == 3) {
         if (has_stride(1, false)) {
-          launch<T, uint32_t>(pool_rows<T, K, 1, 1, kMostRows, false>, kMostRows, 1, 1);
-          return true;
+          return launch<T, uint32_t>(pool_rows<T, K, 1, 1, kMostRows, false>, kMostRows, 1, 1);
         }
       }
     }
     if (aligned && geometry_.inner % kChannels == 0) {
-      launch<T, uint32_t>(pool_channels<T, K, kChannels>, 1, 1, kChannels);
-      return true;
+      return launch<T, uint32_t>(pool_channels<T, K, kChannels>, 1, 1, kChannels);
     }
     return false;
   }
@@ -93,13 +89,13 @@ class PoolDispatch {
     const T lowest = static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
     const auto& [depth, height, width] = call_.dilation;
     const Dilation<Offset> dilation{
-        {divider<Offset>(depth), divider<Offset>(height), divider<Offset>(width)}};
+        {Divider<Offset>(depth), Divider<Offset>(height), Divider<Offset>(width)}};
     launch<T, Offset>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
   }
 
   // Launches a thread for so many windows in height and width, and so many channels.
   template <class T, class Offset, class Kernel, class... Rest>
-  void launch(Kernel* kernel, int rows, int columns, int channels, const Rest&... rest) const {
+  bool launch(Kernel* kernel, int rows, int columns, int channels, const Rest&... rest) const {
     const auto& [depth, height, width] = geometry_.axis;
     const Tiling<Offset> tiling(
         geometry_, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
@@ -107,6 +103,7 @@ class PoolDispatch {
     const Pooled<T> pooled{
         static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
     launch_(kernel, tiling.items, tiling, static_cast<const T*>(call_.input), pooled, rest...);
+    return true;
   }
 
   const Launch& launch_;

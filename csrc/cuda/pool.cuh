@@ -171,18 +171,17 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   });
 }
 
-template <class Offset>
-struct Range {
-  Offset first, end;
-};
-
 // Dilation, which the geometry does not say. Offset is as in Decoder.
 template <class Offset>
 struct Dilation {
+  struct Range {
+    Offset first, end;
+  };
+
   Divider<Offset> axis[3];
 
   // Taps of window p, in dimension a, that lie in the input: numbers [first, end).
-  __device__ Range<Offset> taps_inside(const Geometry<Offset>& g, int a, Offset p) const {
+  __device__ Range taps_inside(const Geometry<Offset>& g, int a, Offset p) const {
     const auto& [in, out, kernel, stride, padding] = g.axis[a];
     const Offset start = p * stride, past = out + padding; // both count the padding
     const Offset end = start < past ? axis[a].divide(past - start - 1) + 1 : 0;

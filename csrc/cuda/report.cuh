@@ -89,16 +89,20 @@ struct Report {
   Errors errors;
 };
 
-// Whether the index of a pooled element, of that cell, is stray. Reports it if it is bad.
+// Decodes the index of a pooled element, whose window begins at `start`, and reports it if it is
+// bad.
 template <class Offset>
-__device__ inline bool is_stray(
+__device__ inline Decoded<Offset> decoded_or_reported(
     const Decoder<Offset>& decoder, const Errors& errors, const AnyIndices& indices, Offset element,
-    const Position<Offset>& cell) {
-  const auto found = decoded_at(decoder, indices, element, cell);
+    const Position<Offset>& start) {
+  const int64_t index = indices[element];
+  const auto unsigned_index = index_as<Offset>(static_cast<uint64_t>(index));
+  const auto found = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start, true)
+                                           : decoded<false>(decoder, unsigned_index, start, true);
   if (!found.in_plane) {
-    errors.report(decoder.geometry, element, indices.are_offsets(), indices[element]);
+    errors.report(decoder.geometry, element, indices.are_offsets(), index);
   }
-  return found.in_plane && !found.in_window;
+  return found;
 }
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
@@ -122,15 +126,15 @@ __device__ inline void for_each_flagged_item(
 // Stray flags, as the second kernel reads them. A chunk that two slabs share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
-  uint64_t chunk_items, slab_items; // items of a chunk; of so many slabs
-  uint64_t slabs;
+  Divider<uint64_t> chunk_items, slabs; // a chunk has so many items,
+  uint64_t slab_items;                  // and so many slabs have so many
 
   // Whether slabs [first, end) are flagged, as far as this thread looks.
   __device__ bool any(uint64_t first, uint64_t end) const {
-    const uint64_t last = (((end - 1) / slabs + 1) * slab_items - 1) / chunk_items;
+    const uint64_t begin = chunk_items.divide(slabs.divide(first) * slab_items);
+    const uint64_t last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
     bool found = false;
-    for (uint64_t i = first / slabs * slab_items / chunk_items + threadIdx.x; i <= last;
-         i += blockDim.x) {
+    for (uint64_t i = begin + threadIdx.x; i <= last; i += blockDim.x) {
       found |= flags[i] != 0;
     }
     return found;

@@ -65,20 +65,19 @@ class Piece {
   }
   __device__ bool holds(uint64_t target) const { return target - first < count; }
 
-  // Output that a cell names, or a number beyond the plane.
-  __device__ uint64_t target(const AnyIndices& indices, uint64_t cell) const {
+  // Output that a cell names, or a number beyond the plane. As the first kernel, finds stray
+  // indices and reports bad ones.
+  __device__ uint64_t
+  target(const AnyIndices& indices, uint64_t cell, const Errors& errors, bool& stray) const {
     const Decoder<uint64_t>& decoder = all_.decoder;
-    if (indices.are_offsets()) {
-      const auto offset = static_cast<uint64_t>(indices[element(cell)]);
-      return decoded<true>(decoder, offset, decoder.window_start(coordinates(cell)), true).target;
+    if (all_.is_second) { // flat indices alone have one
+      const auto index = static_cast<uint64_t>(indices[element(cell)]);
+      return index < decoder.out_plane ? index : ~uint64_t{0};
     }
-    const auto index = static_cast<uint64_t>(indices[element(cell)]);
-    return index < decoder.out_plane ? index : ~uint64_t{0};
-  }
-  // Whether a cell's index is stray; as the first kernel. Reports it if it is bad.
-  __device__ bool check(const AnyIndices& indices, uint64_t cell, const Errors& errors) const {
-    return !all_.is_second &&
-           is_stray(all_.decoder, errors, indices, element(cell), coordinates(cell));
+    const auto start = decoder.window_start(coordinates(cell));
+    const auto found = decoded_or_reported(decoder, errors, indices, element(cell), start);
+    stray |= found.in_plane && !found.in_window;
+    return found.target;
   }
   // Whether the part holds the output where the cell's window begins.
   __device__ bool holds_window(uint64_t cell) const {
@@ -191,8 +190,7 @@ __device__ inline bool fill_with_last(
   __syncthreads();
   bool stray = false;
   for_each_in_block(piece.begin, piece.end, [&](uint64_t cell) {
-    stray |= piece.check(indices, cell, errors);
-    const uint64_t target = piece.target(indices, cell);
+    const uint64_t target = piece.target(indices, cell, errors, stray);
     if (piece.holds(target)) {
       atomicMax(slots + (target - piece.first), static_cast<uint32_t>(cell - piece.begin + 1));
     }
@@ -237,27 +235,26 @@ __global__ void __launch_bounds__(kSlotThreads, 2) forward_sum_slots(
       uint64_t slot = parts.part;
       T value{};
       if (cell < piece.end) {
-        stray |= piece.check(indices, cell, report.errors);
-        const uint64_t target = piece.target(indices, cell);
+        const uint64_t target = piece.target(indices, cell, report.errors, stray);
         if (piece.holds(target)) {
           slot = target - piece.first;
           value = input[piece.element(cell)];
         }
       }
       bool waits = slot < parts.part;
-      while (__syncthreads_or(waits)) {
-        const uint32_t turn = blockDim.x - threadIdx.x; // the first thread's is the largest
+      // In later rounds turns are larger, and in one round the first thread's is the largest.
+      for (uint32_t turn = blockDim.x - threadIdx.x; __syncthreads_or(waits); turn += blockDim.x) {
         if (waits) {
           atomicMax(turns + slot, turn);
         }
         __syncthreads();
-        const bool is_next = waits && turns[slot] == turn;
-        __syncthreads();
-        if (is_next) {
+        if (waits && turns[slot] == turn) {
           sums[slot].add(value);
-          turns[slot] = 0;
           waits = false;
         }
+      }
+      if (slot < parts.part) {
+        atomicExch(turns + slot, 0u);
       }
     }
     __syncthreads();
@@ -284,10 +281,7 @@ __global__ void __launch_bounds__(kSlotThreads, 2) backward_slots(
     const uint64_t begin = sum ? first : piece.begin;
     const uint64_t end = !sum ? piece.end : first + share < cells ? first + share : cells;
     for_each_in_block(begin, end, [&](uint64_t cell) {
-      if (sum) {
-        piece.check(indices, cell, report.errors);
-      }
-      const uint64_t target = piece.target(indices, cell);
+      const uint64_t target = piece.target(indices, cell, report.errors, stray);
       const bool in_plane = target < parts.decoder.out_plane;
       if (sum || (in_plane ? piece.holds(target) : piece.holds_window(cell))) {
         const bool wins = sum || (in_plane && slots[target - piece.first] == cell - begin + 1);

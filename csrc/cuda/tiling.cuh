@@ -26,11 +26,11 @@ struct Tiling : Decoder<Offset> {
   Tiling(
       const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t group_count,
       int64_t slabs = 1)
-      : Decoder<Offset>(from), groups(divider<Offset>(group_count)) {
+      : Decoder<Offset>(from), groups(Divider<Offset>(group_count)) {
     const int64_t planes = divide_up(from.outer, slabs) * group_count;
     items = static_cast<Offset>(planes * count[0] * count[1] * count[2]);
     for (int a = 0; a < 3; ++a) {
-      tiles[a] = divider<Offset>(count[a]);
+      tiles[a] = Divider<Offset>(count[a]);
     }
   }
 
@@ -76,30 +76,18 @@ struct Tiling : Decoder<Offset> {
 // Of a channels_last tensor, threads that follow each other own channels that do, and planes are
 // channels too where these divide.
 struct Planes {
-  uint32_t slabs = 1;                        // slabs of a thread's planes: as many, or one
-  uint32_t next_pooled = 0, next_output = 0; // from one of its planes to the next, in elements
-  bool deep;                                 // depth is not one everywhere
+  uint32_t slabs;                    // slabs of a thread's planes: as many, or one
+  uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
+  bool deep;                         // depth is not one everywhere
   Divider<uint32_t> depth_stride;
 
-  explicit Planes(const Geometry<int64_t>& g)
-      : deep(g.axis[0].in != 1 || g.axis[0].out != 1 || g.axis[0].kernel != 1),
-        depth_stride(divider<uint32_t>(g.axis[0].stride)) {}
-};
-
-struct PlanesTiling {
-  Planes planes;
-  Tiling<uint32_t> tiling;
-
-  PlanesTiling(const Geometry<int64_t>& g, const int64_t (&tiles)[3], int64_t count)
-      : planes(g),
-        tiling(
-            g, tiles, g.inner % count == 0 ? g.inner / count : g.inner,
-            g.inner % count == 0 ? 1 : count) {
+  explicit Planes(const Geometry<int64_t>& g, int64_t count = 1) {
     const bool of_channels = g.inner % count == 0;
-    const int64_t groups = g.inner / count;
-    planes.slabs = of_channels ? 1 : static_cast<uint32_t>(count);
-    planes.next_pooled = static_cast<uint32_t>(of_channels ? groups : g.in_slab());
-    planes.next_output = static_cast<uint32_t>(of_channels ? groups : g.out_slab());
+    slabs = of_channels ? 1 : static_cast<uint32_t>(count);
+    next_pooled = static_cast<uint32_t>(of_channels ? g.inner / count : g.in_slab());
+    next_output = static_cast<uint32_t>(of_channels ? g.inner / count : g.out_slab());
+    deep = g.axis[0].in != 1 || g.axis[0].out != 1 || g.axis[0].kernel != 1;
+    depth_stride = Divider<uint32_t>(g.axis[0].stride);
   }
 };
 

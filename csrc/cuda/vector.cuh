@@ -54,12 +54,10 @@ __device__ inline void set_all(T (&array)[N], T value) {
 template <class T>
 struct CombineLast {
   using Element = T;
-  static constexpr bool kMoves = true; // it only moves data
   using Held = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, T>;
 
   Held value{};
 
-  __device__ void add(Held pooled) { value = pooled; }
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
   __device__ T result() const { return static_cast<T>(value); }
 };
@@ -68,7 +66,6 @@ struct CombineLast {
 template <class T>
 struct CombineSum {
   using Element = T;
-  static constexpr bool kMoves = false;
   using Held = Accumulator<T>;
 
   Held sum{};
