@@ -5,19 +5,18 @@
 //   slab    what one outer index of a Geometry holds: a plane, or all planes of an image
 //   slice   the positions of a plane that have one depth coordinate
 //   output  an element of the unpooled tensor; its owner is the one thread or block that writes it
-//   part    the output positions of a slab that one thread, or one CUDA block, owns
+//   part    the output positions of a slab, or of a plane, that one thread or one CUDA block owns
 //   chunk   consecutive elements, rows or items that are processed together
 //   tile    the cells, with their outputs, that one CUDA thread does at a time
 //   item    a tile in one plane or several: the work of one CUDA thread at a time
 //   group   consecutive cells or channels that are read together
-//   band    consecutive outputs that one CUDA block owns (cuda/bands.cuh)
-//   tap     an element of a window that pooling compares (cuda/pool_tap.cuh)
-//   piece   a part, for one group of channels (cuda/stray.cuh)
+//   tap     an element of a window that pooling compares (cuda/pool_taps.cuh)
+//   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
 //   slot    what a kernel remembers of one output while it runs
 //   stray   an index in its plane, but outside its own window
 //   bad     an index outside its plane
-//   first kernel, second kernel: of a CUDA call with flat indices, the first treats no index as
-//           stray, and flags those that are; the second rewrites the slabs that have one
+//   first kernel, second kernel: of a CUDA call with flat indices, the first need not be right for
+//           stray ones, but flags them; the second rewrites the slabs that have one
 #pragma once
 
 #include <cstdint>

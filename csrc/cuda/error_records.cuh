@@ -57,30 +57,22 @@ class DeviceErrors {
 
   // Raises what is reported, but not while a graph is captured: a later call will.
   void raise_if_reported() {
-    if (!is_reported() || is_capturing()) {
+    uint32_t now = epoch().load();
+    BadIndex& found = record_->found[now % 2]; // as it is until the epoch after the next one
+    if (std::atomic_ref(found.ready).load() != now + 1 || is_capturing()) {
       return;
     }
-    const std::lock_guard<std::mutex> lock(reading_);
-    if (!is_reported()) {
-      return;
-    }
-    // A report of the next epoch has another place, so this one stays as it is.
-    const BadIndex& found = record_->found[epoch().fetch_add(1) % 2];
     const std::string message = invalid_index(
         found.rank, found.out, found.in_window != 0, found.index, found.position, found.plane);
-    TORCH_CHECK(false, message, " (in this call or an earlier one on this CUDA device)");
+    const bool is_first = epoch().compare_exchange_strong(now, now + 1); // of threads that see it
+    TORCH_CHECK(!is_first, message, " (in this call or an earlier one on this CUDA device)");
   }
 
  private:
   std::atomic_ref<uint32_t> epoch() const { return std::atomic_ref(record_->epoch); }
-  bool is_reported() const {
-    const uint32_t now = epoch().load();
-    return std::atomic_ref(record_->found[now % 2].ready).load() == now + 1;
-  }
 
   ErrorRecord* record_;
   uint32_t* claimed_; // see Errors
-  std::mutex reading_;
 };
 
 // Records of the devices that have run a kernel of this library. Asks nothing of CUDA before one

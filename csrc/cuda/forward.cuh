@@ -120,7 +120,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       const uint32_t row = own + (y - kOwn) * width.in * g.inner;
 #pragma unroll
       for (int x = 0; x < kCells; ++x) {
-        set_all(named[y][x], kNoCell);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          named[y][x][v] = kNoCell;
+        }
         const uint32_t from = row + (x - kOwn) * g.inner;
         if ((kOfCells && x != kOwn) || !exists || q + (x - kOwn) >= width.in) {
           continue;

@@ -49,11 +49,6 @@ struct UnpoolLaunch : ItemLaunch {
   }
 };
 
-bool checks_in_step() {
-  const char* value = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   TORCH_CHECK(
       device.is_cuda(), "max_unpool", call.geometry.rank,
@@ -65,7 +60,8 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   at::Tensor memory;
   const UnpoolLaunch launch{{stream}, device, memory};
   Dispatch(launch, call, errors.for_call(), limits()).run();
-  if (checks_in_step() && !is_capturing()) {
+  const char* checks_in_step = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
+  if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1" && !is_capturing()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream));
     errors.raise_if_reported();
   }

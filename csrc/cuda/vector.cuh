@@ -42,14 +42,6 @@ __device__ inline void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
-template <class T, int N>
-__device__ inline void set_all(T (&array)[N], T value) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    array[i] = value;
-  }
-}
-
 // Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
 template <class T>
 struct CombineLast {
