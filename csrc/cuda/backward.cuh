@@ -20,9 +20,13 @@
 
 namespace maxunpool_cuda {
 
-// Planes of a thread. kDropsLosers needs registers, and more threads to hide latency.
+// Planes of a thread, and blocks of a processor. kDropsLosers needs registers, and more threads to
+// hide latency.
 template <bool kDropsLosers>
 constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
+template <class T, bool kDropsLosers>
+constexpr int kGatherBlocks =
+    (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1280) / kThreads;
 
 // The later cells whose windows overlap a cell's: the one to the right, and three of the row below.
 constexpr int kLaterCells = 4;
@@ -39,11 +43,9 @@ struct GatherPlan {
 // cells whose indices name one output, only the last gets its gradient, so a thread compares its
 // index with those of later cells.
 template <class T, bool kOffsets, bool kDropsLosers>
-__global__ void __launch_bounds__(
-    kThreads, (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1280) / kThreads)
-    backward(
-        Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
-        AnyIndices indices, T* __restrict__ grad_input) {
+__global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
+    Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
+    AnyIndices indices, T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;

@@ -71,7 +71,7 @@ __device__ inline uint32_t unclipped_offsets(
 template <class Combine, bool kOffsets, class Window, Elements kOf>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     Tiling<uint32_t> tiling, Planes planes, Report report, bool pairs,
-    typename Combine::Element negative_zero, // see add_to_zero
+    typename Combine::Element negative_zero, // see added_to_zero
     const typename Combine::Element* __restrict__ input, AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
   using T = typename Combine::Element;
