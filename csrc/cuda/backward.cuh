@@ -8,8 +8,6 @@
 //            indices, grad_input    grad_output
 //   plane 0  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..    of each window, the element that the index
 //                                   0 0 1 1 2 2 ..    names
-//   plane 1  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..
-//                                   0 0 1 1 2 2 ..
 #pragma once
 
 #include "report.cuh"

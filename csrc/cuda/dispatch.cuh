@@ -151,9 +151,8 @@ class Dispatch {
     const bool drops_losers = last_ && !disjoint(geometry_);
     GatherPlan plan{Planes(geometry_), !last_, {}};
     if (drops_losers) {
-      constexpr int64_t kBits = 32;
       if (depth.kernel > 1 || height.kernel > 2 * height.stride ||
-          width.kernel > 2 * width.stride || height.kernel > kBits / width.kernel) {
+          width.kernel > 2 * width.stride || height.kernel > 32 / width.kernel) {
         return;
       }
       for (int64_t bit = 0; bit < height.kernel * width.kernel; ++bit) {
@@ -235,8 +234,8 @@ class Dispatch {
     }
     const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
     const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
-    constexpr int64_t kGrid = int64_t{1} << 30;
-    const int64_t blocks = std::min(planes * count, is_second_ ? launch_.most_blocks : kGrid);
+    const int64_t most = is_second_ ? launch_.most_blocks : int64_t{1} << 30,
+                  blocks = std::min(planes * count, most);
     launch_.parts(
         kernel, blocks, threads, part * slot, parts, report_, rest...,
         static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));

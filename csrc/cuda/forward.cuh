@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
     const bool row_exists[] = {2 * p < height.out, 2 * p + 1 < height.out};
     const bool column_exists[] = {2 * q < width.out, 2 * q + 1 < width.out};
-    // Of the planes, from the first one. Where fewer than V are left, the last one is done again.
+    // Of the planes, from the first one. Where fewer than V are left, the last one is read again.
     const int left = planes.slabs == 1 ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
     if constexpr (kOf == Elements::planes) {
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         return store_results<2 * V>(to, line);
       }
       if (kOf == Elements::planes && pairs) {
-        if (column_exists[0]) {
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            const Combine pair[] = {kept[0][v], kept[1][v]};
+        for (int v = 0; v < V; ++v) {
+          const Combine pair[] = {kept[0][v], kept[1][v]};
+          if (v < left && column_exists[0]) {
             store_results<2>(to + unpooled[v], pair);
           }
         }
@@ -196,7 +196,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         } else {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            to[e * g.inner + unpooled[v]] = kept[e][v].result();
+            if (v < left) {
+              to[e * g.inner + unpooled[v]] = kept[e][v].result();
+            }
           }
         }
       }
@@ -230,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
 
     // Whether the own indices are in their windows, as far as that is told at little cost.
     const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
-    const bool is_whole = row_exists[1] && column_exists[1];  // if it is the tile
+    // Of a 2x2 window, offsets that are not clipped if its second column is not.
+    const uint32_t end = row_exists[1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
     bool all_inside = true;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -241,13 +244,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
             unclipped_offsets<K>(g, top, first_column + right, is_first, is_last);
         all_inside &= name < K * K && (offsets >> name & 1) != 0;
       } else if constexpr (kOffsets) {
-        all_inside &= name < K * K * depth.kernel && is_whole && z + depth.kernel <= depth.out;
+        all_inside &= name < end && column_exists[1] && z + depth.kernel <= depth.out;
       } else if (K == 3 || planes.deep) {
         const Position<uint32_t> start{{z, top, first_column + right}};
         all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
       } else {
         const uint32_t away = name - position - right;
-        all_inside &= is_whole && (away < 2 || away - width.out < 2);
+        const bool in_rows = away < 2 || (row_exists[1] && away - width.out < 2);
+        all_inside &= in_rows && column_exists[1];
       }
     }
     bool stray = false;

@@ -69,13 +69,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   for_each_item(tiling.items, [&](uint32_t i) {
     const Geometry<uint32_t>& g = tiling.geometry;
     const bool as_offsets = pooled.takes_offsets();
-    const auto item = tiling.item(i, false, g.rank == 3);
-    const Position<uint32_t>& p = item.tile;
+    const auto [outer, p, group] = tiling.item(i, false, g.rank == 3);
     const uint32_t own = p[2] * (V * S);
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
     const uint32_t top = p[1] * (R * S) - g.axis[1].padding;
     const uint32_t front = p[0] * g.axis[0].stride - g.axis[0].padding;
-    const T* slab = input + item.outer * tiling.out_plane + (kEven ? own : 0);
+    const T* slab = input + outer * tiling.out_plane + (kEven ? own : 0);
     uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
             }
           }
         });
-    const uint32_t to = tiling.pooled(item.outer, {{p[0], p[1] * R, p[2] * V}}, 0);
+    const uint32_t to = tiling.pooled(outer, {{p[0], p[1] * R, p[2] * V}}, 0);
 #pragma unroll
     for (int w = 0; w < R; ++w) {
       if (w == 0 || p[1] * R + w < g.axis[1].in) {

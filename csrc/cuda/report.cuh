@@ -51,7 +51,6 @@ struct ErrorRecord {
 // stands for all of them.
 struct Errors {
   static constexpr uint32_t kUnknown = ~0u;
-
   ErrorRecord* record;
   uint32_t* claimed; // in device memory: 1 + the last epoch that has a report
   uint32_t epoch;    // of the call, or kUnknown for one that a graph will run later

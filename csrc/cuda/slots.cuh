@@ -7,9 +7,7 @@
 //                        [ all of them ]                                as the second kernel
 //
 // As the second kernel of a call, it reads the stray flags that the first one wrote, and rewrites
-// the planes of flagged slabs. No block waits for another.
-//
-// Offsets are 64-bit, for tensors of any size.
+// the planes of flagged slabs. No block waits for another. Offsets are 64-bit, for any tensor.
 #pragma once
 
 #include "../reduction.h"
@@ -74,14 +72,14 @@ class Piece {
       const auto index = static_cast<uint64_t>(indices[element(cell)]);
       return index < decoder.out_plane ? index : ~uint64_t{0};
     }
-    const auto start = decoder.window_start(coordinates(cell));
-    const auto found = decoded_or_reported(decoder, errors, indices, element(cell), start);
+    const auto found =
+        decoded_or_reported(decoder, errors, indices, element(cell), window_start(cell));
     stray |= found.in_plane && !found.in_window;
     return found.target;
   }
   // Whether the part holds the output where the cell's window begins.
   __device__ bool holds_window(uint64_t cell) const {
-    const Position<uint64_t> start = all_.decoder.window_start(coordinates(cell));
+    const Position<uint64_t> start = window_start(cell);
     uint64_t at = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
@@ -100,8 +98,8 @@ class Piece {
     at[0] = split(at[1], height);
     return at;
   }
-  __device__ Position<uint64_t> coordinates(uint64_t cell) const {
-    return coordinates(cell, all_.height, all_.width);
+  __device__ Position<uint64_t> window_start(uint64_t cell) const {
+    return all_.decoder.window_start(coordinates(cell, all_.height, all_.width));
   }
   // Number of the first cell whose window covers output `at`, the part's first one; or of the first
   // cell behind those whose windows cover `at`, its last one. Where the part has more than one row,
