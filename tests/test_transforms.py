@@ -220,6 +220,8 @@ def test_export(index_dtype: torch.dtype, strict: bool) -> None:
     outputs = [function(x) for function in (program.module(), net)]
     assert same(*outputs)
     assert same(*(torch.autograd.grad(output.sum(), x)[0] for output in outputs))
+    if torch.__version__.startswith("2.8."):
+        pytest.skip("PyTorch 2.8 exports no model that calls vmap")
     program = torch.export.export(Mapped(index_dtype), (x[:, None],), strict=strict)
     assert same(program.module()(x[:, None]), net(x)[:, None])
 
