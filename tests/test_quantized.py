@@ -3,6 +3,7 @@ torch.nn's if it asks for nothing that torch.nn lacks. And PyTorch's quantizatio
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,10 +85,10 @@ def check_refused(x: Tensor, kind: str) -> None:
 @pytest.mark.usefixtures("single_threaded_torch")
 def test_pt2e() -> None:
     """torchao's quantizer knows nothing of this package, and quantizes what is around its calls."""
-    reason = "PyTorch's quantization is in torchao"
-    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e", reason=reason)
-    path = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"
-    x86 = pytest.importorskip(path, reason=reason)
+    reason = "PyTorch's quantization is in torchao, whose releases refuse older ones of PyTorch"
+    torchao = functools.partial(pytest.importorskip, reason=reason, exc_type=ImportError)
+    pt2e = torchao("torchao.quantization.pt2e.quantize_pt2e")
+    x86 = torchao("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
     model, x = PUBLISHED["FastSurfer"].make().eval(), torch.randn(2, 3, 8, 12)
