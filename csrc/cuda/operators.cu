@@ -1,12 +1,15 @@
-// Max unpooling on CUDA: registration, workspaces, launches on the current stream, and errors.
+// The operators on CUDA: registration, workspaces, launches on the current stream, and errors. They
+// are one file, so that nvcc reads the headers of PyTorch once.
+//
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
 // it, and then for the current stream alone.
 #include "../errors.h"
+#include "../max_pool.h"
 #include "../max_unpool.h"
 #include "dispatch.cuh"
 #include "error_records.cuh"
-#include "launch.cuh"
 #include "limits.h"
+#include "max_pool.cuh"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -27,16 +30,24 @@
 namespace maxunpool_cuda {
 namespace {
 
-struct UnpoolLaunch : ItemLaunch {
+// Launches on a stream of a device.
+struct StreamLaunch {
   static constexpr int64_t threads = kThreads;
   static constexpr int64_t most_blocks = 512; // some for each processor of a large GPU
 
   c10::Device device;
   at::Tensor& memory; // of the workspace
+  cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
 
   uint32_t* workspace(int64_t count) const {
     memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
     return static_cast<uint32_t*>(memory.mutable_data_ptr());
+  }
+  template <class... Parameters>
+  void operator()(
+      void (*kernel)(Parameters...), int64_t items,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    parts(kernel, divide_up(items, threads), threads, 0, arguments...);
   }
   template <class... Parameters>
   void parts(
@@ -56,15 +67,23 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
   at::Tensor memory;
-  const UnpoolLaunch launch{{stream}, device, memory};
+  const StreamLaunch launch{device, memory};
   Dispatch(launch, call, errors.for_call(), limits()).run();
   const char* checks_in_step = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
   if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1" && !is_capturing()) {
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
     errors.raise_if_reported();
   }
+}
+
+void pool_on_device(const PoolCall& call, c10::Device device) {
+  TORCH_CHECK(
+      device.is_cuda(), "max_pool", call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ", device);
+  const c10::cuda::CUDAGuard guard(device);
+  at::Tensor no_memory;
+  PoolDispatch(StreamLaunch{device, no_memory}, call, limits().max_32bit_offset).run();
 }
 
 } // namespace
@@ -87,6 +106,7 @@ void check_errors() {
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
   m.impl("max_unpool", run<int64_t, true, unpool_on_device>);
   m.impl("max_unpool_backward", run<int64_t, false, unpool_on_device>);
+  m.impl("max_pool", run_pool<int64_t, pool_on_device>);
 }
 
 } // namespace maxunpool_cuda
