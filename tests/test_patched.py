@@ -387,102 +387,25 @@ def test_every_form_of_an_adaptive_call(dims: int, dtype: torch.dtype) -> None:
         check(theirs(x, 3, True), ours(x, 3, True, index_dtype=flat))
 
 
-class PoolsBackward(torch.autograd.Function):
-    """One whose backward pools."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        values, indices = pool_of(ctx.saved_tensors[0])
-        return torch_F.interpolate(values, scale_factor=2) * indices.itemsize * grad
-
-
 def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = torch_F.max_pool2d(x, 2, return_indices=True)
-    return found
+    """With indices of its own, as what runs in a graph of its own must return."""
+    values, indices = torch_F.max_pool2d(x, 2, return_indices=True)
+    return values, indices.clone()
 
 
-@pytest.mark.parametrize("place", ["around", "inside"])
-def test_pooling_in_the_backward_of_a_function(place: str) -> None:
-    """Compiled whole; eager backwards reach it where PyTorch has redispatch_function."""
-    x = torch.rand(2, 3, 4, 4, requires_grad=True)
-
-    def function(x: Tensor) -> Tensor:
-        return PoolsBackward.apply(x).sum()
-
-    mode = patched(torch.uint8)
-    whole = mode(compiled(function)) if place == "around" else compiled(mode(function))
-    pooled, _ = pool_of(x.detach())
-    (got,) = torch.autograd.grad(whole(x), x)
-    assert same(got, torch_F.interpolate(pooled, scale_factor=2))
-
-
-@pytest.mark.parametrize("place", ["around", "inside"])
-def test_regions_run_as_outside(place: str) -> None:
-    """Whether or not they pool: patched does not reach what is in there."""
-
-    @torch.compiler.nested_compile_region
-    def plain(x: Tensor) -> Tensor:
-        return x.sin()
-
-    @torch.compiler.nested_compile_region
-    def pooling(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = pool_of(x)
-        return values, indices.clone()
-
-    def function(x: Tensor) -> Any:
-        return plain(x), *pooling(plain(x)), pool_of(x)[1]
-
-    mode, x = patched(torch.uint8), torch.rand(2, 3, 4, 4)
-    whole = mode(compiled(function)) if place == "around" else compiled(mode(function))
-    expected = function(x)
-    *got, offsets = whole(x)
-    assert all_same(got, expected[:3])
-    assert offsets.dtype == torch.uint8
-
-
-@pytest.mark.parametrize("place", ["around", "inside", "eager"])
-def test_scan(place: str) -> None:
-    from torch._higher_order_ops.scan import scan
-
-    def step(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = pool_of(x)
-        return carry + values.sum(), indices.clone()
-
-    def without(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return carry + x, carry * x
-
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        return *scan(step, torch.zeros(()), x), *scan(without, torch.zeros(4, 4), x[:, 0, 0])
-
-    mode, x = patched(torch.uint8), torch.rand(5, 1, 1, 4, 4)
-    ways = {"around": lambda: mode(compiled(function, "eager")), "eager": lambda: mode(function)}
-    ways["inside"] = lambda: compiled(mode(function), "eager")
-    expected = (*function(x),)
-    offsets = F.max_pool2d(x[:, 0], 2, return_indices=True, index_dtype=torch.uint8)[1][:, None]
-    got = ways[place]()(x)
-    assert all_same(got, (expected[0], offsets, *expected[2:]))
-
-
-class NewStyle(torch.autograd.Function):
-    """One for torch.func: it pools in its forward, its backward and its jvp."""
+class Pools(torch.autograd.Function):
+    """It pools in its forward and its backward, whose results are larger with larger indices."""
 
     generate_vmap_rule = True
-    seen: list[torch.dtype]
 
     @staticmethod
     def pooled(x: Tensor) -> Tensor:
         values, indices = pool_of(x)
-        NewStyle.seen.append(indices.dtype)
-        return values
+        return values * indices.itemsize
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return NewStyle.pooled(x)
+        return Pools.pooled(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -490,58 +413,90 @@ class NewStyle(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch_F.interpolate(NewStyle.pooled(*ctx.saved_tensors) * grad, scale_factor=2)
+        return torch_F.interpolate(Pools.pooled(*ctx.saved_tensors) * grad, scale_factor=2)
 
+
+class PoolsForwardMode(Pools):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return NewStyle.pooled(tangent)
+        return Pools.pooled(tangent)
 
 
-NEW_STYLE = {
-    "grad": (lambda x: torch.func.grad(lambda x: NewStyle.apply(x).sum())(x), 2),
-    "vmap": (lambda x: torch.vmap(NewStyle.apply)(x[None]), 1),
-    "jvp": (lambda x: torch.func.jvp(NewStyle.apply, (x,), (x,)), 2),
-    "vmap of grad": (
-        lambda x: torch.vmap(torch.func.grad(lambda x: NewStyle.apply(x).sum()))(x[None]),
-        2,
-    ),
-}
+def summed(x: Tensor) -> Tensor:
+    return Pools.apply(x).sum()
+
+
+X = torch.rand(2, 3, 4, 4)
+POOLED = torch_F.max_pool2d(X, 2)
+GRADIENT = torch_F.interpolate(POOLED, scale_factor=2)
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+def test_compiled_code_of_others(place: str) -> None:
+    """Functions that pool in their backward, regions that are compiled once, and torch.scan.
+
+    A region runs as it does outside, whether or not it pools.
+    """
+    from torch._higher_order_ops.scan import scan
+
+    plain, pooling = map(torch.compiler.nested_compile_region, (lambda x: x.sin(), pool_of))
+
+    def regions(x: Tensor) -> Any:
+        return plain(x), *pooling(x), pool_of(x)[1]
+
+    def scans(x: Tensor) -> Any:
+        sums = scan(lambda carry, x: (carry + x, carry * x), torch.zeros(4), x[0, 0])
+        return *sums, *scan(lambda carry, x: (carry + 1, pool_of(x)[1]), torch.zeros(()), x)
+
+    def run(function: Any, x: Tensor, backend: str = "aot_eager") -> Any:
+        torch.compiler.reset()
+        mode = patched(torch.uint8)
+        around = place == "around"
+        return (mode(compiled(function, backend)) if around else compiled(mode(function), backend))(
+            x
+        )
+
+    x = X.clone().requires_grad_()
+    assert same(torch.autograd.grad(run(summed, x), x)[0], GRADIENT)
+    offsets = F.max_pool2d(X, 2, return_indices=True, index_dtype=torch.uint8)[1]
+    assert all_same(run(regions, X), (*regions(X)[:3], offsets))
+    assert all_same(run(scans, X, "eager"), (*scans(X)[:3], offsets))
 
 
 @pytest.mark.skipif(
     not hasattr(torch.overrides, "redispatch_function"), reason="PyTorch has no redispatch_function"
 )
-@pytest.mark.parametrize("transform", NEW_STYLE)
-def test_functions_under_transforms(transform: str) -> None:
-    NewStyle.seen = []
-    function, times = NEW_STYLE[transform]
+def test_functions_under_transforms() -> None:
     with patched(torch.uint8):
-        function(torch.rand(1, 3, 4, 4))
-    assert NewStyle.seen == [torch.uint8] * times
+        assert same(torch.func.grad(summed)(X), GRADIENT)
+        assert same(torch.vmap(torch.func.grad(summed))(X[:, None])[:, 0], GRADIENT)
+        assert same(torch.vmap(Pools.apply)(X[:, None])[:, 0], POOLED)
+        assert all_same(torch.func.jvp(PoolsForwardMode.apply, (X,), (X,)), (POOLED, POOLED))
 
 
-async def unfinished() -> torch.dtype:
+@torch.library.custom_op("maxunpool_tests::pool_indices", mutates_args=())
+def custom_op(x: Tensor) -> Tensor:
+    return pool_of(x)[1]
+
+
+async def halfway() -> None:
     with patched(torch.uint8):
         await asyncio.sleep(0)
-        return dtype_of_indices()
 
 
 def test_what_is_not_reached() -> None:
-    """As docs/pytorch.md lists it; if PyTorch changes that, so does the list."""
-
-    @torch.library.custom_op("tests::pool_in_a_custom_op", mutates_args=())
-    def pool_indices(x: Tensor) -> Tensor:
-        return pool_of(x)[1]
-
+    """As docs/pytorch.md lists it: if PyTorch changes that, so does the list."""
     with patched(torch.uint8):
         graph = torch.fx.symbolic_trace(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
-        assert graph(IMAGE)[1].dtype == torch.uint8
-        assert pool_indices(IMAGE).dtype == torch.int64
-    assert graph(IMAGE)[1].dtype == torch.int64
+        assert graph(X)[1].dtype == torch.uint8
+        assert custom_op(X).dtype == torch.int64
+    assert graph(X)[1].dtype == torch.int64
 
     async def beside() -> list[torch.dtype]:
-        begun = asyncio.create_task(unfinished())
+        begun = asyncio.create_task(halfway())
         await asyncio.sleep(0)
-        return [dtype_of_indices(), await begun, dtype_of_indices()]
+        during = dtype_of_indices()
+        await begun
+        return [during, dtype_of_indices()]
 
-    assert asyncio.run(beside()) == [torch.uint8, torch.uint8, torch.int64]
+    assert asyncio.run(beside()) == [torch.uint8, torch.int64]
