@@ -42,6 +42,7 @@ OwnPool = type("OwnPool", (nn.MaxPool2d,), {})
 OwnUnpool = type("OwnUnpool", (nn.MaxUnpool2d,), {})
 OwnOfOurs = type("OwnOfOurs", (MaxPool2d,), {})
 OwnSum = type("OwnSum", (MaxUnpool1d,), {})
+OwnAdaptive = type("OwnAdaptive", (nn.AdaptiveMaxPool2d,), {})
 
 
 class Foreign(nn.modules.pooling._MaxUnpoolNd):
@@ -407,31 +408,26 @@ def test_what_wants_torchs_classes() -> None:
 ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 
 
-class OwnAdaptive(nn.AdaptiveMaxPool2d):
-    pass
-
-
 def test_adaptive_pools() -> None:
     """Replaced with indices and without; these are flat, int32 if there is an unpool."""
     for dims, theirs in enumerate(ADAPTIVE, 1):
         ours = getattr(maxunpool_cuda, theirs.__name__)
         model = nn.Sequential(theirs(2), theirs(3, True), UNPOOLS[dims - 1](2))
-        before, x = state(model), torch.rand(2, *[6] * dims)
+        x = torch.rand(2, *[6] * dims)
         expected = model[1](x)
         for dtype, reasons in (
             (torch.int64, {}),
             (torch.int32, {}),
             (torch.uint8, {"1": "adaptive windows, of many sizes, have no offsets"}),
         ):
-            with converted(model, dtype):
+            with unchanged(model), converted(model, dtype):
                 assert [*map(type, model[:2])] == [ours, ours]
-            assert state(model) == before
-            assert replace_max_pooling(model, dtype) == reasons
-            values, indices = model[1](x)
+            with unchanged(model):
+                assert replace_max_pooling(model, dtype) == reasons
+                values, indices = model[1](x)
+                restore_max_pooling(model)
             assert indices.dtype == (dtype if dtype != torch.uint8 else torch.int64)
             assert all(map(same, (values, indices.long()), expected))
-            restore_max_pooling(model)
-            assert state(model) == before
     lonely = nn.AdaptiveMaxPool1d(2, True)
     reasons = {"": "there is no MaxUnpool1d to take the indices"}
     assert replace_max_pooling(lonely, torch.int32) == reasons
@@ -444,15 +440,8 @@ def test_one_warning_names_what_is_left_alone() -> None:
     for module in own_forward:
         module.forward = module.forward
     scripted = torch.jit.script(nn.Sequential(nn.AdaptiveMaxPool3d(2), nn.ReLU()))
-    model = nn.Sequential(
-        *(
-            nn.MaxPool3d(2),
-            nn.Sequential(OwnPool(2), OwnAdaptive(2)),
-            scripted,
-            *own_forward,
-            pool(2),
-        )
-    )
+    subclasses = nn.Sequential(OwnPool(2), OwnAdaptive(2))
+    model = nn.Sequential(nn.MaxPool3d(2), subclasses, scripted, *own_forward, pool(2))
     on_instance = "whose forward is set on the instance, is left alone"
     left = {
         "1.0": "OwnPool, a subclass of MaxPool2d, is left alone",
@@ -479,11 +468,9 @@ def test_no_restoring_where_a_forward_is_set() -> None:
     model = nn.Sequential(nn.MaxPool1d(2), nn.AdaptiveMaxPool1d(2))
     replace_max_pooling(model)
     model[1].forward = model[1].forward
-    before = state(model)
     words = "but got {'1': .AdaptiveMaxPool1d, whose forward is set on the instance, may call"
-    with pytest.raises(ValueError, match=words):
+    with unchanged(model), pytest.raises(ValueError, match=words):
         restore_max_pooling(model)
-    assert state(model) == before
     del model[1].forward
     assert type(restore_max_pooling(model)[1]) is nn.AdaptiveMaxPool1d
 
@@ -493,10 +480,9 @@ def test_adaptive_pools_that_cannot_be_restored(alone_in_the_world: Any) -> None
     model = nn.Sequential(nn.AdaptiveMaxPool2d(2, True), nn.MaxUnpool2d(2), nn.MaxPool2d(2))
     replace_max_pooling(model, torch.int32)
     fully_shard(model[0], mesh=alone_in_the_world)
-    before = state(model)
-    with pytest.raises(ValueError, match=r"'0': 'FSDPAdaptiveMaxPool2d, a subclass of Adap"):
+    words = "'0': 'FSDPAdaptiveMaxPool2d, a subclass of Adap"
+    with unchanged(model), pytest.raises(ValueError, match=words):
         restore_max_pooling(model)
-    assert state(model) == before
     model[0].index_dtype = torch.int64
     restore_max_pooling(model)
     x = torch.rand(1, 3, 4, 4)
