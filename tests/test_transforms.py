@@ -247,6 +247,7 @@ def test_compiled_autograd(backend: str, dynamic: bool, index_dtype: torch.dtype
     assert same(x.grad, expected)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="PyTorch 2.8 needs the sizes")
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
