@@ -13,6 +13,7 @@
 #include "../reduction.h"
 #include "indices.cuh"
 #include "report.cuh"
+#include "tiling.cuh"
 #include "vector.cuh"
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kSlotThreads = 256; // of a block, at most
+constexpr int kSlotThreads = 2 * kThreads; // of a block, at most
 
 struct Parts {
   Decoder<uint64_t> decoder;
