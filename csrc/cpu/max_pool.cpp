@@ -54,31 +54,32 @@ class Pool {
       volume *= static_cast<double>(geometry_.axis[a].kernel);
       farthest += static_cast<double>(geometry_.axis[a].kernel - 1) * static_cast<double>(step_[a]);
     }
-    listed_ = volume <= kMost;
     numbered_ = kOffsets || farthest > static_cast<double>(std::numeric_limits<Mark>::max());
-    for (int64_t i = 0; listed_ && i < volume; ++i) {
+    listed_ = volume <= (numbered_ ? kMostNumbered : kMost);
+    for (int64_t i = 0; listed_ && numbered_ && i < volume; ++i) {
       const int64_t row = i / width_.kernel;
       position_[i] = position(row / height_.kernel, row % height_.kernel, i % width_.kernel);
     }
     if (listed_ && width_.stride <= kMostStep) { // all rows of elements have to fit what is staged
       const int64_t room = kStaged / (depth_.kernel * height_.kernel) - extent_;
       block_ = std::min(kBlock, room / width_.stride / kLanes * kLanes - kLanes);
+      std::fill_n(staged_, kStaged, Element{}); // vectors are compared whole, beyond what is staged
     }
   }
 
-  // Pools row (z, y) of pooled slab `outer`.
-  void row(int64_t outer, int64_t z, int64_t y) {
+  // Pools windows [first, end) of row (z, y) of pooled slab `outer`.
+  void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
     const Span zs(depth_, call_.dilation[0], z), ys(height_, call_.dilation[1], y);
     const int64_t to = ((outer * depth_.in + z) * height_.in + y) * width_.in * inner_;
     const Element* slab = static_cast<const Element*>(call_.input) + outer * geometry_.out_slab();
     const bool listed = listed_ && !zs.empty() && !ys.empty();
     if (inner_ == 1 && listed && block_ > 0) {
-      for (int64_t x = 0; x < width_.in; x += block_) {
-        windows(slab, zs, ys, x, std::min(block_, width_.in - x), to + x);
+      for (int64_t x = first; x < end; x += block_) {
+        windows(slab, zs, ys, x, std::min(block_, end - x), to + x);
       }
       return;
     }
-    for (int64_t x = 0; x < width_.in; ++x) {
+    for (int64_t x = first; x < end; ++x) {
       const Span xs(width_, call_.dilation[2], x);
       const int64_t last = position(zs.end - 1, ys.end - 1, xs.end - 1) + begin(zs, ys, xs);
       if (inner_ > 1 && listed && !xs.empty() && slab + last * inner_ + kLanes <= end_) {
@@ -93,7 +94,7 @@ class Pool {
 
  private:
   static constexpr bool kOffsets = kIsWindowOffset<Index>;
-  static constexpr int64_t kMost = 256;   // elements of a window that can be listed
+  static constexpr int64_t kMost = 1 << 12, kMostNumbered = 256; // listed elements of a window
   static constexpr int64_t kBlock = 512;  // windows or channels that are compared at once
   static constexpr int64_t kMostStep = 4; // between windows of a row that are
   static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
@@ -136,45 +137,25 @@ class Pool {
   // Compares the listed elements of `count` windows: the first one's lie at these offsets, and each
   // other's one further on. Vectors are whole; none begins after `last`.
   void compare(const Element* base, int64_t count, int64_t last, Element* values) {
-    constexpr int kBlock = 4; // vectors: one waits for its comparison before, several do not
     in_vectors([=, this]() MAXUNPOOL_INLINE {
-      int64_t i = 0;
-      for (; i + kBlock * kLanes <= count; i += kBlock * kLanes) {
-        compare_vectors<kBlock>(base + i, values + i, marks_ + i);
-      }
-      for (; i < count; i += kLanes) {
+      for (int64_t i = 0; i < count; i += kLanes) {
         const int64_t at = std::min(i, last);
-        compare_vectors<1>(base + at, values + at, marks_ + at);
+        Elements value, next;
+        std::memcpy(&value, base + offset_[0] + at, kVector);
+        Elements key = Order::key(value);
+        Marks won = Marks{} + mark_[0];
+        for (int64_t e = 1; e < count_; ++e) {
+          std::memcpy(&next, base + offset_[e] + at, kVector);
+          const Elements next_key = Order::key(next);
+          const auto takes = Order::takes(next_key, key);
+          value = takes ? next : value;
+          key = takes ? next_key : key;
+          won = takes ? Marks{} + mark_[e] : won;
+        }
+        std::memcpy(values + at, &value, kVector);
+        std::memcpy(marks_ + at, &won, kVector);
       }
     });
-  }
-
-  template <int kCount>
-  MAXUNPOOL_INLINE void compare_vectors(const Element* base, Element* values, Mark* marks) const {
-    Elements value[kCount], key[kCount];
-    Marks won[kCount];
-    for (int i = 0; i < kCount; ++i) {
-      std::memcpy(&value[i], base + offset_[0] + i * kLanes, kVector);
-      key[i] = Order::key(value[i]);
-      won[i] = Marks{} + mark_[0];
-    }
-    for (int64_t e = 1; e < count_; ++e) {
-      const Element* from = base + offset_[e];
-      const Marks mark = Marks{} + mark_[e];
-      for (int i = 0; i < kCount; ++i) {
-        Elements next;
-        std::memcpy(&next, from + i * kLanes, kVector);
-        const Elements next_key = Order::key(next);
-        const auto takes = Order::takes(next_key, key[i]);
-        value[i] = takes ? next : value[i];
-        key[i] = takes ? next_key : key[i];
-        won[i] = takes ? mark : won[i];
-      }
-    }
-    for (int i = 0; i < kCount; ++i) {
-      std::memcpy(values + i * kLanes, &value[i], kVector);
-      std::memcpy(marks + i * kLanes, &won[i], kVector);
-    }
   }
 
   // Pools the channels of a cell.
@@ -209,13 +190,15 @@ class Pool {
       const Element* plane, const Span& z, const Span& y, int64_t x, int64_t count, int64_t to) {
     const Span first(width_, call_.dilation[2], x);
     const int64_t compared = divide_up(count, kLanes) * kLanes, start = begin(z, y, first);
-    const int64_t room = compared + (extent_ - 1) / width_.stride; // of a phase
+    const int64_t more = (extent_ - 1) / width_.stride, room = compared + more; // of a phase
     Element* staged = staged_;
     for (int64_t k = z.begin; k < z.end; ++k) {
       for (int64_t j = y.begin; j < y.end; ++j, staged += room * width_.stride) {
         const Element* row = plane + (start - first.start + position(k, j, 0));
         [&]<int64_t... kSteps>(std::integer_sequence<int64_t, kSteps...>) {
-          ((width_.stride == kSteps ? stage<kSteps>(row, first.start, room, staged) : void()), ...);
+          ((width_.stride == kSteps &&
+            (stage<kSteps>(row, first.start, count + more, room, staged), true)) ||
+           ...);
         }(std::integer_sequence<int64_t, 1, 2, 3, kMostStep>{});
       }
     }
@@ -237,13 +220,14 @@ class Pool {
     }
   }
 
-  // Puts a row from coordinate `begin` on into kStep phases, each with `room` elements: what
+  // Puts a row from coordinate `begin` on into kStep phases of `count` elements, `room` apart: what
   // windows find at one place of theirs then lies side by side. Outside of the row is the lowest
   // number.
   template <int64_t kStep>
-  void stage(const Element* row, int64_t begin, int64_t room, Element* phases) const {
-    const int64_t left = std::min(room, divide_up(std::max<int64_t>(0, -begin), kStep));
-    const int64_t right = std::clamp(divide_down(width_.out - begin, kStep), left, room);
+  void stage(
+      const Element* row, int64_t begin, int64_t count, int64_t room, Element* phases) const {
+    const int64_t left = std::min(count, divide_up(std::max<int64_t>(0, -begin), kStep));
+    const int64_t right = std::clamp(divide_down(width_.out - begin, kStep), left, count);
     const auto copy = [&](int64_t from, int64_t to) {
       for (int64_t i = from * kStep; i < to * kStep; ++i) {
         const bool inside = Range{0, width_.out}.holds(begin + i);
@@ -252,16 +236,16 @@ class Pool {
     };
     copy(0, left);
     in_vectors([=]() MAXUNPOOL_INLINE {
-      const int64_t count = right - left, apart = room; // not captured: bytes may alias captures
+      const int64_t whole = right - left, apart = room; // not captured: bytes may alias captures
       const Element* from = row + begin + left * kStep;
       Element* __restrict to = phases + left;
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < whole; ++i) {
         for (int64_t k = 0; k < kStep; ++k) {
           to[k * apart + i] = from[i * kStep + k];
         }
       }
     });
-    copy(right, room);
+    copy(right, count);
   }
 
   // Writes the indices of windows: the first begins at `start`, each other one `shift` further on.
@@ -315,9 +299,9 @@ class Pool {
       call_.dilation[0] * height_.out * width_.out, call_.dilation[1] * width_.out,
       call_.dilation[2]};
   const int64_t extent_ = step_[2] * (width_.kernel - 1) + 1;
-  int64_t block_ = 0;       // windows of a row that are compared at once
-  bool listed_, numbered_;  // marks count elements; else they are positions from the window's begin
-  int64_t position_[kMost]; // of numbered elements, from the window's begin on
+  int64_t block_ = 0;      // windows of a row that are compared at once
+  bool listed_, numbered_; // marks count elements; else they are positions from the window's begin
+  int64_t position_[kMostNumbered]; // of numbered elements, from the window's begin on
   int64_t box_[7] = {}, count_ = 0, offset_[kMost]; // what is listed
   Mark mark_[kMost], marks_[kBlock];                // listed; that have won
   Element best_[kBlock], staged_[kStaged];
@@ -325,30 +309,32 @@ class Pool {
 
 template <class Order, class Index>
 void pool_rows(const PoolCall& call) {
-  constexpr double kGrain = 1 << 15; // compared elements of a task
+  constexpr double kGrain = 1 << 15;        // compared elements that are worth a thread
+  constexpr int64_t kMostWindows = 1 << 13; // of a row, in a task
   const Geometry<int64_t>& geometry = call.geometry;
   const auto& [depth, height, width] = geometry.axis;
-  double work = static_cast<double>(width.in * geometry.inner);
+  const int64_t windows = std::min(width.in, kMostWindows), tasks = divide_up(width.in, windows);
+  double work = static_cast<double>(windows * geometry.inner);
   for (const Axis<int64_t>& axis : geometry.axis) {
     work *= static_cast<double>(std::min(axis.kernel, axis.out));
   }
   const auto grain = static_cast<int64_t>(kGrain / std::min(kGrain, work));
-  at::parallel_for(
-      0, geometry.outer * depth.in * height.in, grain, [&](int64_t begin, int64_t end) {
-        Pool<Order, Index> pool(call);
-        int64_t y = begin % height.in, z = begin / height.in % depth.in;
-        int64_t outer = begin / height.in / depth.in;
-        for (int64_t i = begin; i < end; ++i) {
-          pool.row(outer, z, y);
-          if (++y ==
-              height.in) { // counting is cheaper than dividing, which short rows would notice
-            y = 0;
-            if (++z == depth.in) {
-              z = 0, ++outer;
-            }
-          }
-        }
-      });
+  const int64_t total = geometry.outer * depth.in * height.in * tasks;
+  at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) {
+    Pool<Order, Index> pool(call);
+    int64_t task = begin % tasks, row = begin / tasks;
+    int64_t y = row % height.in, z = row / height.in % depth.in, outer = row / height.in / depth.in;
+    // Counting is cheaper than dividing, which short rows would notice.
+    const auto carries = [](int64_t& digit, int64_t base) {
+      digit = digit + 1 == base ? 0 : digit + 1;
+      return digit == 0;
+    };
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = task * windows;
+      pool.row(outer, z, y, first, std::min(width.in, first + windows));
+      outer += carries(task, tasks) && carries(y, height.in) && carries(z, depth.in) ? 1 : 0;
+    }
+  });
 }
 
 void pool(const PoolCall& call, c10::Device) {

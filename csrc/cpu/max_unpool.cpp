@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -128,11 +129,12 @@ Kernel* moving_kernel(const UnpoolCall& call, bool single) {
 int64_t run_parts(const UnpoolCall& call, bool any_index) {
   const bool offsets = call.index_type == c10::ScalarType::Byte;
   const bool adds = call.forward && call.reduce == Reduce::sum;
-  // Whether no output has two elements. It matters for sums, and for the gradient of "last"; for
-  // flat indices they have to lie in their windows.
-  const bool own_window = !offsets && !any_index && call.forward == adds &&
-                          (call.forward || call.reduce == Reduce::last) &&
-                          Targets::can_tell_windows(call.geometry);
+  const bool half = call.type == c10::ScalarType::Half || call.type == c10::ScalarType::BFloat16;
+  // Whether no output has two elements matters for sums of 16-bit floats, and for the gradient of
+  // "last". Flat indices have to lie in their windows for it.
+  const bool matters = adds ? half : !call.forward && call.reduce == Reduce::last;
+  const bool own_window =
+      matters && !offsets && !any_index && Targets::can_tell_windows(call.geometry);
   const bool single = own_window || (offsets && disjoint(call.geometry));
   Kernel* kernel = nullptr;
   if (adds) {
@@ -146,15 +148,15 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
   }
   const Plan plan(call.geometry, any_index);
   const Targets targets(call, plan, own_window);
-  FirstMissed missed;
-  at::parallel_for(0, plan.total(), plan.grain(), [&](int64_t begin, int64_t end) {
+  std::atomic<int64_t> missed{Part::kNone};
+  at::parallel_for(0, plan.total, plan.grain, [&](int64_t begin, int64_t end) {
     std::vector<std::max_align_t> memory;
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t stack = i / plan.parts();
-      kernel({call, plan, targets, missed, memory, stack, plan.part(stack, i % plan.parts())});
+      const int64_t stack = i / plan.parts;
+      kernel({call, plan, targets, missed, memory, stack, plan.part(stack, i % plan.parts)});
     }
   });
-  return missed.element();
+  return missed;
 }
 
 [[noreturn]] void raise_bad_index(const UnpoolCall& call, int64_t element) {
@@ -176,9 +178,9 @@ void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t slab = call.forward ? geometry.out_slab() : geometry.in_slab();
   use_huge_pages(call.result, geometry.outer * slab * call.element_size);
-  if (run_parts(call, false) != FirstMissed::kNone) {
+  if (run_parts(call, false) != Part::kNone) {
     const int64_t bad = run_parts(call, true);
-    if (bad != FirstMissed::kNone) {
+    if (bad != Part::kNone) {
       raise_bad_index(call, bad);
     }
   }

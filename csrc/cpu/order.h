@@ -11,7 +11,7 @@
 #include <limits>
 #include <type_traits>
 
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors as arguments: all functions are inlined
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors are returned: all functions are inlined
 
 namespace maxunpool_cuda {
 
@@ -26,11 +26,11 @@ struct Numbers {
                                                      : -std::numeric_limits<T>::infinity();
 
   template <class V>
-  MAXUNPOOL_INLINE static V key(V value) {
+  MAXUNPOOL_INLINE static V key(const V& value) {
     return value;
   }
   template <class V>
-  MAXUNPOOL_INLINE static auto takes(V key, V best) {
+  MAXUNPOOL_INLINE static auto takes(const V& key, const V& best) {
     if constexpr (std::is_integral_v<T>) {
       return key > best;
     } else {
@@ -50,13 +50,13 @@ struct HalfNumbers {
   static constexpr int16_t kLowest = kInfinity | std::numeric_limits<int16_t>::min();
 
   template <class V>
-  MAXUNPOOL_INLINE static V key(V bits) {
+  MAXUNPOOL_INLINE static V key(const V& bits) {
     const V magnitude = bits & kNaN, sign = bits >> 15; // -1: negative
     const V number = (magnitude ^ sign) - sign;
     return magnitude > kInfinity ? V{} + kNaN : number;
   }
   template <class V>
-  MAXUNPOOL_INLINE static auto takes(V key, V best) {
+  MAXUNPOOL_INLINE static auto takes(const V& key, const V& best) {
     return (key > best) | (key == kNaN);
   }
 };

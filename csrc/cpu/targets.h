@@ -18,6 +18,8 @@ namespace { // Internal linkage: GCC inlines these more readily.
 // the thread owns. Targets that are not owned are at least the number of those that are.
 class Targets {
  public:
+  static constexpr int64_t kNone = -1;
+
   // `own_window`: flat indices have to lie in the windows of their elements, see
   // can_tell_windows().
   Targets(const UnpoolCall& call, const Plan& plan, bool own_window)
@@ -30,31 +32,38 @@ class Targets {
       const int64_t row = std::min(i, depth_.kernel * height_.kernel - 1);
       row_[i] = static_cast<uint32_t>(position(row / height_.kernel, row % height_.kernel, 0));
     }
-    list(offsets, own_window);
+    if (offsets || own_window || !flat_) {
+      list(offsets || own_window);
+    }
   }
 
   // Whether no two windows share an output, none is clipped, and rows are few enough to look
   // whether an index lies in the window of its element.
   static bool can_tell_windows(const Geometry<int64_t>& geometry) {
-    bool can = disjoint(geometry) && geometry.out_plane() >> 31 == 0;
-    for (const Axis<int64_t>& axis : geometry.axis) {
-      can = can && whole(axis, {0, axis.in - 1});
-    }
-    return can && geometry.axis[0].kernel * geometry.axis[1].kernel <= kRows;
+    return disjoint(geometry) && geometry.out_plane() >> 31 == 0 && !clips(geometry) &&
+           geometry.axis[0].kernel * geometry.axis[1].kernel <= kRows;
   }
 
-  // Finds the targets of a chunk whose reach is `reach`, for the owner of `owned`. False, and they
-  // are undefined, if an index leads out of the reach or, where it has to lie there, its window.
-  bool find(
-      int64_t stack, const Range& chunk, const Range& reach, const Range& owned,
-      uint32_t* targets) const {
+  // Finds the targets of a chunk. False, and they are undefined, if an index leads out of the reach
+  // or, where it has to lie there, its window.
+  bool find(const Chunk& chunk, uint32_t* targets) const {
     bool found = false;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const Index* indices = indices_of<Index>(stack) + chunk.begin;
-      if (reach.size() >> 31 == 0 && (!kIsWindowOffset<Index> || fits_)) {
-        found = find_all(indices, chunk, reach, owned, targets);
-      } else if (!own_window_) {
-        found = find_each(stack, chunk, reach, owned, targets);
+      const Index* indices = indices_of<Index>(chunk.stack) + chunk.elements.begin;
+      if (chunk.reach.size() >> 31 != 0 || (kIsWindowOffset<Index> && !fits_)) {
+        found = !own_window_ && find_each(chunk, targets);
+      } else if constexpr (kIsWindowOffset<Index>) {
+        const int axes = !is_one(depth_) ? 3 : !is_one(height_) ? 2 : 1;
+        with_count<1, 2, 3>(axes, [&](auto count) {
+          found = clips_ ? find_offsets<count, true>(indices, chunk, targets)
+                         : find_offsets<count, false>(indices, chunk, targets);
+        });
+      } else {
+        const int64_t rows = own_window_ ? depth_.kernel * height_.kernel : 0;
+        with_count<0, 1, 2, kRows>(rows == 3 ? kRows : rows, [&](auto count) {
+          found = flat_ ? find_flat<count, true>(indices, chunk, targets)
+                        : find_flat<count, false>(indices, chunk, targets);
+        });
       }
     });
     return found;
@@ -62,8 +71,8 @@ class Targets {
 
   // Output of the stack that an element's index names; kNone if the index is bad.
   int64_t output_of(int64_t stack, int64_t element) const {
-    const int64_t slab = geometry_.in_slab(), slab_outputs = geometry_.out_slab();
-    const Coordinates window = window_of(element % slab);
+    const int64_t slab = element / geometry_.in_slab(), inner = geometry_.inner;
+    const Coordinates window = window_of(element % geometry_.in_slab());
     int64_t index = kNone;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
       index = indices_of<Index>(stack)[element];
@@ -75,12 +84,9 @@ class Targets {
         index = exists ? position(z, y, x) : kNone;
       }
     });
-    return Range{0, geometry_.out_plane()}.holds(index)
-               ? element / slab * slab_outputs + index * geometry_.inner + element % geometry_.inner
-               : kNone;
+    const bool good = Range{0, geometry_.out_plane()}.holds(index);
+    return good ? slab * geometry_.out_slab() + index * inner + element % inner : kNone;
   }
-
-  static constexpr int64_t kNone = -1;
 
  private:
   static constexpr int64_t kRows = 4; // most rows of a window that indices are looked for in
@@ -106,25 +112,21 @@ class Targets {
     return static_cast<int64_t>((z * height_.out + y) * width_.out + x);
   }
 
-  // Whether the windows of these cells along an axis lie in the plane.
-  static bool whole(const Axis<int64_t>& axis, const Range& first_and_last) {
-    return first_and_last.begin * axis.stride >= axis.padding &&
-           first_and_last.end * axis.stride - axis.padding + axis.kernel <= axis.out;
+  // Whether a window may lie outside of the plane in part.
+  static bool clips(const Geometry<int64_t>& geometry) {
+    return std::any_of(geometry.axis, geometry.axis + 3, [](const Axis<int64_t>& axis) {
+      return axis.padding > 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
+    });
   }
 
-  // Whether the windows of a chunk lie in the plane.
-  bool whole(const Range& chunk) const {
-    if (all_whole_ || chunk.end > geometry_.in_slab()) {
-      return all_whole_;
-    }
-    const int64_t first = chunk.begin / geometry_.inner, last = (chunk.end - 1) / geometry_.inner;
-    const auto along = [&](const Axis<int64_t>& axis, int64_t step) {
-      const bool together = first / (step * axis.in) == last / (step * axis.in);
-      return whole(
-          axis,
-          together ? Range{first / step % axis.in, last / step % axis.in} : Range{0, axis.in - 1});
-    };
-    return along(depth_, height_.in * width_.in) && along(height_, width_.in) && along(width_, 1);
+  static bool is_one(const Axis<int64_t>& axis) {
+    return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
+  }
+
+  // Calls f with the one of kCounts that `count` is.
+  template <int... kCounts, class F>
+  static void with_count(int64_t count, const F& f) {
+    (void)((count == kCounts && (f(std::integral_constant<int, kCounts>{}), true)) || ...);
   }
 
   template <class Index>
@@ -133,77 +135,66 @@ class Targets {
   }
 
   // Fills in the lists.
-  void list(bool offsets, bool own_window) {
-    const bool windows = offsets || own_window;
-    const int64_t count = plan_.longest_chunk(), inner = geometry_.inner;
+  void list(bool windows) {
+    const int64_t count = plan_.longest_chunk, inner = geometry_.inner;
     const int64_t slab = std::min(count, geometry_.in_slab());
-    for (int64_t i = 0; windows && i < slab;) {
+    for (int64_t i = 0; windows && i < slab;) { // rows of cells
       const auto [z, y, begin] = window_of(i);
-      for (int64_t x = begin, end = std::min(slab, i + width_.in * inner); i < end;
-           x += width_.stride) {
-        const auto window = static_cast<uint32_t>(position(z, y, x));
+      const int64_t end = std::min(slab, i + width_.in * inner);
+      for (int64_t x = begin; i < end; x += width_.stride) {
         for (const int64_t next = std::min(end, i + inner); i < next; ++i) {
-          window_[i] = window;
-          x_[i] = static_cast<int32_t>(x);
-          y_[i] = static_cast<int32_t>(y);
-          z_[i] = static_cast<int32_t>(z);
+          window_[i] = static_cast<uint32_t>(position(z, y, x));
+          at_[0][i] = static_cast<int32_t>(z);
+          at_[1][i] = static_cast<int32_t>(y);
+          at_[2][i] = static_cast<int32_t>(x);
         }
       }
     }
     for (int64_t i = slab; windows && i < count; ++i) { // further slabs
       window_[i] = window_[i - slab];
-      x_[i] = x_[i - slab];
-      y_[i] = y_[i - slab];
-      z_[i] = z_[i - slab];
+      for (auto& list : at_) {
+        list[i] = list[i - slab];
+      }
     }
-    for (int64_t i = 0; (offsets || !flat_) && i < count; ++i) {
-      first_[i] = static_cast<uint32_t>(i % inner + i / slab * geometry_.out_slab());
+    for (int64_t i = 0; i < count; ++i) {
+      first_[i] = i >= slab    ? first_[i - slab] + static_cast<uint32_t>(geometry_.out_slab())
+                  : i >= inner ? first_[i - inner]
+                               : static_cast<uint32_t>(i);
     }
   }
 
   // Finds targets one by one, however large the numbers.
-  bool find_each(
-      int64_t stack, const Range& chunk, const Range& reach, const Range& owned,
-      uint32_t* targets) const {
-    for (int64_t i = 0; i < chunk.size(); ++i) {
-      const int64_t output = output_of(stack, chunk.begin + i);
-      if (!reach.holds(output)) {
+  bool find_each(const Chunk& chunk, uint32_t* targets) const {
+    for (int64_t i = 0; i < chunk.elements.size(); ++i) {
+      const int64_t output = output_of(chunk.stack, chunk.elements.begin + i);
+      if (!chunk.reach.holds(output)) {
         return false;
       }
-      const bool owns = owned.holds(output);
-      targets[i] = owns ? static_cast<uint32_t>(output - owned.begin) : ~uint32_t{0};
+      const bool owns = chunk.owned.holds(output);
+      targets[i] = owns ? static_cast<uint32_t>(output - chunk.owned.begin) : ~uint32_t{0};
     }
     return true;
   }
 
-  // Flat indices.
-  template <class Index>
-  bool find_all(
-      const Index* indices, const Range& chunk, const Range& reach, const Range& owned,
-      uint32_t* targets) const {
-    const int64_t rows = depth_.kernel * height_.kernel;
-    const auto in_rows = [&]<int kCount>(std::integral_constant<int, kCount>) {
-      return flat_ ? find_all<kCount, true>(indices, chunk, reach, owned, targets)
-                   : find_all<kCount, false>(indices, chunk, reach, owned, targets);
-    };
-    return !own_window_ ? in_rows(std::integral_constant<int, 0>{})
-           : rows == 1  ? in_rows(std::integral_constant<int, 1>{})
-           : rows == 2  ? in_rows(std::integral_constant<int, 2>{})
-                        : in_rows(std::integral_constant<int, kRows>{});
+  // What a chunk adds to the listed begins of windows, and to the listed outputs.
+  uint32_t window_shift(const Chunk& chunk) const {
+    const Coordinates step = step_to(chunk.elements.begin);
+    return static_cast<uint32_t>(position(step.z, step.y, step.x));
+  }
+  uint32_t output_shift(const Chunk& chunk) const {
+    return static_cast<uint32_t>(chunk.elements.begin % geometry_.inner - chunk.owned.begin);
   }
 
-  // kCount: rows of a window, if indices have to lie in it. kFlat: a stack is one plane.
+  // Flat indices. kCount: rows of a window, if indices have to lie in it. kFlat: a stack is one
+  // plane.
   template <int kCount, bool kFlat, class Index>
-  bool find_all(
-      const Index* indices, const Range& chunk, const Range& reach, const Range& owned,
-      uint32_t* targets) const {
-    const int64_t count = chunk.size();
-    const auto first = static_cast<uint64_t>(reach.begin / geometry_.inner);
-    const uint64_t last = std::min(reach.end / geometry_.inner, geometry_.out_plane()) - 1;
+  bool find_flat(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
+    const int64_t count = chunk.elements.size(), last_reach = chunk.reach.end / geometry_.inner;
+    const auto first = static_cast<uint64_t>(chunk.reach.begin / geometry_.inner);
+    const uint64_t last = std::min(last_reach, geometry_.out_plane()) - 1;
     const auto inner = static_cast<uint32_t>(geometry_.inner);
-    const auto shift = static_cast<uint32_t>(chunk.begin % geometry_.inner - owned.begin);
-    const Coordinates step = step_to(chunk.begin);
-    const auto window = static_cast<uint32_t>(position(step.z, step.y, step.x));
+    const auto width = static_cast<uint32_t>(width_.kernel);
+    const uint32_t shift = output_shift(chunk), window = window_shift(chunk);
     return in_vectors([=, this]() MAXUNPOOL_INLINE {
       uint32_t* __restrict to = targets;
       uint64_t outside = 0; // its first bit
@@ -218,7 +209,7 @@ class Targets {
           for (int row = 1; row < kCount; ++row) {
             least = std::min(least, distance - row_[row]);
           }
-          stray |= least >= static_cast<uint32_t>(width_.kernel);
+          stray |= least >= width;
         }
         to[i] = kFlat ? position + shift : position * inner + (first_[i] + shift);
       }
@@ -226,27 +217,10 @@ class Targets {
     });
   }
 
-  // Window offsets, which name no output outside of the reach.
-  bool find_all(
-      const uint8_t* offsets, const Range& chunk, const Range&, const Range& owned,
-      uint32_t* targets) const {
-    const auto in_axes = [&]<int kAxes>(std::integral_constant<int, kAxes>) {
-      return whole(chunk) ? find_all<kAxes, false>(offsets, chunk, owned, targets)
-                          : find_all<kAxes, true>(offsets, chunk, owned, targets);
-    };
-    const auto is_thin = [](const Axis<int64_t>& axis) {
-      return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
-    };
-    return !is_thin(depth_)    ? in_axes(std::integral_constant<int, 3>{})
-           : !is_thin(height_) ? in_axes(std::integral_constant<int, 2>{})
-                               : in_axes(std::integral_constant<int, 1>{});
-  }
-
-  // kAxes: how many of the last axes are longer than 1. kClipped: an offset below the window's
-  // volume may still lie outside of the plane.
-  template <int kAxes, bool kClipped>
-  bool find_all(
-      const uint8_t* offsets, const Range& chunk, const Range& owned, uint32_t* targets) const {
+  // Window offsets, which name no output outside of the reach. kAxes: the last axes, before which
+  // all are of size 1. kClips: an offset below the window's volume may lie outside of the plane.
+  template <int kAxes, bool kClips>
+  bool find_offsets(const uint8_t* offsets, const Chunk& chunk, uint32_t* targets) const {
     const auto narrow = [](int64_t n) { return static_cast<int32_t>(n); };
     // Reciprocals: a product's upper half is the quotient, for all quotients of uint8.
     const int32_t by_width = narrow((1 << 16) / width_.kernel + 1);
@@ -257,12 +231,11 @@ class Targets {
     // Positions to skip after each row of a window, and after each slice.
     const auto skip = static_cast<uint32_t>(width - columns);
     const auto skip_slice = static_cast<uint32_t>((height_.out - height_.kernel) * width_.out);
-    const auto inner = static_cast<uint32_t>(geometry_.inner);
-    const auto shift = static_cast<uint32_t>(chunk.begin % geometry_.inner - owned.begin);
-    const Coordinates step = step_to(chunk.begin);
+    const Coordinates step = step_to(chunk.elements.begin);
     const int32_t dz = narrow(step.z), dy = narrow(step.y), dx = narrow(step.x);
-    const auto window = static_cast<uint32_t>(position(step.z, step.y, step.x));
-    const int64_t count = chunk.size();
+    const auto inner = static_cast<uint32_t>(geometry_.inner);
+    const uint32_t shift = output_shift(chunk), window = window_shift(chunk);
+    const int64_t count = chunk.elements.size();
     return in_vectors([=, this]() MAXUNPOOL_INLINE {
       uint32_t* __restrict to = targets;
       uint8_t most = 0;
@@ -270,17 +243,12 @@ class Targets {
       for (int64_t i = 0; i < count; ++i) {
         const int32_t offset = offsets[i], row = kAxes > 1 ? offset * by_width >> 16 : 0;
         const int32_t slice = kAxes > 2 ? row * by_height >> 16 : 0;
-        if constexpr (kClipped) {
-          const int32_t x = x_[i] + dx + offset - row * columns;
+        if constexpr (kClips) {
+          const int32_t x = at_[2][i] + dx + offset - row * columns;
+          const int32_t y = at_[1][i] + dy + row - slice * rows, z = at_[0][i] + dz + slice;
           outside |= x | (width - 1 - x);
-          if constexpr (kAxes > 1) {
-            const int32_t y = y_[i] + dy + row - slice * rows;
-            outside |= y | (height - 1 - y);
-          }
-          if constexpr (kAxes > 2) {
-            const int32_t z = z_[i] + dz + slice;
-            outside |= z | (depth - 1 - z);
-          }
+          outside |= kAxes > 1 ? y | (height - 1 - y) : 0;
+          outside |= kAxes > 2 ? z | (depth - 1 - z) : 0;
         }
         most = std::max(most, offsets[i]);
         const uint32_t position = window_[i] + window + offset + row * skip + slice * skip_slice;
@@ -295,17 +263,15 @@ class Targets {
   const Geometry<int64_t>& geometry_ = call_.geometry;
   const Axis<int64_t>&depth_ = geometry_.axis[0], &height_ = geometry_.axis[1],
         &width_ = geometry_.axis[2];
-  const bool own_window_;
-  const bool all_whole_ = whole(depth_, {0, depth_.in - 1}) &&
-                          whole(height_, {0, height_.in - 1}) && whole(width_, {0, width_.in - 1});
-  const bool flat_ = geometry_.inner == 1 && plan_.slabs() == 1;
+  const bool own_window_, clips_ = clips(geometry_);
+  const bool flat_ = geometry_.inner == 1 && plan_.slabs == 1;
   bool fits_ = true;    // coordinates fit 32 bits
   uint32_t row_[kRows]; // where the rows of a window begin, in positions from its begin on
-  // Of each element of the first chunk: the position and the coordinates where its window begins,
+  // Of each element of the first chunk: where its window begins, as a position and as coordinates,
   // and the output that position 0 is. All chunks share them, but for what their first element
   // adds.
-  uint32_t window_[Plan::kChunk], first_[Plan::kChunk];
-  int32_t x_[Plan::kChunk], y_[Plan::kChunk], z_[Plan::kChunk];
+  uint32_t window_[Chunk::kMost], first_[Chunk::kMost];
+  int32_t at_[3][Chunk::kMost];
 };
 
 } // namespace
