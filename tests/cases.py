@@ -65,12 +65,10 @@ WINDOWS = {
 # or vectors of channels.
 WAYS = ("even rows", "uneven rows", "channels")
 
-ALL = os.environ.get("MAXUNPOOL_ALL") == "1"  # conftest.py sets it if pytest is given --all
-
 
 def scaled(count: int) -> int:
     """The number of random cases to try: ``count`` with --all, a quarter of it without."""
-    return count if ALL else max(1, count // 4)
+    return count if os.environ["MAXUNPOOL_ALL"] == "1" else max(1, count // 4)  # see conftest.py
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,16 @@ class Call:
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
         return self.operator(*tensors, *self.arguments)
 
+    def results(self, device: str) -> tuple[Tensor, ...]:
+        return self.on(*(tensor.to(device) for tensor in self.tensors))
+
     def check(self, device: str = "cpu") -> None:
         """Compare all results with the reference's, bit for bit."""
+        self.compare(self.results(device))
+
+    def compare(self, results: tuple[Tensor, ...]) -> None:
         expected = self.reference()
         expected = expected if isinstance(expected, tuple) else (expected,)
-        results = self.on(*(tensor.to(device) for tensor in self.tensors))
         for result, right in zip(results, expected, strict=True):
             assert same(result, right), (self.of, self.arguments)
 
@@ -351,8 +354,8 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     return flat.to(rng.choice((torch.int64, torch.int32)))
 
 
-def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str]:
-    """The case with an index outside its plane, and a pattern of the error.
+def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str, int, int]:
+    """The case with an index outside its plane, a pattern of the error, the position and plane.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are
     beyond the window, or in the window but outside the plane.
@@ -371,8 +374,8 @@ def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str]:
     plane = rng.randrange(len(planes))
     planes[plane, cell] = index
     indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
-    words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}$"
-    return replace(case, indices=indices), words
+    words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}\b"
+    return replace(case, indices=indices), words, cell, plane
 
 
 # Cases
@@ -444,18 +447,24 @@ def random_case(
 
 
 def aimed_case(
-    rng: Random, way: str, window: str, offsets: bool, dtype: torch.dtype, reduce: str = ""
+    rng: Random,
+    way: str,
+    window: str,
+    offsets: bool,
+    dtype: torch.dtype,
+    reduce: str = "",
+    dims: int = 0,
 ) -> Case:
     """A call that kernels are made for: one of WAYS, with one of WINDOWS.
 
-    ``reduce`` is random, more often "last", unless given.
+    Unless given, ``dims`` and ``reduce`` are random, which is more often "last".
     """
     kind = "offset" if offsets else rng.choice(INDEX_KINDS)
     reduce = reduce or rng.choice(("last", "last", "sum"))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
     stride = WINDOWS[window][1]
     while True:
-        dims = rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
+        dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
         pooled = [rng.randint(1, 4) for _ in range(dims)]
         if way == "even rows":
             pooled[-1] = rng.choice((8, 16))

@@ -1,5 +1,6 @@
 """What all tests run under: seeds, devices, poisoned memory."""
 
+import contextlib
 import os
 import random
 import secrets
@@ -9,6 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from cases import random_limits
+from emulation import emulated
+
+from maxunpool_cuda import _C
 
 # The seed of all random inputs.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
@@ -54,29 +59,49 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return generator(request.node)
 
 
-# Limits at which a GPU does small tensors as it does large ones, and as it does huge ones.
-LIMITS = {
+# A GPU, as it is and under limits at which it does small tensors as large ones, and as huge ones.
+# Limits that are not named are random. And csrc/cuda on the CPU, under random limits.
+GPUS: dict[str, dict[str, int] | None] = {
+    "cuda": {},
     "cuda, low limits": {"max_32bit_offset": 2**31, "small_bytes": 0},
     "cuda, 64-bit offsets": {"max_32bit_offset": 1},
+    "emulated": None,
 }
 
 
-@pytest.fixture(
-    params=["cpu", *(pytest.param(name, marks=pytest.mark.cuda) for name in ("cuda", *LIMITS))]
-)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each device, the GPU under several limits; those that are not in LIMITS are random."""
-    if request.param not in LIMITS:
-        yield request.param
-        return
-    from cases import random_limits
+@contextlib.contextmanager
+def on_device(request: pytest.FixtureRequest) -> Iterator[str]:
+    rng = generator(request.node, " device")
+    if request.param == "cpu":
+        yield "cpu"
+    elif request.param == "emulated":
+        with emulated(rng):
+            yield "cpu"
+    elif limits := GPUS[request.param]:
+        _C.set_cuda_limits(**random_limits(rng) | limits)
+        yield "cuda"
+        _C.set_cuda_limits()
+    else:
+        yield "cuda"
 
-    from maxunpool_cuda import _C
 
-    drawn = random_limits(generator(request.node, " limits"))
-    _C.set_cuda_limits(**drawn | LIMITS[request.param])
-    yield "cuda"
-    _C.set_cuda_limits()
+every_gpu = [pytest.param(gpu, marks=[pytest.mark.cuda] * ("cuda" in gpu)) for gpu in GPUS]
+
+
+@pytest.fixture(params=["cpu", *every_gpu])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The device of a test's tensors. A bad index is an error at once."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    with on_device(request) as name:
+        yield name
+
+
+@pytest.fixture(params=every_gpu)
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The device of a test's tensors. A bad index is an error later."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
+    with on_device(request) as name:
+        yield name
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import (
+    ARITHMETIC,
     INDEX_DTYPES,
     LAYOUTS,
     MOVABLE,
@@ -20,6 +22,7 @@ from cases import (
     REDUCES,
     WAYS,
     WINDOWS,
+    Call,
     Case,
     Geometry,
     Window,
@@ -27,6 +30,8 @@ from cases import (
     case_of,
     laid_out,
     pool_call,
+    position_of,
+    positions_of,
     random_case,
     same,
     scaled,
@@ -34,9 +39,10 @@ from cases import (
     with_a_bad_index,
     with_whole_numbers,
 )
-from reference import Sizes, default_output_size
+from reference import Sizes, default_output_size, max_unpool, max_unpool_backward
 from torch import Tensor
 
+import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
@@ -84,6 +90,7 @@ def test_usual_windows(device: str, way: str, window: str, offsets: bool, rng: R
 
 PLANES = [  # sizes of the batch and the channels, and of the pooled planes
     *(((2, 1), (41, 40)), ((3, 33), (7, 40)), ((1, 1100), (2, 4)), ((1, 1100), (1, 1))),
+    *(((1, 2), (5001,)), ((1, 2), (3, 1501))),
     pytest.param((1, 1), (17000,), marks=pytest.mark.slow),
     pytest.param((1, 1), (85, 105), marks=pytest.mark.slow),
     pytest.param((1, 1), (17, 16, 18), marks=pytest.mark.slow),
@@ -107,18 +114,40 @@ def test_planes_cut_among_threads_and_blocks(
         check(case.laid_out(layout), device)
 
 
+@pytest.mark.parametrize("offsets", [False, True], ids=["flat", "offsets"])
+@pytest.mark.parametrize("window", ["3x3/2 padded", "3x3/1 padded", "2x2/1"])
+def test_every_pair_of_neighbours(device: str, window: str, offsets: bool, rng: Random) -> None:
+    """Two cells name one output: its gradient goes to the later one, wherever both lie."""
+    kernel, stride, padding = WINDOWS[window]
+    output = tuple((4 - 1) * stride - 2 * padding + kernel for _ in range(2))
+    g = Geometry((4, 4), *((n, n) for n in (kernel, stride, padding)), output)
+    windows = [
+        {at: p for at in range(kernel**2) if (p := position_of(g, cell, at)) is not None}
+        for cell in range(16)
+    ]
+    for i, (a, b) in enumerate(itertools.combinations(range(16), 2)):
+        for shared in sorted(set(windows[a].values()) & set(windows[b].values())):
+            chosen = [
+                next(at for at, position in own.items() if (position == shared) == (cell in (a, b)))
+                for cell, own in enumerate(windows)
+            ]
+            named = torch.tensor(chosen, dtype=torch.uint8).reshape(4, 4).repeat(1, 2, 1, 1)
+            case = case_of(rng, g, (1, 2), torch.float32, "own window")
+            case = replace(case, indices=named if offsets else positions_of(named, g))
+            unpool_call(case.laid_out(LAYOUTS[i % 2]), False).check(device)
+
+
 def test_outputs_on_huge_pages(rng: Random) -> None:
     geometry = Geometry((3000,), (400,), (400,), (0,), (1_200_000,))
     check(case_of(rng, geometry, (1, 2), torch.float32, "anywhere"))
 
 
-@pytest.mark.cuda
 @pytest.mark.sanitized
-def test_sums_in_any_order(rng: Random) -> None:
+def test_sums_in_any_order(gpu: str, rng: Random) -> None:
     """Atomics add in any order if algorithms may be nondeterministic: whole numbers do not mind."""
     torch.use_deterministic_algorithms(False)
     for _ in range(scaled(100)):
-        check(with_whole_numbers(random_case(rng, reduce="sum"), rng), "cuda")
+        check(with_whole_numbers(random_case(rng, reduce="sum"), rng), gpu)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -347,10 +376,41 @@ def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
 # Bad indices
 
 
-@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "pool"])
-def test_bad_indices_are_named(operator: str, rng: Random) -> None:
+UNPOOLING = [name for name in OPERATORS if name != "pool"]
+
+
+def draw_bad(operator: str, rng: Random) -> tuple[Call, str, Tensor]:
+    """A call with a bad index, a pattern of the error, and flat planes of the result without it.
+
+    The reference gets planes that are one position larger, and that position for the index.
+    """
+    case: Any = OPERATORS[operator](rng, rng.choice(ARITHMETIC), most_cells=24).of
+    bad, words, cell, plane = with_a_bad_index(case, rng)
+    call, size = unpool_call(bad, operator.startswith("unpool")), math.prod(bad.geometry.output)
+    flat = case.positions.long().flatten(-case.geometry.dims).contiguous().clone()
+    flat.view(-1, flat.shape[-1])[plane, cell] = size
+    values = call.tensors[0].flatten(-case.geometry.dims)
+    if call.operator is _ops.max_unpool:
+        wide = max_unpool(values, flat, (size + 1,), bad.reduce)
+        return call, words, wide[..., :size]
+    wide = torch.nn.functional.pad(values, (0, 1))
+    return call, words, max_unpool_backward(wide, flat, (size + 1,), bad.reduce)
+
+
+@pytest.mark.parametrize("operator", UNPOOLING)
+def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
     for _ in range(scaled(60)):
-        case: Any = OPERATORS[operator](rng, torch.float32, most_cells=24).of
-        bad, words = with_a_bad_index(case, rng)
+        call, words, _ = draw_bad(operator, rng)
         with pytest.raises(RuntimeError, match=words):
-            unpool_call(bad, operator.startswith("unpool")).on()
+            call.results(device)
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("operator", UNPOOLING)
+def test_bad_indices_are_dropped_and_named_later(gpu: str, operator: str, rng: Random) -> None:
+    for _ in range(scaled(120)):
+        call, words, expected = draw_bad(operator, rng)
+        (result,) = call.results(gpu)
+        with pytest.raises(RuntimeError, match=words):
+            maxunpool_cuda.check_errors()
+        assert same(result.flatten(-call.dims), expected)

@@ -1,19 +1,21 @@
-// Enough of CUDA's language for g++ to compile the kernels as they are and run them: one thread of
-// the operating system per CUDA thread, all of a grid at once, so that sanitizers see what a GPU
-// would race on.
+// Enough of CUDA for g++ to compile csrc/cuda. Threads are fibers of one thread of the operating
+// system; grid.cpp runs them. The device is the CPU: its memory is the host's.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
+#include <torch/library.h>
+
 #include <algorithm>
-#include <atomic>
-#include <barrier>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <numeric>
-#include <random>
-#include <thread>
+#include <cstring>
 #include <type_traits>
-#include <utility>
-#include <vector>
+
+#include "registration.h"
+
+// The language
 
 #define __global__
 #define __device__
@@ -23,98 +25,170 @@
 struct Dim3 {
   unsigned x = 1;
 };
-inline thread_local Dim3 threadIdx, blockIdx;
-inline Dim3 blockDim, gridDim;
-
-template <class T, class Value>
-T atomicAdd(T* to, Value value) {
-  return std::atomic_ref<T>(*to).fetch_add(static_cast<T>(value));
-}
-// In global memory a GPU takes subnormal numbers for zero here.
-float atomicAdd(float*, float) = delete;
-template <class T>
-T atomicCAS(T* to, T expected, T desired) {
-  std::atomic_ref<T>(*to).compare_exchange_strong(expected, desired);
-  return expected;
-}
-template <class T>
-T atomicExch(T* to, T value) {
-  return std::atomic_ref<T>(*to).exchange(value);
-}
-template <class T>
-T atomicMax(T* to, T value) {
-  std::atomic_ref<T> target(*to);
-  T seen = target.load();
-  while (seen < value && !target.compare_exchange_weak(seen, value)) {
-  }
-  return seen;
-}
+inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
 
-// What the threads of a block share.
-struct Block {
-  struct alignas(16) Unit {
-    uint64_t undefined[2] = {0xa5a5a5a5a5a5a5a5, 0xa5a5a5a5a5a5a5a5};
-  };
+// Runs a grid, whose threads all call `thread`. Blocks, threads and what they do between two
+// barriers or atomic operations come in any order.
+void run_grid(
+    const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
+    c10::function_ref<void()> thread);
 
-  Block(unsigned threads, size_t shared_bytes)
-      : barrier(threads), shared((shared_bytes + 15) / 16) {}
+// What a thread calls. barrier() returns whether any thread of the block gave a predicate.
+bool barrier(bool predicate);
+void let_others_run();
+void* shared_memory();
 
-  std::barrier<> barrier;
-  std::atomic<int> any = 0;
-  std::vector<Unit> shared;
-};
-inline thread_local Block* block;
-inline bool skip_barriers = false; // a race on purpose
-
-inline void* shared_memory() {
-  return block->shared.data();
-}
-
-// kernel<<<blocks, threads, shared_bytes>>>(arguments...), with the threads started in an order
-// drawn by `seed`.
+// launch(kernel, blocks, threads, shared_bytes, stream)(arguments...)
 template <class... Parameters>
-void launch(
-    void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared_bytes,
-    unsigned seed, const std::type_identity_t<Parameters>&... arguments) {
-  gridDim.x = blocks;
-  blockDim.x = threads;
-  std::deque<Block> shared;
-  for (unsigned i = 0; i < blocks; ++i) {
-    shared.emplace_back(threads, shared_bytes);
-  }
-  std::vector<unsigned> order(blocks * threads);
-  std::iota(order.begin(), order.end(), 0u);
-  std::shuffle(order.begin(), order.end(), std::mt19937(seed));
-  std::vector<std::thread> running;
-  for (const unsigned i : order) {
-    running.emplace_back([&, i] {
-      blockIdx.x = i / threads;
-      threadIdx.x = i % threads;
-      block = &shared[blockIdx.x];
+auto launch(
+    void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared_bytes = 0,
+    void* = nullptr) {
+  return [=](const std::type_identity_t<Parameters>&... arguments) {
+    run_grid(reinterpret_cast<const void*>(kernel), blocks, threads, shared_bytes, [&] {
       kernel(arguments...);
     });
-  }
-  for (std::thread& thread : running) {
-    thread.join();
-  }
+  };
 }
 
 } // namespace shim
 
 inline void __syncthreads() {
-  if (!shim::skip_barriers) {
-    shim::block->barrier.arrive_and_wait();
-  }
+  shim::barrier(false);
 }
 inline int __syncthreads_or(int predicate) {
-  shim::Block& block = *shim::block;
-  block.any.fetch_or(predicate != 0);
-  block.barrier.arrive_and_wait();
-  const int any = block.any;
-  block.barrier.arrive_and_wait();
-  block.any = 0;
-  block.barrier.arrive_and_wait();
-  return any;
+  return shim::barrier(predicate != 0);
 }
+
+// Atomic operations order nothing else.
+template <class T>
+T atomicAdd(T* to, std::type_identity_t<T> value) {
+  shim::let_others_run();
+  if constexpr (std::is_floating_point_v<T>) {
+    T seen, sum;
+    __atomic_load(to, &seen, __ATOMIC_RELAXED);
+    do {
+      sum = seen + value;
+    } while (
+        !__atomic_compare_exchange(to, &seen, &sum, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return seen;
+  } else {
+    return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+  }
+}
+// In global memory a GPU takes subnormal numbers for zero here.
+float atomicAdd(float*, float) = delete;
+template <class T>
+T atomicCAS(T* to, T expected, T desired) {
+  shim::let_others_run();
+  __atomic_compare_exchange_n(to, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+template <class T>
+T atomicExch(T* to, T value) {
+  shim::let_others_run();
+  return __atomic_exchange_n(to, value, __ATOMIC_RELAXED);
+}
+template <class T>
+T atomicMax(T* to, T value) {
+  shim::let_others_run();
+  T seen = __atomic_load_n(to, __ATOMIC_RELAXED);
+  while (seen < value && !__atomic_compare_exchange_n(
+                             to, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return seen;
+}
+
+// The host's functions. A small GPU, which does at once whatever it is asked.
+
+#define C10_CUDA_CHECK(call) static_cast<void>(call)
+#define C10_CUDA_KERNEL_LAUNCH_CHECK() static_cast<void>(0)
+
+using cudaStream_t = void*;
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+};
+enum {
+  cudaHostAllocMapped,
+  cudaStreamNonBlocking,
+  cudaStreamCaptureModeRelaxed,
+  cudaMemcpyDefault
+};
+
+inline int cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) {
+  *value = what == cudaDevAttrMultiProcessorCount ? 2 : 100 << 10;
+  return 0;
+}
+inline int cudaMalloc(void** to, size_t size) {
+  *to = std::memset(::operator new(size), 0xa5, size);
+  return 0;
+}
+inline int cudaHostAlloc(void** to, size_t size, unsigned) {
+  return cudaMalloc(to, size);
+}
+inline int cudaMemcpyAsync(void* to, const void* from, size_t size, int, cudaStream_t) {
+  std::memcpy(to, from, size);
+  return 0;
+}
+inline int cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
+  std::memset(to, value, size);
+  return 0;
+}
+inline int cudaStreamCreateWithFlags(cudaStream_t*, unsigned) {
+  return 0;
+}
+inline int cudaStreamDestroy(cudaStream_t) {
+  return 0;
+}
+inline int cudaStreamSynchronize(cudaStream_t) {
+  return 0;
+}
+inline int cudaDeviceSynchronize() {
+  return 0;
+}
+
+namespace shim {
+
+// The device of a CPU tensor, which csrc/cuda takes for a GPU: c10::Device stands for this there.
+struct Device {
+  c10::Device cpu;
+
+  Device(c10::Device device) : cpu(device) {}
+  Device(c10::DeviceIndex) : cpu(c10::kCPU) {}
+  operator c10::Device() const { return cpu; }
+  bool is_cuda() const { return cpu.is_cpu(); }
+  c10::DeviceIndex index() const { return 0; }
+  friend std::ostream& operator<<(std::ostream& to, const Device& device) {
+    return to << device.cpu;
+  }
+};
+
+} // namespace shim
+
+namespace c10::cuda {
+
+enum class CaptureStatus { None };
+inline CaptureStatus currentStreamCaptureStatusMayInitCtx() {
+  return CaptureStatus::None;
+}
+inline DeviceIndex device_count() {
+  return 1;
+}
+struct CUDAGuard {
+  explicit CUDAGuard(const shim::Device&) {}
+  ~CUDAGuard() {}
+};
+struct CUDAStreamCaptureModeGuard {
+  explicit CUDAStreamCaptureModeGuard(int) {}
+  ~CUDAStreamCaptureModeGuard() {}
+};
+struct CUDAStream {
+  cudaStream_t stream() const { return nullptr; }
+};
+inline CUDAStream getCurrentCUDAStream() {
+  return {};
+}
+
+} // namespace c10::cuda
