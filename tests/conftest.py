@@ -7,11 +7,11 @@ import secrets
 import sys
 from collections.abc import Iterator
 
+import emulation
 import numpy as np
 import pytest
 import torch
 from cases import random_limits
-from emulation import emulated
 
 from maxunpool_cuda import _C
 
@@ -72,10 +72,8 @@ GPUS: dict[str, dict[str, int] | None] = {
 @contextlib.contextmanager
 def on_device(request: pytest.FixtureRequest) -> Iterator[str]:
     rng = generator(request.node, " device")
-    if request.param == "cpu":
-        yield "cpu"
-    elif request.param == "emulated":
-        with emulated(rng):
+    if request.param in ("cpu", "emulated"):
+        with emulation.cpu() if request.param == "cpu" else emulation.emulated_gpu(rng):
             yield "cpu"
     elif limits := GPUS[request.param]:
         _C.set_cuda_limits(**random_limits(rng) | limits)

@@ -1,25 +1,28 @@
 """Bad input: an exception of the type that torch.nn raises, and a message that names the values.
 
-Every call runs in a child process, so that a crash or a hang is a failed test and no more.
+A call with random arguments, most of them wrong, gives the reference's value or an exception.
 """
 
-import importlib
-import multiprocessing
+import math
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+import resource
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from random import Random
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from cases import OPERATORS, Case, Geometry, positions_of, same, scaled, with_a_bad_index
+from reference import max_pool, max_unpool, max_unpool_backward
 from torch import Tensor
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
-
-PATIENCE = 120  # seconds
 
 # U and P are max_unpool and max_pool of as many dimensions as x and y have, i are indices and o
 # offsets for x, and g is a gradient. The pattern is of values that the message names.
@@ -30,7 +33,7 @@ REFUSED_BY_TORCH = [
     ("U(x, -1 - i, 2)", "-1 .* at position 0 of plane 0"),
     ("U(x, i.short(), 2)", "Short"),
     ("U(x, i[..., :1], 2)", r"2\].*1\]"),
-    ("U(x, i.to('meta'), 2)", "cpu and meta"),
+    ("U(x, i.to('meta'), 2)", "(cpu|cuda:0) and meta"),
     ("U(x[0, 0], i[0, 0], 2)", r"\d"),
     ("U(x[None], i[None], 2)", r"\d"),
     ("U(x[:, :0], i[:, :0], 2)", r"\[1, 0, 2"),
@@ -131,10 +134,9 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def outcome(
-    expression: str, way: str = "eager", dims: int = 2, of: str = F.__name__
+    expression: str, device: str, way: str = "eager", dims: int = 2, functions: ModuleType = F
 ) -> tuple[list[str], str]:
-    """In the child: the names of the exception's classes, and its text."""
-    functions = importlib.import_module(of)
+    """The names of the exception's classes and its text, or "no exception" and the value."""
 
     def backward(g: Tensor, i: Tensor, reduce: str = "last", padding: int = 0) -> Tensor:
         size, window = (4 - 2 * padding,) * 2, ((2, 2), (2, 2), (padding,) * 2)
@@ -152,7 +154,7 @@ def outcome(
         "int32": {"return_indices": True, "index_dtype": torch.int32},
         "backward": backward,
     }
-    if of != F.__name__:  # without indices, torch.nn's 1d has another kernel, with other errors
+    if functions is not F:  # without indices, torch.nn's 1d has another kernel, with other errors
         names["P"] = partial(names["P"], return_indices=True)
     tensors = (
         torch.rand(1, 1, *[2] * dims),
@@ -161,41 +163,12 @@ def outcome(
         torch.zeros(1, 1, *[2] * dims, dtype=torch.uint8),
         torch.rand(1, 1, *[8] * dims),
     )
-    torch._dynamo.reset()
+    call = eval(f"lambda x, i, g, o, y: {expression}", names)
     try:
-        value = WAYS[way](eval(f"lambda x, i, g, o, y: {expression}", names), *tensors)
+        value = WAYS[way](call, *(tensor.to(device) for tensor in tensors))
     except Exception as error:
         return [each.__name__ for each in type(error).__mro__], str(error)
     return ["no exception"], repr(value)
-
-
-class Child:
-    """A process for the calls, and another one after a call that crashed or hung."""
-
-    pool: ProcessPoolExecutor | None = None
-
-    def run(self, *arguments: Any) -> tuple[list[str], str]:
-        if self.pool is None:
-            self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        try:
-            return self.pool.submit(outcome, *arguments).result(timeout=PATIENCE)
-        except Exception:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self.pool is not None:
-            for process in list(self.pool._processes.values()):
-                process.kill()
-            self.pool.shutdown(cancel_futures=True)
-            self.pool = None
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    process = Child()
-    yield process
-    process.close()
 
 
 def names_the_values(message: str, values: str) -> bool:
@@ -206,13 +179,13 @@ def names_the_values(message: str, values: str) -> bool:
 @pytest.mark.parametrize(
     ("expression", "exception", "values"), REFUSED_HERE, ids=[row[0] for row in REFUSED_HERE]
 )
-def test_bad_calls(child: Child, expression: str, exception: Any, values: str) -> None:
+def test_bad_calls(device: str, expression: str, exception: Any, values: str) -> None:
     allowed = {each.__name__ for each in (exception if type(exception) is tuple else (exception,))}
-    (raised, *_), message = child.run(expression)
+    (raised, *_), message = outcome(expression, device)
     assert raised in allowed, message
     assert names_the_values(message, values), message
     for way in ("vmap", "compiled") if (expression, exception, values) in SAMPLE else ():
-        classes, message = child.run(expression, way)
+        classes, message = outcome(expression, device, way)
         # Dynamo makes a RuntimeError of an operator's ValueError.
         assert {"RuntimeError", *allowed} & {*classes}, (way, message)
         assert re.search(f"expected .*({values})", message), (way, message)
@@ -222,17 +195,15 @@ def test_bad_calls(child: Child, expression: str, exception: Any, values: str) -
 @pytest.mark.parametrize(
     ("expression", "values"), REFUSED_BY_TORCH, ids=[row[0] for row in REFUSED_BY_TORCH]
 )
-def test_bad_calls_raise_what_torch_raises(
-    child: Child, expression: str, values: str, dims: int
-) -> None:
-    (theirs, *_), said = child.run(expression, "eager", dims, "torch.nn.functional")
+def test_bad_calls_raise_what_torch_raises(expression: str, values: str, dims: int) -> None:
+    (theirs, *_), said = outcome(expression, "cpu", "eager", dims, torch.nn.functional)
     assert theirs != "no exception"
-    (ours, *_), message = child.run(expression, "eager", dims)
+    (ours, *_), message = outcome(expression, "cpu", "eager", dims)
     assert ours == theirs, (message, said)
     assert names_the_values(message, values), message
 
 
-def test_valid_calls_succeed(child: Child) -> None:
+def test_valid_calls_succeed(device: str) -> None:
     for expression, value in {
         "U(x, i, 2).shape": "torch.Size([1, 1, 4, 4])",
         "U(x, i, (2,), [2], (0,)).shape": "torch.Size([1, 1, 4, 4])",
@@ -245,7 +216,8 @@ def test_valid_calls_succeed(child: Child) -> None:
         "U(x, o + 255, 16, 1).count_nonzero()": "tensor(4)",
     }.items():
         for way in ("eager", "compiled"):
-            assert child.run(expression, way) == (["no exception"], value)
+            kind, text = outcome(expression, device, way)
+            assert (kind, text.replace(", device='cuda:0'", "")) == (["no exception"], value)
 
 
 @pytest.mark.parametrize("operator", ["max_unpool", "max_unpool_backward", "max_pool"])
@@ -262,3 +234,132 @@ def test_cpu_tensors_for_cuda_kernels(operator: str) -> None:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with pytest.raises(exception, match=words):
         getattr(_ops, operator).redispatch(keys, *arguments)
+
+
+# Random arguments
+
+
+HUGE = (2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63))
+
+
+def strange(rng: Random) -> Any:
+    """An argument that is probably not what was meant."""
+    numbers = (0, -1, True, 2.5, math.nan, rng.randint(-5, 9), rng.choice(HUGE), [rng.choice(HUGE)])
+    others = (None, "max", b"2", object(), torch.int64, torch.tensor(2), torch.tensor([2.5, 2.5]))
+    few = ((), [], [[2, 2]], (2, None), {2: 2}, {2, 3}, range(2), torch.Size([2, 2]))
+    sizes = tuple(rng.randint(-2, 5) for _ in range(rng.randint(1, 5)))
+    return rng.choice((*numbers, *others, *few, sizes, sizes, list(sizes)))
+
+
+CHANGES: tuple[Callable[[Random, Tensor], Any], ...] = (
+    lambda rng, t: t.to(rng.choice((torch.int16, torch.uint8, torch.bool, torch.bfloat16))),
+    lambda rng, t: t + rng.choice((1, -1, 2**31, 2**32, -(2**40), 2**62)),
+    lambda rng, t: t.unsqueeze(rng.randint(0, t.dim())),
+    lambda rng, t: t[(slice(None),) * rng.randrange(t.dim()) + (rng.choice((0, slice(0, -1))),)],
+    lambda rng, t: t.movedim(0, -1),
+    lambda rng, t: t.expand(2, *t.shape),
+    lambda rng, t: rng.choice((t.to("meta"), t.to_sparse(), t.reshape(-1)[0], t.numpy())),
+    lambda rng, t: t.flip(-1).conj(),
+    lambda rng, t: torch.as_strided(t, t.shape, [0] * t.dim()),
+    lambda rng, t: torch.nested.nested_tensor([t, t]),
+)
+
+
+def strange_tensor(rng: Random, tensor: Tensor) -> Any:
+    """A tensor that was changed in some way, or something else."""
+    try:
+        return rng.choice(CHANGES)(rng, tensor)
+    except Exception:
+        return strange(rng)
+
+
+def random_outcome(rng: Random, device: str) -> str:
+    """Make one call. Returns "value" or the name of the exception."""
+    name = rng.choice(list(OPERATORS))
+    kind = name.split()[0]  # unpool, gradient or pool
+    call = OPERATORS[name](rng, most_cells=12, longest=6)
+    tensors, arguments = list(call.tensors), list(call.arguments)
+    if isinstance(call.of, Case) and tensors[1].numel() > 0 and rng.random() < 0.1:
+        tensors[1] = with_a_bad_index(call.of, rng)[0].indices
+    tensors = [tensor.to(device) for tensor in tensors]
+    tensors = [strange_tensor(rng, t) if rng.random() < 0.15 else t for t in tensors]
+    arguments = [strange(rng) if rng.random() < 0.09 else argument for argument in arguments]
+    dims, both = call.dims, True
+    try:
+        if kind == "gradient" or rng.random() < 0.3:
+            result = call.operator(*tensors, *arguments)
+        else:
+            dims, both = rng.choice((dims, dims, dims, 1, 2, 3)), rng.choice((True, False))
+            function = getattr(F, f"max_{kind}{dims}d")
+            if kind == "pool":
+                *window, ceil, index_dtype = arguments
+                result = function(*tensors, *window, ceil, both, index_dtype=index_dtype)
+            else:
+                size, *window, reduce = arguments
+                result = function(*tensors, *window, size, reduce=reduce)
+    except Exception as error:
+        return type(error).__name__
+    results = result if isinstance(result, tuple) else (result,)
+    assert [isinstance(tensor, Tensor) for tensor in results] == [True] * len(results)
+    expected = reference(kind, tensors, arguments, dims, results)
+    if expected is not None:
+        right = len(results) == 1 + (kind == "pool" and both) and all(map(same, results, expected))
+        assert right, f"wrong value: {call.operator}, {tensors[0].shape}, {arguments}"
+    return "value"
+
+
+def reference(
+    kind: str,
+    tensors: list[Any],
+    arguments: list[Any],
+    dims: int,
+    results: tuple[Tensor, ...],
+) -> tuple[Tensor, ...] | None:
+    """What is right, unless there is no data or the window is not given in tuples."""
+    window = arguments[:4] if kind == "pool" else arguments[1:4]
+    result = results[0]
+    tuples = all(isinstance(sizes, tuple) and len(sizes) == dims for sizes in window)
+    if result.device.type == "meta" or (kind == "pool" and (not tuples or result.numel() == 0)):
+        return None
+    if kind == "pool":
+        # Without indices in the result, any index_dtype will do.
+        index_dtype = results[1].dtype if len(results) == 2 else torch.int64
+        return max_pool(*tensors, *arguments[:-1], index_dtype)
+    values, indices = tensors
+    # However the output size was given, the sizes of the tensor count.
+    output = tuple((result if kind == "unpool" else values).shape[-dims:])
+    if indices.dtype == torch.uint8:
+        if not tuples:
+            return None
+        indices = positions_of(indices, Geometry(tuple(indices.shape[-dims:]), *window, output))
+    unpool = max_unpool if kind == "unpool" else max_unpool_backward
+    return (unpool(values, indices, output, arguments[-1]),)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.sanitized
+@pytest.mark.filterwarnings("ignore")
+def test_random_arguments(device: str, rng: Random) -> None:
+    count, seed, outcomes, resident = scaled(4000), rng.random(), [], []
+    for _ in range(2):  # the second time, nothing new should stay in memory
+        rng = Random(seed)
+        outcomes.append(Counter(random_outcome(rng, device) for _ in range(count)))
+        resident.append(resident_bytes())
+    assert outcomes[0] == outcomes[1]
+    assert resident[1] - resident[0] < 32 << 20
+    assert outcomes[0]["value"] > count / 10
+    for name in ("RuntimeError", "TypeError", "ValueError"):
+        assert outcomes[0][name] > count / 40, outcomes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_value_is_seen(rng: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Tensor, indices: Tensor, *rest: Any, right: Callable = max_unpool) -> Tensor:
+        return right(x, (indices + 1) % 2, *rest)
+
+    monkeypatch.setitem(globals(), "max_unpool", wrong)
+    with pytest.raises(AssertionError, match="wrong value"):
+        all(random_outcome(rng, "cpu") for _ in range(200))

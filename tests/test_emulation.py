@@ -40,6 +40,7 @@ def calls_of_every_kind(rng: random.Random) -> list[cases.Call]:
     return calls + [draw(rng) for draw in cases.OPERATORS.values() for _ in range(100)]
 
 
+PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 USUAL = {"max_32bit_offset": 2**31, "small_bytes": 0}
 
 
@@ -50,7 +51,7 @@ def test_every_kernel_is_reached(rng: random.Random) -> None:
     for attempt in range(40):
         if attempt >= scaled(8) and not unreached:
             break
-        with emulation.emulated(rng, **{} if attempt % 4 == 3 else USUAL):
+        with emulation.emulated_gpu(rng, **{} if attempt % 4 == 3 else USUAL):
             for call in calls_of_every_kind(rng):
                 results, reached = call.on(), set(emulation.launched())
                 if reached & unreached:
@@ -62,7 +63,7 @@ def test_every_kernel_is_reached(rng: random.Random) -> None:
 @pytest.mark.parametrize("operator", cases.OPERATORS)
 def test_one_launch(operator: str, rng: random.Random) -> None:
     """For pooling, offsets, and contiguous small planes, unless sums of these overlap."""
-    with emulation.emulated(rng, **USUAL | {"small_bytes": 16 << 10}):
+    with emulation.emulated_gpu(rng, **USUAL | {"small_bytes": 16 << 10}):
         emulation.launched()
         for _ in range(scaled(80)):
             call = cases.OPERATORS[operator](rng, rng.choice(FLOATS), most_cells=24)
@@ -74,16 +75,64 @@ def test_one_launch(operator: str, rng: random.Random) -> None:
             assert len(kernels) == 1 or many, (call.of, kernels)
 
 
+@pytest.mark.parametrize("mistake", ["", "barriers", "a block"])
 @pytest.mark.parametrize(
     ("reduce", "shared_bytes"),
     [("last", 48 << 10), ("last", 128), ("sum", 0)],
     ids=["whole planes", "parts", "global memory"],
 )
-def test_a_missing_barrier_is_seen(reduce: str, shared_bytes: int, rng: random.Random) -> None:
+def test_a_mistake_is_seen(
+    reduce: str, shared_bytes: int, mistake: str, rng: random.Random
+) -> None:
+    """Threads meet where their elements name one output. Then they, or a block, are missing."""
     geometry = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
     case = cases.case_of(rng, geometry, (4, 2), torch.float32, "few", reduce)
-    for skips_barriers in (False, True):
-        limits = USUAL | {"shared_bytes": shared_bytes}
-        outcome = pytest.raises(AssertionError) if skips_barriers else contextlib.nullcontext()
-        with emulation.emulated(rng, skips_barriers, **limits), outcome:
-            unpool_call(case, True).check()
+    outcome = pytest.raises(AssertionError) if mistake else contextlib.nullcontext()
+    limits = USUAL | {"shared_bytes": shared_bytes}
+    with emulation.emulated_gpu(rng, mistake, **limits), outcome:
+        unpool_call(case, True).check()
+
+
+every_sanitizer = pytest.mark.parametrize(
+    "sanitizers", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)]
+)
+
+
+@every_sanitizer
+def test_under_sanitizers(sanitizers: str) -> None:
+    """The tests that have the mark, on the emulated GPU and, for memory, on the CPU."""
+    marked = "sanitized and not cuda"
+    devices = "emulated" if sanitizers == "thread" else "emulated or cpu"
+    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", devices, "tests")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert " passed" in done.stdout
+
+
+def test_a_race_is_seen() -> None:
+    done = emulation.sanitized("thread", *PYTEST, "-k", "mistake and barriers", __file__)
+    assert done.returncode != 0
+    assert "ThreadSanitizer: data race" in done.stdout, done.stdout[-8000:]
+
+
+SHORT_INPUT = """
+import sys
+sys.path.insert(0, "tests")
+import random, cases, emulation
+rng = random.Random(0)
+call = cases.OPERATORS["{operator}"](rng, leading=(2, 3))
+x = call.tensors[0].contiguous()
+with emulation.{device}:
+    call.on(x)
+    x.untyped_storage().resize_(x.nbytes - 1)
+    call.on(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu()", "emulated_gpu(rng)"])
+@pytest.mark.parametrize("operator", ["unpool", "gradient", "pool"])
+def test_an_overflow_is_seen(operator: str, device: str) -> None:
+    script = SHORT_INPUT.format(operator=operator, device=device)
+    done = emulation.sanitized("address,undefined", "-c", script)
+    assert done.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stdout, done.stdout[-8000:]

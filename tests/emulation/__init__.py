@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,17 @@ EDITS = {
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
-# What this process runs under, as -fsanitize takes it; its LD_PRELOAD has the libraries.
+# What this process runs under, as -fsanitize takes it: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
+RUNTIMES = {  # libstdc++ too, or AddressSanitizer does not find what throws
+    "thread": ["libtsan.so"],
+    "address,undefined": ["libasan.so", "libubsan.so", "libstdc++.so"],
+}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:max_allocation_size_mb=4096:allocator_may_return_null=1",
+    "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
 
 
 def copy(backend: str, folder: Path) -> list[Path]:
@@ -51,70 +61,105 @@ def copy(backend: str, folder: Path) -> list[Path]:
     return [path for path in (folder / backend).iterdir() if path.suffix in (".cpp", ".cu")]
 
 
-def build(backend: str) -> Path:
-    """The library of csrc/cuda or csrc/cpu, built once for as long as its sources do not change."""
+def digest(*content: Any) -> str:
+    texts = [each.read_text() if isinstance(each, Path) else each for each in content]
+    return hashlib.sha256(str(texts).encode()).hexdigest()[:16]
+
+
+def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
+    """The library of csrc/cuda or csrc/cpu. No content of a file is compiled twice."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
     includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
     command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
     command.append(f"-DLIBRARY=maxunpool_emulated_{backend}")
-    sources = [*ROOT.glob("csrc/*.h"), *ROOT.glob(f"csrc/{backend}/*"), *HERE.glob("*.*")]
-    digest = hashlib.sha256(
-        str([command, *((s.name, s.read_bytes()) for s in sorted(sources))]).encode()
-    )
-    folder = ROOT / "build" / "emulation" / f"{backend}-{SANITIZERS}-{digest.hexdigest()[:16]}"
+    headers = sorted((*ROOT.glob("csrc/*.h"), *ROOT.glob(f"csrc/{backend}/*"), *HERE.glob("*.h")))
+    folder = ROOT / "build" / "emulation" / digest(command, EDITS, *headers)
     folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "library.so"
+    command += [f"-iquote{path}" for path in (folder / "csrc", HERE)]
+    sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
+    shim = "cuda_shim.h" if backend == "cuda" else "registration.h"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one builds
-        if library.exists():
-            return library
-        command += [f"-iquote{path}" for path in (folder / "csrc", HERE)]
-        sanitize = [f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"] if SANITIZERS else []
-        shim = "cuda_shim.h" if backend == "cuda" else "registration.h"
-        compiled = {
-            source: [*sanitize, "-include", str(HERE / shim)]
-            for source in copy(backend, folder / "csrc")
-        }
-        compiled[HERE / "registration.cpp"] = []
+        kernels = [*sanitize, "-include", str(HERE / shim)]
+        options = dict.fromkeys(copy(backend, folder / "csrc"), kernels)
+        options[HERE / "registration.cpp"] = []
         if backend == "cuda":
-            compiled[HERE / "grid.cpp"] = ["-DTHREADS"] if "thread" in SANITIZERS else []
-        objects = [str(folder / f"{source.stem}.o") for source in compiled]
-        running = [
-            subprocess.Popen([*command, *options, "-c", str(source), "-o", to])
-            for (source, options), to in zip(compiled.items(), objects, strict=True)
-        ]
-        assert [process.wait() for process in running] == [0] * len(running)
-        link = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
-        unfinished = folder / "unfinished.so"
-        subprocess.run(
-            [compiler, "-shared", "-o", str(unfinished), *objects, *sanitize, *link], check=True
-        )
-        unfinished.rename(library)
+            options[HERE / "grid.cpp"] = ["-DTHREADS"] if sanitizers == "thread" else []
+        objects = {
+            folder / f"{source.stem}-{digest(each, source)}.o": [*each, "-c", str(source)]
+            for source, each in options.items()
+        }
+        library = folder / f"library-{digest(str([*objects]))}.so"
+        if not library.exists():
+            running = [
+                subprocess.Popen([*command, *each, "-o", str(to)])
+                for to, each in objects.items()
+                if not to.exists()
+            ]
+            assert [process.wait() for process in running] == [0] * len(running)
+            link = [compiler, "-shared", "-o", str(library), *map(str, objects), *sanitize]
+            link += [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
+            subprocess.run(link, check=True)
     return library
 
 
 @functools.cache
-def library(backend: str = "cuda") -> Any:
+def library(backend: str) -> Any:
     """The operators that grid.cpp and registration.cpp add to it."""
     torch.ops.load_library(build(backend))
     return getattr(torch.ops, f"maxunpool_emulated_{backend}")
 
 
 @contextlib.contextmanager
-def emulated(rng: Random, skips_barriers: bool = False, **limits: int) -> Iterator[None]:
-    """CPU tensors go to the CUDA kernels. Limits that are not given are random."""
-    ops, values = library(), random_limits(rng) | limits
-    ops.configure(rng.getrandbits(31), list(values.values()), skips_barriers)
-    with pytest.MonkeyPatch.context() as patch:
+def replaced_kernels(backend: str) -> Iterator[None]:
+    """CPU tensors go to the library's kernels."""
+    library(backend).replace_cpu_kernels(True)
+    try:
+        yield
+    finally:
+        library(backend).replace_cpu_kernels(False)
+
+
+@contextlib.contextmanager
+def emulated_gpu(rng: Random, skips: str = "", **limits: int) -> Iterator[None]:
+    """CPU tensors go to the CUDA kernels. Limits that are not given are random.
+
+    ``skips`` is a mistake on purpose: "barriers", or "a block" of each grid.
+    """
+    ops, values = library("cuda"), random_limits(rng) | limits
+    ops.configure(rng.getrandbits(31), list(values.values()), skips)
+    with pytest.MonkeyPatch.context() as patch, replaced_kernels("cuda"):
         patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
-        ops.replace_cpu_kernels(True)
-        try:
-            yield
-            ops.check_errors()
-        finally:
-            ops.replace_cpu_kernels(False)
+        yield
+        ops.check_errors()
+
+
+def cpu() -> contextlib.AbstractContextManager[None]:
+    """CPU tensors go to the CPU's kernels, compiled with this process' sanitizers."""
+    return replaced_kernels("cpu") if SANITIZERS else contextlib.nullcontext()
+
+
+def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process with these sanitizers."""
+    for backend in ("cuda",) if sanitizers == "thread" else ("cuda", "cpu"):
+        build(backend, sanitizers)
+    runtimes = [
+        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+        for name in RUNTIMES[sanitizers]
+    ]
+    environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}
+    # -R: ThreadSanitizer needs its addresses.
+    command = ["setarch", "-R", sys.executable, *arguments]
+    return subprocess.run(
+        command,
+        env={**os.environ, **OPTIONS, **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @functools.cache
@@ -130,4 +175,4 @@ def kernels() -> dict[int, str]:
 
 def launched() -> list[str]:
     """The kernels that ran since the last call."""
-    return [kernels()[address] for address in library().take_launched()]
+    return [kernels()[address] for address in library("cuda").take_launched()]

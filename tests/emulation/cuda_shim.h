@@ -39,6 +39,7 @@ void run_grid(
 bool barrier(bool predicate);
 void let_others_run();
 void* shared_memory();
+extern bool skips_barriers; // a race on purpose
 
 // launch(kernel, blocks, threads, shared_bytes, stream)(arguments...)
 template <class... Parameters>
@@ -55,7 +56,9 @@ auto launch(
 } // namespace shim
 
 inline void __syncthreads() {
-  shim::barrier(false);
+  if (!shim::skips_barriers) {
+    shim::barrier(false);
+  }
 }
 inline int __syncthreads_or(int predicate) {
   return shim::barrier(predicate != 0);

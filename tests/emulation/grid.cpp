@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #ifdef THREADS
@@ -41,10 +42,10 @@ struct Block {
   Dim3 index;
   size_t shared_bytes;
   std::unique_ptr<char[]> shared;
-  std::vector<Fiber*> waiting;    // at a barrier
-  bool any = false;               // of the predicates
-  unsigned turn = 0;              // of two barriers that alternate
-  char barriers[2], begins, ends; // addresses, for ThreadSanitizer
+  std::vector<Fiber*> waiting;       // at a barrier
+  bool any = false;                  // of the predicates
+  unsigned turn = 0;                 // of two barriers that alternate
+  int64_t barriers[2], begins, ends; // what ThreadSanitizer takes them for, by their addresses
 };
 
 struct Fiber {
@@ -65,7 +66,7 @@ void* scheduler_thread;
 c10::function_ref<void()> body = nullptr;
 std::mt19937 random;
 std::vector<const void*> launched; // kernels
-bool skips_barriers = false;       // a race on purpose
+bool skips_a_block = false;        // a mistake on purpose
 
 unsigned below(unsigned end) {
   return random() % end;
@@ -148,6 +149,8 @@ void run_blocks(std::deque<Block*> blocks, unsigned threads) {
 
 } // namespace
 
+bool skips_barriers = false;
+
 void run_grid(
     const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
     c10::function_ref<void()> thread) {
@@ -171,6 +174,9 @@ void run_grid(
     rest.push_back(&block);
   }
   std::shuffle(rest.begin(), rest.end(), random);
+  if (skips_a_block) {
+    rest.pop_back();
+  }
   while (!rest.empty()) {
     std::deque<Block*> resident;
     while (!rest.empty() && resident.size() < kResident) {
@@ -185,11 +191,8 @@ void run_grid(
 }
 
 bool barrier(bool predicate) {
-  if (skips_barriers) {
-    return predicate;
-  }
   Block& block = *running->block;
-  char* const turn = &block.barriers[block.turn];
+  int64_t* const turn = &block.barriers[block.turn];
   block.any |= predicate;
   running->state = Fiber::waits;
   __tsan_release(turn);
@@ -210,13 +213,14 @@ void* shared_memory() {
 
 namespace {
 
-// Limits are in the order of their declaration.
-void configure(int64_t seed, const std::vector<int64_t>& limits, bool without_barriers) {
+// Limits are in the order of their declaration. `mistake` is what the grids should skip, or empty.
+void configure(int64_t seed, const std::vector<int64_t>& limits, const std::string& mistake) {
   maxunpool_cuda::Limits& to = maxunpool_cuda::limits();
   TORCH_CHECK(limits.size() * sizeof(int64_t) == sizeof(to));
   std::copy(limits.begin(), limits.end(), reinterpret_cast<int64_t*>(&to));
   random.seed(static_cast<unsigned>(seed));
-  skips_barriers = without_barriers;
+  skips_barriers = mistake == "barriers";
+  skips_a_block = mistake == "a block";
 }
 
 // Kernels that ran since the last call, as addresses in the library's file.
