@@ -98,7 +98,7 @@ REFUSED_HERE: list[tuple[str, Any, str]] = [
     *((f"P(y, {window})", TOO_LARGE, "") for window in ("2**63", "2, -2**64", "2, 2, 2**64")),
     ("P(y, 2, 2**63 - 1, ceil_mode=True)", TOO_LARGE, ""),
     ("P(y.new_empty(0, *[2**20] * 3), 2)", RuntimeError, str(2**20)),
-    ("U(x, i + 16, 2, reduce='sum')", RuntimeError, "16 "),
+    ("U(x, i + 16, 2, reduce='sum')", RuntimeError, "(16|18|24|26) "),  # CUDA names any
     ("U(x.bool(), i, 2, reduce='sum')", NotImplementedError, "Bool"),
     ("U(x.to(torch.float8_e5m2), i, 2, reduce='sum')", NotImplementedError, "Float8_e5m2"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "'amax'"),
@@ -120,7 +120,7 @@ REFUSED_HERE: list[tuple[str, Any, str]] = [
     ("pool(y, [], [], [], [], False, i.dtype)", COUNT, r"\[\]"),
     ("pool(y, [2, 2], [2], [0] * 2, [1] * 2, False, i.dtype)", COUNT, r"\[2\]"),
     ("pool(y, *[[2, 2]] * 2, [0, 0], [1, 1], False, torch.int16)", ValueError, "Short"),
-    ("backward(g, i + 2**32)", RuntimeError, f"{2**32} "),
+    ("backward(g, i + 2**32)", RuntimeError, "429496(7296|7298|7304|7306) "),
     ("backward(g, i - 1, 'sum')", RuntimeError, "-1 "),
     ("backward(g[..., :2, :2], o, padding=1)", RuntimeError, r"0 \(an offset"),
     ("backward(g.repeat(2, 1, 1, 1), i)", RuntimeError, r"\[2, 1, 4, 4\]"),

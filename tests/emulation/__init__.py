@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from cases import random_limits
-from torch.utils import cpp_extension
 
 import maxunpool_cuda._C
 
@@ -34,6 +33,7 @@ EDITS = {
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
+API = "torch/csrc/api/include"
 # What this process runs under, as -fsanitize takes it: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
 RUNTIMES = {  # libstdc++ too, or AddressSanitizer does not find what throws
@@ -71,7 +71,8 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
-    includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
+    torch_headers = Path(torch.__file__).parent / "include"
+    includes = (torch_headers, torch_headers / API, sysconfig.get_path("include"))
     command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
     command.append(f"-DLIBRARY=maxunpool_emulated_{backend}")
     headers = sorted((*ROOT.glob("csrc/*.h"), *ROOT.glob(f"csrc/{backend}/*"), *HERE.glob("*.h")))
