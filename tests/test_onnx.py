@@ -126,11 +126,11 @@ CEIL = [
 ]
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pooling_and_back(portable: bool, rng: random.Random) -> None:
     drawn = (random_window(rng, longest=8, most_cells=64) for _ in iter(int, 1))
     dense = (w for w in drawn if not w.has_empty_window and not (w.ceil and max(w.dilation) > 1))
-    for window in (*CEIL, *itertools.islice(dense, 1 if portable else 5)):
+    for window in (*CEIL, *itertools.islice(dense, 5)):
         x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)
         index_dtype = rng.choice(window.index_dtypes())
         check(pool_and_back(window, index_dtype, portable), x, portable=portable)
