@@ -22,17 +22,16 @@ namespace maxunpool_cuda {
 namespace {
 
 // Gradient of an operator's values, given the gradient of its result. `window` holds output_size,
-// kernel_size, stride and padding, of `rank` numbers each.
+// kernel_size, stride and padding, of one length.
 template <bool kForward>
 variable_list transposed(
     const variable_list& grads, const at::Tensor& indices, const std::vector<c10::SymInt>& window,
-    const int64_t& rank, const std::string& reduce) {
+    const std::string& reduce) {
   if (!grads[0].defined()) {
     return {at::Tensor()};
   }
-  const auto argument = [&](int64_t i) {
-    return c10::SymIntArrayRef(window).slice(i * rank, rank);
-  };
+  const size_t rank = window.size() / 4;
+  const auto argument = [&](size_t i) { return c10::SymIntArrayRef(window).slice(i * rank, rank); };
   return {unpool_handle<!kForward>().call(
       grads[0], indices, argument(0), argument(1), argument(2), argument(3), reduce)};
 }
@@ -45,10 +44,7 @@ class Transpose : public Node {
       const char* name, const at::Tensor& indices, c10::SymIntArrayRef output_size,
       c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
       c10::string_view reduce)
-      : name_(name),
-        indices_(indices, /*is_output=*/false),
-        rank_(static_cast<int64_t>(kernel_size.size())),
-        reduce_(reduce) {
+      : name_(name), indices_(indices, /*is_output=*/false), reduce_(reduce) {
     // One list costs less than four.
     for (const c10::SymIntArrayRef numbers : {output_size, kernel_size, stride, padding}) {
       window_.insert(window_.end(), numbers.begin(), numbers.end());
@@ -56,7 +52,7 @@ class Transpose : public Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    return transposed<kForward>(grads, indices(), window_, rank_, reduce_);
+    return transposed<kForward>(grads, indices(), window_, reduce_);
   }
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +63,6 @@ class Transpose : public Node {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(indices_, /*is_output=*/false);
     args.collect(window_);
-    args.collect(rank_);
     args.collect(reduce_);
   }
   variable_list apply_with_saved(
@@ -76,7 +71,7 @@ class Transpose : public Node {
     saved.before(window_);
     const variable_list result = InGraph<transposed<kForward>>::call(
         kForward ? "max_unpool_backward" : "max_unpool", *this, saved, grads, indices(), window_,
-        rank_, reduce_);
+        reduce_);
     saved.after(indices_);
     saved.after(window_);
     return result;
@@ -91,7 +86,6 @@ class Transpose : public Node {
   const char* name_; // as graphs show it
   torch::autograd::SavedVariable indices_;
   std::vector<c10::SymInt> window_;
-  int64_t rank_;
   std::string reduce_;
 };
 

@@ -29,7 +29,7 @@ pybind11::dict build_info() {
   info["cuda_version"] = pybind11::none();
   info["arch_list"] = "";
 #endif
-#if defined(__clang__)
+#ifdef __clang__
   info["compiler"] = "clang " __clang_version__;
 #else
   info["compiler"] = "gcc " __VERSION__;

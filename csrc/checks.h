@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <type_traits>
@@ -75,22 +74,16 @@ struct Window {
 
 template <class Size>
 void check_window(const Window<Size>& window) {
-  const auto at_least = [](int64_t least, c10::ArrayRef<Size> numbers) {
-    return std::all_of(
-        numbers.begin(), numbers.end(), [&](const Size& number) { return number >= least; });
+  const auto check = [&](int64_t least, c10::ArrayRef<Size> numbers, const char* wanted) {
+    const auto fits = [&](const Size& number) { return number >= least; };
+    TORCH_CHECK(
+        std::all_of(numbers.begin(), numbers.end(), fits), window.name(), ": expected ", wanted,
+        " but got ", window);
   };
-  TORCH_CHECK(
-      at_least(1, window.kernel_size), window.name(),
-      ": expected kernel_size greater than zero but got ", window);
-  TORCH_CHECK(
-      at_least(1, window.stride), window.name(),
-      ": expected stride greater than zero (stride should not be zero) but got ", window);
-  TORCH_CHECK(
-      at_least(1, window.dilation), window.name(), ": expected dilation greater than zero but got ",
-      window);
-  TORCH_CHECK(
-      at_least(0, window.padding), window.name(),
-      ": expected no negative padding (pad must be non-negative) but got ", window);
+  check(1, window.kernel_size, "kernel_size greater than zero");
+  check(1, window.stride, "stride greater than zero (stride should not be zero)");
+  check(1, window.dilation, "dilation greater than zero");
+  check(0, window.padding, "no negative padding (pad must be non-negative)");
 }
 
 // Checks the shape of a tensor: a batch, or none, then channels and spatial sizes.

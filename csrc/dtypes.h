@@ -61,14 +61,7 @@ bool with_ordered_type(c10::ScalarType type, F&& f) {
   return with_type_of<Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double>(type, f);
 }
 
-inline bool is_index_type(c10::ScalarType type) {
-  return with_index_type(type, [](auto) {});
-}
-inline bool is_arithmetic_type(c10::ScalarType type) {
-  return with_arithmetic_type(type, [](auto) {});
-}
-inline bool is_ordered_type(c10::ScalarType type) {
-  return with_ordered_type(type, [](auto) {});
-}
+// For calls that only ask whether the type is one of those.
+constexpr auto kNothing = [](auto) {};
 
 } // namespace maxunpool_cuda

@@ -12,21 +12,21 @@ namespace maxunpool_cuda {
 using UnpoolOperator = decltype(run<c10::SymInt, true>);
 using PoolOperator = decltype(run_pool<c10::SymInt>);
 
+template <class Operator>
+c10::TypedOperatorHandle<Operator> handle_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Operator>();
+}
+
 // max_unpool, or max_unpool_backward.
 template <bool kForward>
-const c10::TypedOperatorHandle<UnpoolOperator>& unpool_handle() {
-  static const auto handle =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow(
-              kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward", "")
-          .typed<UnpoolOperator>();
+const auto& unpool_handle() {
+  static const auto handle = handle_of<UnpoolOperator>(
+      kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward");
   return handle;
 }
 
-inline const c10::TypedOperatorHandle<PoolOperator>& pool_handle() {
-  static const auto handle = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow("maxunpool_cuda::max_pool", "")
-                                 .typed<PoolOperator>();
+inline const auto& pool_handle() {
+  static const auto handle = handle_of<PoolOperator>("maxunpool_cuda::max_pool");
   return handle;
 }
 

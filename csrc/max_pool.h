@@ -27,7 +27,7 @@ template <class Size>
 void check_index_dtype(
     const Window<Size>& window, c10::ArrayRef<Size> spatial, c10::ScalarType index_dtype) {
   TORCH_CHECK_VALUE(
-      is_index_type(index_dtype), window.name(),
+      with_index_type(index_dtype, kNothing), window.name(),
       ": expected index_dtype to be int64, int32 or uint8 but got ", index_dtype);
   if (index_dtype == c10::ScalarType::Byte) {
     check_fits_uint8(window);
@@ -91,7 +91,7 @@ std::vector<Size> pooled_sizes(
         window);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      is_ordered_type(input.scalar_type()), window.name(),
+      with_ordered_type(input.scalar_type(), kNothing), window.name(),
       ": expected a dtype whose elements compare but got ", input.scalar_type());
   const c10::ArrayRef<Size> shape = sizes_of<Size>(input);
   check_shape(window, "input", shape);

@@ -50,13 +50,13 @@ std::vector<Size> unpooled_sizes(
       ": expected values and indices on the same device but got ", values.device(), " and ",
       indices.device());
   TORCH_CHECK(
-      is_index_type(indices.scalar_type()), window.name(),
+      with_index_type(indices.scalar_type(), kNothing), window.name(),
       ": expected indices of type int64, int32 or uint8 but got ", indices.scalar_type());
   if (indices.scalar_type() == c10::ScalarType::Byte) {
     check_fits_uint8(window);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      reduce == Reduce::last || is_arithmetic_type(values.scalar_type()), window.name(),
+      reduce == Reduce::last || with_arithmetic_type(values.scalar_type(), kNothing), window.name(),
       ": expected a dtype that adds up for reduce='sum' but got ", values.scalar_type());
   check_shape(window, forward ? "input" : "indices", forward ? given : pooled);
   TORCH_CHECK(
