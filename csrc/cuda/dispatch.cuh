@@ -1,10 +1,8 @@
 // Choice of the kernels that a call of max unpooling runs, their plans and their launches. `Launch`
 // does the launches, so that the choice can be tested without a GPU:
-//   launch.threads                              of a block that does items
-//   launch(kernel, items, arguments...)         a thread for each item, or fewer
-//   launch.parts(kernel, blocks, threads, shared_bytes, arguments...)   blocks at most
-//   launch.most_blocks                          that a second kernel is worth
-//   launch.workspace(count)                     address of so many uint32_t
+//   launch(kernel, blocks, threads, shared_bytes, arguments...)
+//   launch.workspace(count)   address of so many uint32_t
+//   launch.most_blocks        that a second kernel is worth
 #pragma once
 
 #include "../calls.h"
@@ -60,29 +58,29 @@ class Dispatch {
   // ---- forward.cuh
 
   void forward() {
+    const auto launch_one_of = [&]<class Combine, class... Windows>() {
+      offsets_ ? (forward_if<Combine, true, Windows>(), ...)
+               : (forward_if<Combine, false, Windows>(), ...);
+    };
     // In disjoint windows an output has one element at most, so a sum moves it.
     if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
       with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-          forward_as<CombineLast<T>, Window2<2, 0>, Window2<3, 1>, Window2<3, 0>>();
+          launch_one_of
+              .template operator()<CombineLast<T>, Window2<2, 0>, Window2<3, 1>, Window2<3, 0>>();
         }
       });
     } else {
       with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
         // The types that networks are trained in.
         if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
-          forward_as<CombineSum<T>, Window2<3, 1>, Window2<3, 0>>();
+          launch_one_of.template operator()<CombineSum<T>, Window2<3, 1>, Window2<3, 0>>();
         }
       });
     }
   }
 
-  template <class Combine, class... Windows>
-  void forward_as() {
-    offsets_ ? (forward_if<Combine, true, Windows>(), ...)
-             : (forward_if<Combine, false, Windows>(), ...);
-  }
-
+  // Launches the kernel compiled for these windows, if the call's are these.
   template <class Combine, bool kOffsets, class Window>
   void forward_if() {
     using T = typename Combine::Element;
@@ -236,7 +234,7 @@ class Dispatch {
     const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
     const int64_t most = is_second_ ? launch_.most_blocks : int64_t{1} << 30,
                   blocks = std::min(planes * count, most);
-    launch_.parts(
+    launch_(
         kernel, blocks, threads, part * slot, parts, report_, rest...,
         static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
@@ -248,11 +246,11 @@ class Dispatch {
   void launch_items(
       Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t slabs, const Plan& plan,
       const Rest&... rest) {
-    const int64_t items = tiling.items, threads = launch_.threads;
-    flag(divide_up(items, threads), threads, items / divide_up(geometry_.outer, slabs), slabs);
+    const int64_t items = tiling.items, blocks = divide_up(items, kThreads);
+    flag(blocks, kThreads, items / divide_up(geometry_.outer, slabs), slabs);
     launch_(
-        kernel, items, tiling, plan, report_, rest..., static_cast<const T*>(call_.values),
-        any_indices(), static_cast<T*>(call_.result));
+        kernel, blocks, kThreads, 0, tiling, plan, report_, rest...,
+        static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
 
   // Makes room for the stray flags of the first kernel. See StrayFlags.

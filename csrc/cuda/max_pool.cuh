@@ -102,7 +102,9 @@ class PoolDispatch {
         geometry_.inner / channels);
     const Pooled<T> pooled{
         static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
-    launch_(kernel, tiling.items, tiling, static_cast<const T*>(call_.input), pooled, rest...);
+    launch_(
+        kernel, divide_up(static_cast<int64_t>(tiling.items), kThreads), kThreads, 0, tiling,
+        static_cast<const T*>(call_.input), pooled, rest...);
     return true;
   }
 

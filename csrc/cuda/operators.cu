@@ -32,7 +32,6 @@ namespace {
 
 // Launches on a stream of a device.
 struct StreamLaunch {
-  static constexpr int64_t threads = kThreads;
   static constexpr int64_t most_blocks = 512; // some for each processor of a large GPU
 
   c10::Device device;
@@ -45,17 +44,10 @@ struct StreamLaunch {
   }
   template <class... Parameters>
   void operator()(
-      void (*kernel)(Parameters...), int64_t items,
+      void (*kernel)(Parameters...), int64_t blocks, int64_t threads, int64_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
-    parts(kernel, divide_up(items, threads), threads, 0, arguments...);
-  }
-  template <class... Parameters>
-  void parts(
-      void (*kernel)(Parameters...), int64_t blocks, int64_t block_threads, int64_t shared_bytes,
-      const std::type_identity_t<Parameters>&... arguments) const {
-    kernel<<<
-        static_cast<unsigned>(blocks), static_cast<unsigned>(block_threads), shared_bytes,
-        stream>>>(arguments...);
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
+        arguments...);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
