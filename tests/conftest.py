@@ -63,7 +63,7 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 # Limits that are not named are random. And csrc/cuda on the CPU, under random limits.
 GPUS: dict[str, dict[str, int] | None] = {
     "cuda": {},
-    "cuda, low limits": {"max_32bit_offset": 2**31, "small_bytes": 0},
+    "cuda, low limits": {"max_32bit_offset": 2**31},
     "cuda, 64-bit offsets": {"max_32bit_offset": 1},
     "emulated": None,
 }

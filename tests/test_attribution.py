@@ -22,6 +22,7 @@ shap = pytest.importorskip("shap", reason="shap is in the extra attribution")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the tools say of their hooks
 
+README = Path(__file__).parent.parent / "README.md"
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 # Kernel size, stride and, if there is any, padding: windows overlap.
 WINDOWS = [(4, 2), (10, 5), (3, 1), (3, 2), (3, 2, 1)]
@@ -155,3 +156,12 @@ def test_patches_for_upstream(tmp_path: Path) -> None:
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert done.stdout.split() == [str(tmp_path / "captum/attr/__init__.py"), *["True"] * 30]
+
+
+def test_the_lines_of_the_readme() -> None:
+    (lines,) = re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    model, x, baseline = (names[name] for name in ("model", "x", "baseline"))
+    difference = (model(x) - model(baseline)).item()
+    assert names["attributions"].sum().item() == pytest.approx(difference, rel=1e-4, abs=1e-5)

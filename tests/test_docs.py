@@ -34,7 +34,7 @@ PUBLIC |= {
 PUBLIC["onnx.translation_table"] = onnx.translation_table
 del PUBLIC["functional"]
 
-# The README's table of slower calls: what finds the names of the cases.
+# The table of slower calls in performance.md: what finds the names of the cases.
 SLOWER = {
     "unpooling backward, 3x3 windows, stride 1, contiguous": "^duplicates.*contiguous-backward",
     "unpooling backward, indices of a dilated pool": "^dilated.*backward",
@@ -106,8 +106,8 @@ def test_pictures_are_those_drawn(pictures: Any, tmp_path: Path) -> None:
     assert drawn == words_in(ROOT / "docs/pictures"), "python docs/pictures.py draws them anew"
 
 
-def test_speeds_in_the_readme(pictures: Any) -> None:
-    text = " ".join(README.read_text().split())
+def test_slower_calls(pictures: Any) -> None:
+    text = " ".join(PERFORMANCE.read_text().split())
     rows = re.findall(r"\| ([^|]+?) +\| (0\.\d\d) \|", text)
     slower = {what: pictures.ratios(cases) for what, cases in SLOWER.items()}
     assert rows == [(what, f"{geometric_mean(of.values()):.2f}") for what, of in slower.items()]
