@@ -94,6 +94,12 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield name
 
 
+@pytest.fixture(params=["cpu", every_gpu[0]])
+def real_device(request: pytest.FixtureRequest) -> str:
+    """The device of a test's tensors, where it is not the kernels that may go wrong."""
+    return request.param
+
+
 @pytest.fixture(params=every_gpu)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors. A bad index is an error later."""

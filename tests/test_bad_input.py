@@ -14,6 +14,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import emulation
 import pytest
 import torch
 from cases import OPERATORS, Case, Geometry, positions_of, same, scaled, with_a_bad_index
@@ -349,7 +350,8 @@ def test_random_arguments(device: str, rng: Random) -> None:
         outcomes.append(Counter(random_outcome(rng, device) for _ in range(count)))
         resident.append(resident_bytes())
     assert outcomes[0] == outcomes[1]
-    assert resident[1] - resident[0] < 32 << 20
+    if not emulation.SANITIZERS:  # which keep what is freed
+        assert resident[1] - resident[0] < 32 << 20
     assert outcomes[0]["value"] > count / 10
     for name in ("RuntimeError", "TypeError", "ValueError"):
         assert outcomes[0][name] > count / 40, outcomes

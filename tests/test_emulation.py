@@ -102,8 +102,8 @@ every_sanitizer = pytest.mark.parametrize(
 def test_under_sanitizers(sanitizers: str) -> None:
     """The tests that have the mark, on the emulated GPU and, for memory, on the CPU."""
     marked = "sanitized and not cuda"
-    devices = "emulated" if sanitizers == "thread" else "emulated or cpu"
-    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", devices, "tests")
+    chosen = "emulated and not arguments" if sanitizers == "thread" else "emulated or cpu"
+    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", chosen, "tests")
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout
 
@@ -123,7 +123,7 @@ call = cases.OPERATORS["{operator}"](rng, leading=(2, 3))
 x = call.tensors[0].contiguous()
 with emulation.{device}:
     call.on(x)
-    x.untyped_storage().resize_(x.nbytes - 1)
+    x.untyped_storage().resize_(x.nbytes // 2)
     call.on(x)
 """
 

@@ -115,12 +115,12 @@ def values_of(call: Call) -> Function:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @every_operator
-def test_transforms(device: str, operator: str, transform: str, way: str, rng: Random) -> None:
+def test_transforms(real_device: str, operator: str, transform: str, way: str, rng: Random) -> None:
     transformed, plain = TRANSFORMS[transform]
     leading = (3, 2, 2) if "vmap" in transform else (2, 2)
     for reduce in REDUCES if way == "eager" else ("",):
         call = draw(operator, rng, reduce, leading)
-        tensors, f = [t.to(device) for t in call.tensors], values_of(call)
+        tensors, f = [t.to(real_device) for t in call.tensors], values_of(call)
         expected = plain(f)(*tensors)
         assert expected.any()
         assert same(WAYS[way](transformed(f), *tensors), expected), (call.of, call.arguments)
