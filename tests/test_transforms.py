@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from cases import (
     INDEX_DTYPES,
     LAYOUTS,
