@@ -35,7 +35,7 @@ MOVABLE = (
 )
 REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
-LAYOUTS = ("contiguous", "channels_last", "strided")
+LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
 INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 
 # Sizes from which on the CUDA kernels do a call in another way (csrc/cuda/limits.h): the usual
@@ -276,11 +276,13 @@ def with_whole_numbers(case: Case, rng: Random) -> Case:
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
-    """The same values in other strides."""
+    """The same values in other memory."""
     if layout == "strided":
         wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
         wide[..., ::2] = tensor
         return wide[..., ::2]
+    if layout == "unaligned":  # contiguous, but no vector of the processor's begins where it does
+        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view_as(tensor).copy_(tensor)
     if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
         format = torch.channels_last if dims == 2 else torch.channels_last_3d
         return tensor.contiguous(memory_format=format)
