@@ -62,11 +62,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(described) == sorted(PUBLIC)
 
 
-def failures(page: Path) -> int:
-    """Of the examples of a page, without the fences around them."""
+def examples_of(page: Path) -> doctest.DocTest:
+    """The examples of a page, without the fences around them."""
     text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    return doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples).failed
+    return doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,10 @@ def test_the_map_names_every_file() -> None:
 
 
 if __name__ == "__main__":
-    # At once, as PyTorch may abort when a process ends that had a process group.
-    failed = failures(Path(sys.argv[1]))
+    examples = examples_of(Path(sys.argv[1]))
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    failed = runner.run(examples, clear_globs=False).failed
     sys.stdout.flush()
+    # At once, with all that the examples made: PyTorch may abort, or wait for ever, when a process
+    # ends that had a process group, or where DistributedDataParallel is freed.
     os._exit(min(failed, 1))
