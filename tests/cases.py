@@ -42,7 +42,7 @@ INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
 # ones, and ones so low that a test's small tensors are done as large ones are.
 LIMITS = {
     "max_32bit_offset": (2**31, 2**31, 1),
-    "shared_bytes": (32 << 10, 1 << 10, 0),
+    "shared_bytes": (32 << 10, 1 << 10, 64),
 }
 
 # Windows that kernels are compiled for, or differ from one of those in the stride or the padding:

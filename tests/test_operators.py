@@ -89,8 +89,8 @@ def test_usual_windows(device: str, way: str, window: str, offsets: bool, rng: R
 
 
 PLANES = [  # sizes of the batch and the channels, and of the pooled planes
-    *(((2, 1), (41, 40)), ((3, 33), (7, 40)), ((1, 1100), (2, 4)), ((1, 1100), (1, 1))),
-    *(((1, 2), (5001,)), ((1, 2), (3, 1501))),
+    *(((2, 1), (34, 31)), ((2, 33), (5, 40)), ((1, 1100), (2, 4)), ((1, 1100), (1, 1))),
+    *(((1, 2), (1101,)), ((1, 2), (2, 601))),
     pytest.param((1, 1), (17000,), marks=pytest.mark.slow),
     pytest.param((1, 1), (85, 105), marks=pytest.mark.slow),
     pytest.param((1, 1), (17, 16, 18), marks=pytest.mark.slow),
