@@ -5,7 +5,6 @@ What a converted model computes: test_published.
 
 import contextlib
 import copy
-import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import INDEX_DTYPES, same
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -31,8 +30,9 @@ from maxunpool_cuda import (
 
 # Of one, two and three dimensions.
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
-THEIRS = POOLS + UNPOOLS
+THEIRS = POOLS + ADAPTIVE + UNPOOLS
 OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
 
 pytestmark = pytest.mark.usefixtures("single_threaded_torch")
@@ -52,14 +52,16 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
     padding = (0, 0)
 
 
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """As they are now, hooks and children among them."""
-    return {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(module).items()}
-
-
 def state(model: nn.Module) -> list[Any]:
-    """Of all its modules: which they are, their classes and their attributes."""
-    return [(id(module), type(module), attributes(module)) for module in model.modules()]
+    """Of all its modules: which they are, their classes and attributes, hooks and children too."""
+    return [
+        (
+            id(m),
+            type(m),
+            {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(m).items()},
+        )
+        for m in model.modules()
+    ]
 
 
 @contextlib.contextmanager
@@ -117,11 +119,16 @@ FINE = (
     (with_stride(pool((3, 3)), None), nn.MaxUnpool2d(3)),
     (with_stride(pool([3], 3, (0,)), []), nn.MaxUnpool2d(3)),
     (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
+    (nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32), nn.AdaptiveMaxPool3d(2)),
     *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
 )
 CASES = [
     *((reason, {torch.uint8}, modules) for reason, modules in NOT_UINT8.items()),
     *((reason, {torch.uint8, torch.int32}, modules) for reason, modules in NOT_SMALL.items()),
+    *(
+        ("adaptive windows, of many sizes, have no offsets", {torch.uint8}, (of(2, True), unpool))
+        for of, unpool in zip(ADAPTIVE, EVERY_UNPOOL, strict=True)
+    ),
     *(("fine", set(), modules) for modules in FINE),
 ]
 
@@ -141,8 +148,8 @@ def returned_dtypes(model: nn.Sequential) -> dict[str, torch.dtype]:
     return {
         name: module(torch.rand(1, *[20] * dims))[1].dtype
         for name, module in model.named_children()
-        for dims, kind in enumerate(POOLS, 1)
-        if isinstance(module, kind) and module.return_indices
+        for dims, kinds in enumerate(zip(POOLS, ADAPTIVE, strict=True), 1)
+        if isinstance(module, kinds) and module.return_indices
     }
 
 
@@ -189,21 +196,11 @@ def test_the_default_is_int64_and_needs_no_unpool() -> None:
     model = nn.Module()
     model.first = model.second = nn.Sequential(pool(2))
     assert list(replace_max_pooling(model, torch.uint8)) == ["first.0"]
+    reasons = {"": "there is no MaxUnpool1d to take the indices"}
+    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == reasons
     unpool = nn.MaxUnpool3d(2)
     assert replace_max_pooling(unpool) == {}
     assert type(unpool) is MaxUnpool3d
-
-
-def test_pools_without_indices() -> None:
-    """They are replaced, and what backward needs of them are bytes."""
-    model = nn.Sequential(nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32))
-    assert replace_max_pooling(model, torch.uint8) == {}
-    assert [*map(type, model)] == [MaxPool1d, MaxPool1d]
-    assert [module.index_dtype for module in model] == [torch.int64, torch.int32]
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        model(torch.rand(1, 8, requires_grad=True))
-    assert [t.dtype for t in kept] == [torch.uint8] * 2
 
 
 def test_reduce() -> None:
@@ -269,19 +266,14 @@ def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], word
             contextlib.ExitStack().enter_context(function(**{"model": model, **wrong}))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("case", ["neither", "scripted", "subclasses"])
-def test_a_warning_where_there_is_nothing_to_replace(case: str) -> None:
-    modules = {"neither": [nn.ReLU()], "scripted": [pool(2)], "subclasses": [OwnUnpool(2)]}
-    model = nn.Sequential(*modules[case])
-    reasons = left_alone(model)
-    if case == "scripted":
-        model = torch.jit.script(model)
-    found = "none among its modules" if case == "neither" else re.escape("{'0': ")
-    words = f": .* but got {type(model).__name__} with {found}.*functions that .* scripted modules"
+def test_a_warning_where_there_is_nothing_to_replace() -> None:
+    model = nn.Sequential(nn.ReLU())
+    words = (
+        ": .* but got Sequential with none among its modules.*functions that .* scripted modules"
+    )
     with unchanged(model):
         with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:
-            assert replace_max_pooling(model) == reasons
+            assert replace_max_pooling(model) == {}
         with pytest.warns(UserWarning, match=f"^converted{words}") as second, converted(model):
             pass
     assert [warning.filename for warning in (*first, *second)] == [__file__] * 2
@@ -318,17 +310,26 @@ def alone_in_the_world() -> Any:
 
 def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
     """It is refused by name before anything is changed."""
-    sharded = round_trip()
+    sharded = nn.Sequential(*round_trip(), nn.AdaptiveMaxPool2d(2, True))
     replace_max_pooling(sharded, torch.int32)
-    fully_shard(sharded[0], mesh=alone_in_the_world)
+    for module in (sharded[0], sharded[3]):
+        fully_shard(module, mesh=alone_in_the_world)
     own = nn.Sequential(pool(2, of=OwnOfOurs, index_dtype=torch.uint8), nn.MaxUnpool2d(2))
     adds = nn.Sequential(*round_trip(), nn.ModuleDict({"up": MaxUnpool2d(2, reduce="sum")}))
     replace_max_pooling(adds)
-    returns = "{}, a subclass of MaxPool2d, would still return {} indices".format
+    own_forward = nn.Sequential(MaxPool1d(2), maxunpool_cuda.AdaptiveMaxPool1d(2))
+    own_forward[1].forward = own_forward[1].forward  # which may be that of this package's class
+    may_call = "AdaptiveMaxPool1d, whose forward is set on the instance, may call this package's"
+    returns = "{}, a subclass of {}, would still return {} indices".format
+    fsdp = {
+        "0": returns("FSDPMaxPool2d", "MaxPool2d", torch.int32),
+        "3": returns("FSDPAdaptiveMaxPool2d", "AdaptiveMaxPool2d", torch.int32),
+    }
     for model, reasons in (
         (adds, {"3.up": "torch.nn has no reduce='sum'"}),
-        (own, {"0": returns("OwnOfOurs", torch.uint8)}),
-        (sharded, {"0": returns("FSDPMaxPool2d", torch.int32)}),
+        (own, {"0": returns("OwnOfOurs", "MaxPool2d", torch.uint8)}),
+        (own_forward, {"1": may_call}),
+        (sharded, fsdp),
     ):
         words = re.escape(f"but got {reasons}")
         with (
@@ -338,9 +339,11 @@ def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
             restore_max_pooling(model)
     with converted(adds, torch.uint8):  # whose end has nothing to do with that
         pass
-    sharded[0].index_dtype = torch.int64
+    sharded[0].index_dtype = sharded[3].index_dtype = torch.int64
     restore_max_pooling(sharded)
-    assert type(sharded[1]) is nn.MaxUnpool2d
+    assert [*map(type, sharded[1:3])] == [nn.MaxUnpool2d, nn.MaxPool2d]
+    x = torch.rand(1, 3, 4, 4)
+    assert all(map(same, sharded[3](x), nn.AdaptiveMaxPool2d(2, True)(x)))
 
 
 def test_the_end_of_a_conversion_is_refused_as_a_whole(alone_in_the_world: Any) -> None:
@@ -393,47 +396,6 @@ def test_conversion_inside_of_conversion() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_wants_torchs_classes() -> None:
-    """TorchScript, which takes no MaxUnpool of torch.nn's either, and pickles for elsewhere."""
-    model, x = nn.Sequential(nn.ReLU(), pool(2)), torch.rand(1, 4, 4)
-    pickled = pickle.dumps(model)
-    with converted(model):
-        assert b"maxunpool_cuda" in pickle.dumps(model)
-        with pytest.raises(NotImplementedError, match=r"torch\.jit\.script"):
-            torch.jit.script(model)
-    assert pickle.dumps(model) == pickled
-    assert all(map(same, torch.jit.script(model)(x), model(x)))
-
-
-ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
-
-
-def test_adaptive_pools() -> None:
-    """Replaced with indices and without; these are flat, int32 if there is an unpool."""
-    for dims, theirs in enumerate(ADAPTIVE, 1):
-        ours = getattr(maxunpool_cuda, theirs.__name__)
-        model = nn.Sequential(theirs(2), theirs(3, True), UNPOOLS[dims - 1](2))
-        x = torch.rand(2, *[6] * dims)
-        expected = model[1](x)
-        for dtype, reasons in (
-            (torch.int64, {}),
-            (torch.int32, {}),
-            (torch.uint8, {"1": "adaptive windows, of many sizes, have no offsets"}),
-        ):
-            with unchanged(model), converted(model, dtype):
-                assert [*map(type, model[:2])] == [ours, ours]
-            with unchanged(model):
-                assert replace_max_pooling(model, dtype) == reasons
-                values, indices = model[1](x)
-                restore_max_pooling(model)
-            assert indices.dtype == (dtype if dtype != torch.uint8 else torch.int64)
-            assert all(map(same, (values, indices.long()), expected))
-    lonely = nn.AdaptiveMaxPool1d(2, True)
-    reasons = {"": "there is no MaxUnpool1d to take the indices"}
-    assert replace_max_pooling(lonely, torch.int32) == reasons
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_warning_names_what_is_left_alone() -> None:
     """With the path and the reason, whether or not it has to do with indices."""
     own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
@@ -461,30 +423,3 @@ def test_one_warning_names_what_is_left_alone() -> None:
     assert changed == [maxunpool_cuda.MaxPool3d, MaxPool2d]
     restore_max_pooling(model)
     assert state(model) == before
-
-
-def test_no_restoring_where_a_forward_is_set() -> None:
-    """It may be that of this package's class, which torch.nn's could not run."""
-    model = nn.Sequential(nn.MaxPool1d(2), nn.AdaptiveMaxPool1d(2))
-    replace_max_pooling(model)
-    model[1].forward = model[1].forward
-    words = "but got {'1': .AdaptiveMaxPool1d, whose forward is set on the instance, may call"
-    with unchanged(model), pytest.raises(ValueError, match=words):
-        restore_max_pooling(model)
-    del model[1].forward
-    assert type(restore_max_pooling(model)[1]) is nn.AdaptiveMaxPool1d
-
-
-def test_adaptive_pools_that_cannot_be_restored(alone_in_the_world: Any) -> None:
-    """As others: with smaller indices, of FSDP's class. int64 ones run on, unrestored."""
-    model = nn.Sequential(nn.AdaptiveMaxPool2d(2, True), nn.MaxUnpool2d(2), nn.MaxPool2d(2))
-    replace_max_pooling(model, torch.int32)
-    fully_shard(model[0], mesh=alone_in_the_world)
-    words = "'0': 'FSDPAdaptiveMaxPool2d, a subclass of Adap"
-    with unchanged(model), pytest.raises(ValueError, match=words):
-        restore_max_pooling(model)
-    model[0].index_dtype = torch.int64
-    restore_max_pooling(model)
-    x = torch.rand(1, 3, 4, 4)
-    assert all(map(same, model[0](x), nn.AdaptiveMaxPool2d(2, True)(x)))
-    assert [*map(type, model[1:])] == [nn.MaxUnpool2d, nn.MaxPool2d]
