@@ -4,18 +4,16 @@ What models compute around which or inside of which it is: test_published.
 """
 
 import asyncio
-import contextlib
-import threading
+import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as torch_F
 from cases import INDEX_DTYPES, same
-from published import OPERATORS, pooling_in
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -65,40 +63,9 @@ def test_torchs_gradient_is_another() -> None:
     assert not torch.allclose(theirs[0], OURS[0])
 
 
-@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_form_of_a_call(dims: int, dtype: torch.dtype) -> None:
+def inputs(dims: int) -> Tensor:
     x = (IMAGE[0], IMAGE, IMAGE[:, :, None].expand(2, 3, 4, 9, 8))[dims - 1]
-    x = x.clone().requires_grad_()
-    name, size = f"max_pool{dims}d", x.shape[-dims:]
-    ours, theirs = getattr(F, name), getattr(torch_F, name)
-    with_indices = getattr(torch_F, f"{name}_with_indices")
-    for function, asked, returns in (
-        (theirs, {}, False),
-        (theirs, {"return_indices": True}, True),
-        (with_indices, {}, True),
-        (with_indices, {"return_indices": False}, True),
-        (getattr(torch, name), {}, False),
-    ):
-        for arguments, named in (
-            ((x, 3, 2, 1), {}),
-            ((x, 3), {"stride": [], "ceil_mode": True}),
-            ((), {"padding": 1, "kernel_size": [3], "input": x, "dilation": 1}),
-        ):
-            with patched(dtype):
-                got = function(*arguments, **named, **asked)
-            check(got, ours(*arguments, **named, return_indices=returns, index_dtype=dtype))
-    window = (3, 2, 1, 1, True, True)
-    pooled, indices = theirs(x, 2, return_indices=True)
-    unpool, our_unpool = (getattr(of, f"max_unpool{dims}d") for of in (torch_F, F))
-    with patched(dtype):
-        check(theirs(x, *window), ours(x, *window, index_dtype=dtype))
-        expected = our_unpool(pooled, indices, 2, output_size=size)
-        check(unpool(pooled, indices, 2, 2, 0, size), expected)
-        check(unpool(indices=indices, output_size=[*size], kernel_size=2, input=pooled), expected)
-        if dims == 1:
-            got = torch.max_pool1d_with_indices(x, *window[:-1])
-            check(got, ours(x, *window, index_dtype=dtype))
+    return x.clone().requires_grad_()
 
 
 def check(got: Any, expected: Any) -> None:
@@ -108,13 +75,64 @@ def check(got: Any, expected: Any) -> None:
     assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
+@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["max_pool", "adaptive_max_pool"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_form_of_pooling(dims: int, kind: str, dtype: torch.dtype) -> None:
+    """Indices of adaptive pooling are flat where those of max pooling are offsets."""
+    x, name, adaptive = inputs(dims), f"{kind}{dims}d", kind == "adaptive_max_pool"
+    ours, theirs = getattr(F, name), getattr(torch_F, name)
+    with_indices = getattr(torch_F, f"{name}_with_indices")
+    forms: list[tuple[Any, dict[str, Any], bool]] = [
+        (theirs, {}, False),
+        (theirs, {"return_indices": True}, True),
+        (with_indices, {}, True),
+        (with_indices, {"return_indices": False}, True),
+    ]
+    if hasattr(torch, name):
+        forms.append((getattr(torch, name), {}, adaptive))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x, 3, 2, 1), {}),
+        ((x, 3), {"stride": [], "ceil_mode": True}),
+        ((), {"padding": 1, "kernel_size": [3], "input": x, "dilation": 1}),
+    ]
+    every: tuple[Any, ...] = (x, 3, 2, 1, 1, True, True)
+    if adaptive:
+        calls, every = [((x, 3), {}), ((), {"output_size": 3, "input": x})], (x, 3, True)
+    returned = torch.int64 if adaptive and dtype == torch.uint8 else dtype
+    for (function, asked, both), (arguments, named) in itertools.product(forms, calls):
+        with patched(dtype):
+            got = function(*arguments, **named, **asked)
+        check(got, ours(*arguments, **named, return_indices=both, index_dtype=returned))
+    with patched(dtype):
+        got = theirs(*every)
+        if name == "max_pool1d":
+            check(torch.max_pool1d_with_indices(*every[:-1]), got)
+    check(got, ours(*every, index_dtype=returned))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_form_of_unpooling(dims: int) -> None:
+    x, pool = inputs(dims), getattr(torch_F, f"max_pool{dims}d")
+    size, (pooled, indices) = x.shape[-dims:], pool(x, 2, return_indices=True)
+    theirs, ours = (getattr(of, f"max_unpool{dims}d") for of in (torch_F, F))
+    expected = ours(pooled, indices, 2, output_size=size)
+    with patched():
+        check(theirs(pooled, indices, 2, 2, 0, size), expected)
+        check(theirs(indices=indices, output_size=[*size], kernel_size=2, input=pooled), expected)
+
+
 def test_modules_and_reduce() -> None:
     """torch.nn's are covered, subclasses too; this package's do what they were told."""
     subclass = type("Own", (nn.MaxPool2d,), {})
     x, indices = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
     with patched(reduce="sum"):
         assert dtype_of_indices() == torch.int64
-    with patched():
+    with patched(torch.int32):
+        for dims, pool in enumerate(
+            (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), 1
+        ):
+            assert pool(2, True)(inputs(dims))[1].dtype == torch.int32
         assert nn.MaxUnpool2d(2)(x, indices)[0, 0, 0] == 4
     with patched(torch.uint8, reduce="sum"):
         for kind in (nn.MaxPool2d, subclass):
@@ -233,29 +251,13 @@ def test_subclasses_have_their_turn() -> None:
 
 def test_threads() -> None:
     """Each has its own; backward may run in any."""
-    seen: list[Any] = []
-
-    def elsewhere() -> None:
-        seen.append(dtype_of_indices())
-        loss.backward()
-
     x = IMAGE.clone().requires_grad_()
-    with patched(torch.uint8):
+    with patched(torch.uint8), ThreadPoolExecutor(1) as elsewhere:
         loss = round_trip(x)[0].square().sum()
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
+        assert elsewhere.submit(dtype_of_indices).result() == torch.int64
+        elsewhere.submit(loss.backward).result()
         assert dtype_of_indices() == torch.uint8
-    assert seen == [torch.int64]
     assert same(x.grad, OURS[0])
-
-
-def test_a_checkpoint_that_is_computed_again_outside() -> None:
-    """PyTorch notices."""
-    with patched(torch.uint8):
-        loss = checkpoint(round_trip, IMAGE.clone().requires_grad_(), use_reentrant=False)[0].sum()
-    with pytest.raises(CheckpointError):
-        loss.backward()
 
 
 def test_transforms() -> None:
@@ -273,21 +275,7 @@ def test_transforms() -> None:
         assert same(got, transform(lambda x: loss(x, F))(x))
 
 
-def test_tracing() -> None:
-    with patched(torch.uint8):
-        made = make_fx(lambda x: round_trip(x))(IMAGE)
-        symbolic = torch.fx.symbolic_trace(lambda x: round_trip(x))
-    assert pooling_in(made) == OPERATORS
-    for graph in (made, symbolic):
-        assert all_same(graph(IMAGE), OURS[1:])
-
-
 GLOBAL = patched(torch.uint8)
-
-
-def with_a_global(x: Tensor) -> tuple[Tensor, Tensor]:
-    with GLOBAL:
-        return round_trip(x)
 
 
 def nested(x: Tensor) -> tuple[Tensor, ...]:
@@ -301,17 +289,19 @@ def compiled(function: Any, backend: str = "aot_eager") -> Any:
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
+def compiled_under(place: str, function: Any, backend: str = "aot_eager") -> Any:
+    """With patched around what is compiled, or inside of it."""
+    torch.compiler.reset()
+    mode = patched(torch.uint8)
+    if place == "around":
+        return mode(compiled(function, backend))
+    return compiled(mode(function), backend)
+
+
 def test_compiled_with_one_inside_of_another() -> None:
     *results, outer = with_gradient(compiled(nested))
     assert all_same(results, OURS)
     assert outer.dtype == torch.int32
-
-
-def test_compiled_with_one_from_outside() -> None:
-    """Dynamo takes it for what it is, or refuses it."""
-    with contextlib.suppress(torch._dynamo.exc.Unsupported):
-        assert all_same(with_gradient(compiled(with_a_global, "eager")), OURS)
-    assert all_same(with_gradient(torch.compile(with_a_global, backend="eager")), OURS)
 
 
 @pytest.mark.parametrize("place", ["around", "inside"])
@@ -327,16 +317,9 @@ def test_compiled_checkpoints_and_branches(place: str) -> None:
     def branching(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, indices, lambda x: indices(x + 1), (x,))
 
-    def both(function: Any, backend: str) -> Any:
-        torch.compiler.reset()
-        mode = patched(torch.uint8)
-        if place == "around":
-            return mode(compiled(function, backend))
-        return compiled(mode(function), backend)
-
-    assert all_same(with_gradient(both(checkpointed, "aot_eager")), OURS)
+    assert all_same(with_gradient(compiled_under(place, checkpointed)), OURS)
     expected = round_trip(IMAGE.abs(), F, index_dtype=torch.uint8)[1]
-    assert same(both(branching, "eager")(IMAGE.abs()), expected)
+    assert same(compiled_under(place, branching, "eager")(IMAGE.abs()), expected)
 
 
 def breaking(x: Tensor) -> list[torch.dtype]:
@@ -357,34 +340,6 @@ def test_graph_breaks() -> None:
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
     with patched(torch.uint8):
         assert torch.compile(breaking, backend="eager")(IMAGE) == [*expected[:3], torch.uint8]
-
-
-@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_form_of_an_adaptive_call(dims: int, dtype: torch.dtype) -> None:
-    """As max pooling, but for offsets: in their place are flat indices."""
-    x = torch.rand(2, 3, *[7] * dims, requires_grad=True)
-    name, both = f"adaptive_max_pool{dims}d", {"return_indices": True}
-    ours, theirs = getattr(F, name), getattr(torch_F, name)
-    flat = torch.int64 if dtype == torch.uint8 else dtype
-    module = getattr(nn, f"AdaptiveMaxPool{dims}d")
-    forms: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-        (theirs, {}, {}),
-        (theirs, both, both),
-        (getattr(torch_F, f"{name}_with_indices"), {}, both),
-        (getattr(torch_F, f"{name}_with_indices"), {"return_indices": False}, both),
-        (lambda input, output_size: module(output_size)(input), {}, {}),
-        (lambda input, output_size: module(output_size, True)(input), {}, both),
-    ]
-    if dims == 1:
-        forms.append((torch.adaptive_max_pool1d, {}, both))
-    for function, asked, returned in forms:
-        with patched(dtype):
-            got = [function(x, 3, **asked), function(output_size=3, input=x, **asked)]
-        for each in got:
-            check(each, ours(x, 3, **returned, index_dtype=flat))
-    with patched(dtype):
-        check(theirs(x, 3, True), ours(x, 3, True, index_dtype=flat))
 
 
 def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -448,20 +403,12 @@ def test_compiled_code_of_others(place: str) -> None:
         sums = scan(lambda carry, x: (carry + x, carry * x), torch.zeros(4), x[0, 0])
         return *sums, *scan(lambda carry, x: (carry + 1, pool_of(x)[1]), torch.zeros(()), x)
 
-    def run(function: Any, x: Tensor, backend: str = "aot_eager") -> Any:
-        torch.compiler.reset()
-        mode = patched(torch.uint8)
-        around = place == "around"
-        return (mode(compiled(function, backend)) if around else compiled(mode(function), backend))(
-            x
-        )
-
     x = X.clone().requires_grad_()
-    assert same(torch.autograd.grad(run(summed, x), x)[0], GRADIENT)
+    assert same(torch.autograd.grad(compiled_under(place, summed)(x), x)[0], GRADIENT)
     offsets = F.max_pool2d(X, 2, return_indices=True, index_dtype=torch.uint8)[1]
     if not torch.__version__.startswith("2.8."):  # which shows regions to patched
-        assert all_same(run(regions, X), (*regions(X)[:3], offsets))
-    assert all_same(run(scans, X, "eager"), (*scans(X)[:3], offsets))
+        assert all_same(compiled_under(place, regions)(X), (*regions(X)[:3], offsets))
+    assert all_same(compiled_under(place, scans, "eager")(X), (*scans(X)[:3], offsets))
 
 
 @pytest.mark.skipif(
@@ -488,10 +435,15 @@ async def halfway() -> None:
 def test_what_is_not_reached() -> None:
     """As docs/pytorch.md lists it: if PyTorch changes that, so does the list."""
     with patched(torch.uint8):
-        graph = torch.fx.symbolic_trace(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
-        assert graph(X)[1].dtype == torch.uint8
+        functions = torch.fx.symbolic_trace(lambda x: round_trip(x))
+        module = torch.fx.symbolic_trace(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
+        assert module(X)[1].dtype == torch.uint8
         assert custom_op(X).dtype == torch.int64
-    assert graph(X)[1].dtype == torch.int64
+        loss = checkpoint(round_trip, IMAGE.clone().requires_grad_(), use_reentrant=False)[0].sum()
+    assert all_same(functions(IMAGE), OURS[1:])
+    assert module(X)[1].dtype == torch.int64
+    with pytest.raises(CheckpointError):  # PyTorch notices
+        loss.backward()
 
     async def beside() -> list[torch.dtype]:
         begun = asyncio.create_task(halfway())
