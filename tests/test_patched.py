@@ -129,10 +129,9 @@ def test_modules_and_reduce() -> None:
     with patched(reduce="sum"):
         assert dtype_of_indices() == torch.int64
     with patched(torch.int32):
-        for dims, pool in enumerate(
-            (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), 1
-        ):
-            assert pool(2, True)(inputs(dims))[1].dtype == torch.int32
+        for dims in (1, 2, 3):
+            adaptive = getattr(nn, f"AdaptiveMaxPool{dims}d")(2, True)
+            assert adaptive(inputs(dims))[1].dtype == torch.int32
         assert nn.MaxUnpool2d(2)(x, indices)[0, 0, 0] == 4
     with patched(torch.uint8, reduce="sum"):
         for kind in (nn.MaxPool2d, subclass):

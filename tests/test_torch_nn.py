@@ -13,7 +13,6 @@ from cases import (
     POOLED,
     REDUCES,
     Window,
-    distinct,
     laid_out,
     random_case,
     random_input,
@@ -110,7 +109,7 @@ def test_pooling_of_long_rows_many_channels_and_large_windows(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
+def test_pytorchs_own_samples(name: str) -> None:
     # Takes seconds to import.
     pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
@@ -120,17 +119,11 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
     assert ops
     for op in ops:
         samples = list(op.sample_inputs("cpu", torch.float32))
-        differentiable = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
         assert samples
-        assert differentiable
         for sample in samples:
             theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
             assert type(got) is type(theirs)
             assert all(map(same, leaves(got), leaves(theirs)))
-        for sample in rng.sample(differentiable, scaled(20 if pooling else len(differentiable))):
-            x = distinct(sample.input).requires_grad_() if pooling else sample.input
-            values = lambda x, s=sample: leaves(ours(x, *s.args, **s.kwargs))[0]  # noqa: E731
-            assert torch.autograd.gradcheck(values, (x,), fast_mode=True)
         for error in op.error_inputs("cpu") if op.error_inputs_func else ():
             sample = error.sample_input
             # For 1d and 3d, PyTorch's pooling has other words, which here are those of 2d.
