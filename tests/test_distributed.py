@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ if not (distributed.is_available() and distributed.is_gloo_available()):
     pytest.skip("no gloo", allow_module_level=True)
 
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor, init_device_mesh
 
 
 def train_step(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -65,28 +64,22 @@ def test_two_processes_train_as_one(
 
 
 @pytest.fixture
-def pretended_processes() -> Iterator[None]:
+def two_processes() -> Iterator[DeviceMesh]:
+    """Pretended ones."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
+    yield init_device_mesh("cpu", (2,))
     distributed.destroy_process_group()
 
 
-@pytest.mark.usefixtures("pretended_processes")
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_dtensors_are_refused(requires_grad: bool) -> None:
-    shard = partial(
-        distribute_tensor, device_mesh=init_device_mesh("cpu", (2,)), placements=[Shard(0)]
-    )
-    x = shard(torch.rand(2, 3, 4, 4)).requires_grad_(requires_grad)
-    indices = shard(torch.zeros(2, 3, 4, 4, dtype=torch.int64))
-    for operator, call in (
-        ("max_pool", lambda: F.max_pool2d(x, 2)),
-        ("max_unpool", lambda: F.max_unpool2d(x, indices, 2)),
-    ):
-        message = (
-            rf"maxunpool_cuda\.{operator}\.default does not have a sharding strategy registered"
-        )
-        with pytest.raises(NotImplementedError, match=message):
-            call()
+def test_dtensors_are_refused(two_processes: DeviceMesh, requires_grad: bool) -> None:
+    tensors = torch.rand(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
+    x, indices = (distribute_tensor(tensor, two_processes, [Shard(0)]) for tensor in tensors)
+    x.requires_grad_(requires_grad)
+    words = "maxunpool_cuda.max_{}.default does not have a sharding strategy registered".format
+    with pytest.raises(NotImplementedError, match=words("pool")):
+        F.max_pool2d(x, 2)
+    with pytest.raises(NotImplementedError, match=words("unpool")):
+        F.max_unpool2d(x, indices, 2)
