@@ -143,14 +143,6 @@ def test_end_to_end(tmp_path: Path) -> None:
     assert "| tiny | forward | 1 |" in printed
 
 
-def test_committed_results_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
-        command.main(["--table", str(path)])
-    printed = " ".join(capsys.readouterr().out.split())
-    for line in ("networks | forward | 8 | 0.79 | 1.51 | 1.55", "uint8 | 20.1 | 5.0 | 864.8"):
-        assert f"| {line} |" in printed
-
-
 def test_peak_is_of_what_is_held_at_once() -> None:
     def call() -> None:
         torch.empty(1000)  # freed at once
