@@ -5,6 +5,7 @@ returns what happened, in words. docs/pytorch-issues.md has these words;
 `python tests/test_pytorch_issues.py` prints its table for the PyTorch that is installed.
 """
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -110,17 +111,13 @@ def first_outputs(F: ModuleType, dims: int, values: Tensor, indices: list[int]) 
 
 def pooled_integers(F: ModuleType) -> str:
     """Ranks of integer tensors that pooling takes, with indices and without."""
-    ranks = [
-        f"{dims}d" + " with indices" * return_indices
-        for dims in (1, 2, 3)
-        for return_indices in (False, True)
-        if not outcome(
-            partial(getattr(F, f"max_pool{dims}d"), return_indices=return_indices),
-            torch.arange(2 * 4**dims).view(1, 2, *[4] * dims),
-            2,
-        ).endswith("Error")
-    ]
-    return ", ".join(ranks)
+    taken = []
+    for dims, both in itertools.product((1, 2, 3), (False, True)):
+        x = torch.arange(2 * 4**dims).view(1, 2, *[4] * dims)
+        pool = partial(getattr(F, f"max_pool{dims}d"), return_indices=both)
+        if not outcome(pool, x, 2).endswith("Error"):
+            taken.append(f"{dims}d" + " with indices" * both)
+    return ", ".join(taken)
 
 
 def beside_torch_nn(F: ModuleType, x: Tensor, *window: int) -> str:
