@@ -35,13 +35,11 @@ def test_autocast(dtype: torch.dtype) -> None:
 # Threads and processes
 
 
-RELEASED = "Trying to backward through the graph a second time"
-
-
 @pytest.mark.parametrize("unpool", [False, True])
 def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
     """The second may find its variables released, which raises PyTorch's error."""
     barrier, outcomes = Barrier(2), set()
+    released = "Trying to backward through the graph a second time"
 
     def backward(output: Tensor, retain_graph: bool) -> str:
         barrier.wait()
@@ -57,7 +55,7 @@ def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
             x = torch.rand(1, 1, 4, 4, requires_grad=True)
             output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
             outcomes |= set(threads.map(backward, (output, output), (False, n % 2 == 0)))
-    assert {"done"} <= outcomes <= {"done", RELEASED}
+    assert {"done"} <= outcomes <= {"done", released}
 
 
 DAEMONS = """
@@ -116,11 +114,9 @@ class Tagged(Tensor):
     asked: list[Any] = []  # noqa: RUF012
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        cls.asked.append(function)
-        return super().__torch_function__(function, types, args, kwargs)
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 POOL = {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}

@@ -239,8 +239,8 @@ def test_threads() -> None:
 
 
 def test_transforms() -> None:
-    def loss(x: Tensor, of: Any = torch_F) -> Tensor:
-        return round_trip(x, of)[0].square().sum()
+    def loss(of: Any) -> Callable[[Tensor], Tensor]:
+        return lambda x: round_trip(x, of)[0].square().sum()
 
     x = IMAGE[:, :1, :4, :4].double()
     for transform in (
@@ -249,20 +249,15 @@ def test_transforms() -> None:
         lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),))[1],
     ):
         with patched():
-            got = transform(loss)(x)
-        assert same(got, transform(lambda x: loss(x, F))(x))
-
-
-GLOBAL = patched(torch.uint8)
+            got = transform(loss(torch_F))(x)
+        assert same(got, transform(loss(F))(x))
 
 
 def compiled(function: Any, place: str, backend: str = "aot_eager") -> Any:
     """With patched around what is compiled, or inside of it."""
     torch.compiler.reset()
-    steps = [torch.compile(fullgraph=True, backend=backend), patched(torch.uint8)]
-    for step in steps if place == "around" else reversed(steps):
-        function = step(function)
-    return function
+    mode, compiler = patched(torch.uint8), torch.compile(fullgraph=True, backend=backend)
+    return mode(compiler(function)) if place == "around" else compiler(mode(function))
 
 
 def test_compiled_with_one_inside_of_another() -> None:
@@ -278,38 +273,21 @@ def test_compiled_with_one_inside_of_another() -> None:
     assert outer.dtype == torch.int32
 
 
-@pytest.mark.parametrize("place", ["around", "inside"])
-def test_compiled_checkpoints_and_branches(place: str) -> None:
-    """Dynamo runs their functions apart from all modes."""
-
-    def checkpointed(x: Tensor) -> Any:
-        return checkpoint(round_trip, x, use_reentrant=False)
-
-    def indices(x: Tensor) -> Tensor:
-        return round_trip(x)[1].clone()
-
-    def branching(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, indices, lambda x: indices(x + 1), (x,))
-
-    assert all_same(with_gradient(compiled(checkpointed, place)), OURS)
-    expected = round_trip(IMAGE.abs(), F, index_dtype=torch.uint8)[1]
-    assert same(compiled(branching, place, "eager")(IMAGE.abs()), expected)
-
-
-def breaking(x: Tensor) -> list[torch.dtype]:
-    found = []
-    with patched(torch.int32):
-        found.append(dtype_of_indices(x))
-        torch._dynamo.graph_break()
-        with GLOBAL:
-            torch._dynamo.graph_break()
-            found.append(dtype_of_indices(x))
-        found.append(dtype_of_indices(x))
-    return [*found, dtype_of_indices(x)]
-
-
 def test_graph_breaks() -> None:
     """After which Dynamo leaves modes on that it knows for such."""
+    outside = patched(torch.uint8)
+
+    def breaking(x: Tensor) -> list[torch.dtype]:
+        found = []
+        with patched(torch.int32):
+            found.append(dtype_of_indices(x))
+            torch._dynamo.graph_break()
+            with outside:
+                torch._dynamo.graph_break()
+                found.append(dtype_of_indices(x))
+            found.append(dtype_of_indices(x))
+        return [*found, dtype_of_indices(x)]
+
     expected = [torch.int32, torch.uint8, torch.int32, torch.int64]
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
     with patched(torch.uint8):
@@ -362,13 +340,19 @@ GRADIENT = torch_F.interpolate(POOLED, scale_factor=2)
 
 @pytest.mark.parametrize("place", ["around", "inside"])
 def test_compiled_code_of_others(place: str) -> None:
-    """Functions that pool in their backward, regions that are compiled once, and torch.scan.
+    """Functions that pool in their backward, and what Dynamo runs apart from all modes.
 
-    A region runs as it does outside, whether or not it pools.
+    A region that is compiled once runs as it does outside, whether or not it pools.
     """
     from torch._higher_order_ops.scan import scan
 
     plain, pooling = map(torch.compiler.nested_compile_region, (lambda x: x.sin(), pool_of))
+
+    def checkpointed(x: Tensor) -> Any:
+        return checkpoint(round_trip, x, use_reentrant=False)
+
+    def branches(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, pool_of, lambda x: pool_of(x + 1), (x,))[1]
 
     def regions(x: Tensor) -> Any:
         return plain(x), *pooling(x), pool_of(x)[1]
@@ -377,9 +361,11 @@ def test_compiled_code_of_others(place: str) -> None:
         sums = scan(lambda carry, x: (carry + x, carry * x), torch.zeros(4), x[0, 0])
         return *sums, *scan(lambda carry, x: (carry + 1, pool_of(x)[1]), torch.zeros(()), x)
 
+    assert all_same(with_gradient(compiled(checkpointed, place)), OURS)
     x = X.clone().requires_grad_()
     assert same(torch.autograd.grad(compiled(summed, place)(x), x)[0], GRADIENT)
     offsets = F.max_pool2d(X, 2, return_indices=True, index_dtype=torch.uint8)[1]
+    assert same(compiled(branches, place, "eager")(X), offsets)
     if not torch.__version__.startswith("2.8."):  # which shows regions to patched
         assert all_same(compiled(regions, place)(X), (*regions(X)[:3], offsets))
     assert all_same(compiled(scans, place, "eager")(X), (*scans(X)[:3], offsets))
