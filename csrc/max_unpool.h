@@ -51,7 +51,9 @@ std::vector<Size> unpooled_sizes(
       indices.device());
   TORCH_CHECK(
       with_index_type(indices.scalar_type(), kNothing), window.name(),
-      ": expected indices of type int64, int32 or uint8 but got ", indices.scalar_type());
+      ": expected indices of type int64, int32 or uint8 (elements in indices should be type int64) "
+      "but got ",
+      indices.scalar_type());
   if (indices.scalar_type() == c10::ScalarType::Byte) {
     check_fits_uint8(window);
   }

@@ -152,9 +152,9 @@ def test_patches_for_upstream(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     command = [sys.executable, "-W", "ignore", "-c", REPLAYED]
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
+    environment = os.environ | {"PYTHONPATH": path}
+    # Not from the source tree, whose package may be without its library.
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     assert done.stdout.split() == [str(tmp_path / "captum/attr/__init__.py"), *["True"] * 30]
 
 

@@ -31,6 +31,7 @@ EDITS = {
     r"\bc10::Device\b": "shim::Device",
     r"constexpr int kThreads = \d+;": "constexpr int kThreads = 8;",
     r"most_blocks = \d+;": "most_blocks = 4;",
+    r"\bErrorRecords\b": "EmulatedErrorRecords",  # else both libraries share them
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
