@@ -103,7 +103,7 @@ def test_under_sanitizers(sanitizers: str) -> None:
     """The tests that have the mark, on the emulated GPU and, for memory, on the CPU."""
     marked = "sanitized and not cuda"
     chosen = "emulated and not arguments" if sanitizers == "thread" else "emulated or cpu"
-    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", chosen, "tests")
+    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", chosen, ".")
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout
 
@@ -115,8 +115,6 @@ def test_a_race_is_seen() -> None:
 
 
 SHORT_INPUT = """
-import sys
-sys.path.insert(0, "tests")
 import random, cases, emulation
 rng = random.Random(0)
 call = cases.OPERATORS["{operator}"](rng, leading=(2, 3))

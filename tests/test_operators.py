@@ -114,6 +114,14 @@ def test_planes_cut_among_threads_and_blocks(
         check(case.laid_out(layout), device)
 
 
+@pytest.mark.parametrize("kind", ["own window", "offset"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_rows_in_a_volume(device: str, depth: int, kind: str, rng: Random) -> None:
+    """Windows of one row, whose offsets count from slice to slice."""
+    geometry = Geometry((4, 1, 3), (depth, 1, 2), (depth, 1, 2), (0, 0, 0), (4 * depth, 1, 6))
+    check(case_of(rng, geometry, (2, 3), torch.float32, kind), device)
+
+
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat", "offsets"])
 @pytest.mark.parametrize("window", ["3x3/2 padded", "3x3/1 padded", "2x2/1"])
 def test_every_pair_of_neighbours(device: str, window: str, offsets: bool, rng: Random) -> None:

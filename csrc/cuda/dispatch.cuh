@@ -124,14 +124,14 @@ class Dispatch {
 
   // The geometry, if windows are these in height and width and do not overlap in depth. A row of
   // windows is taken for a row of windows as high as wide, of which one row is not clipped: its
-  // positions are the same, and so are offsets unless rows above it are clipped.
+  // positions are the same, and so are offsets in a single slice unless rows above it are clipped.
   template <class Window>
   std::optional<Geometry<int64_t>> with_windows() const {
     Geometry<int64_t> g = geometry_;
     auto& [depth, height, width] = g.axis;
     const bool one_row =
         height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
-    if (one_row && (Window::P == 0 || !offsets_)) {
+    if (one_row && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
       height = {1, 1, Window::K, 2, Window::P};
     }
     const auto fits = [](const Axis<int64_t>& axis) {

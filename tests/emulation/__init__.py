@@ -158,7 +158,7 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         command,
         env={**os.environ, **OPTIONS, **environment},
-        cwd=ROOT,
+        cwd=HERE.parent,  # not the source tree, whose package may be without its library
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
