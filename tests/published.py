@@ -175,7 +175,7 @@ class InceptionTime(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         every: list[Tensor] = []
-        for conv, pool in zip(self.convs, self.pools, strict=False):
+        for conv, pool in zip(self.convs[:2], self.pools, strict=True):
             pooled, indices = pool(x)
             x = conv(x) + pooled
             every.append(indices)

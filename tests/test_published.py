@@ -192,6 +192,8 @@ def why_not(published: Published, conversion: str, way: str) -> str:
         return "patched() holds in the thread that enters it"
     if around and "checkpoint" in way and not hasattr(torch.overrides, "redispatch_function"):
         return "PyTorch 2.11 computes a checkpoint again outside of patched()"
+    if converts is decorated and way == "exported strictly" and torch.__version__ < "2.9":
+        return "PyTorch 2.8 exports a decorated forward as if it were not decorated"
     return ""
 
 
