@@ -93,12 +93,8 @@ def test_a_mistake_is_seen(
         unpool_call(case, True).check()
 
 
-every_sanitizer = pytest.mark.parametrize(
-    "sanitizers", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)]
-)
-
-
-@every_sanitizer
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_under_sanitizers(sanitizers: str) -> None:
     """The tests that have the mark, on the emulated GPU and, for memory, on the CPU."""
     marked = "sanitized and not cuda"
@@ -133,4 +129,5 @@ def test_an_overflow_is_seen(operator: str, device: str) -> None:
     script = SHORT_INPUT.format(operator=operator, device=device)
     done = emulation.sanitized("address,undefined", "-c", script)
     assert done.returncode != 0
-    assert "AddressSanitizer: heap-buffer-overflow" in done.stdout, done.stdout[-8000:]
+    # Far beyond the input, memory may be another's that was freed.
+    assert "ERROR: AddressSanitizer: heap-" in done.stdout, done.stdout[-8000:]
