@@ -359,8 +359,10 @@ def test_random_arguments(device: str, rng: Random) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrong_value_is_seen(rng: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(x: Tensor, indices: Tensor, *rest: Any, right: Callable = max_unpool) -> Tensor:
-        return right(x, (indices + 1) % 2, *rest)
+    right = max_unpool
+
+    def wrong(x: Tensor, indices: Tensor, size: Any, reduce: str) -> Tensor:
+        return right(x, (indices.long() + 1) % torch.Size(size).numel(), size, reduce)
 
     monkeypatch.setitem(globals(), "max_unpool", wrong)
     with pytest.raises(AssertionError, match="wrong value"):
