@@ -81,7 +81,9 @@ void check_window(const Window<Size>& window) {
         " but got ", window);
   };
   check(1, window.kernel_size, "kernel_size greater than zero");
-  check(1, window.stride, "stride greater than zero (stride should not be zero)");
+  check(
+      1, window.stride,
+      "stride greater than zero (strides should be greater than zero, stride should not be zero)");
   check(1, window.dilation, "dilation greater than zero");
   check(0, window.padding, "no negative padding (pad must be non-negative)");
 }
@@ -94,10 +96,15 @@ void check_shape(const Window<Size>& window, const char* tensor, c10::ArrayRef<S
   for (size_t d = dims - least; sane && d < dims; ++d) {
     sane = holds(c10::sym_gt(shape[d], Size(0)));
   }
+  const bool unpools = window.dilation.empty();
   TORCH_CHECK(
       sane, window.name(), ": expected ", tensor, " of ", least, " or ", least + 1,
-      " dimensions, of which only a batch may be empty (Expected ", least, "D or ", least + 1,
-      "D (batch mode) tensor with optional 0 dim batch size for input), but got shape ", shape);
+      " dimensions, of which only a batch may be empty (",
+      unpools ? c10::str("Input to max_unpooling", least - 1, "d should be a ", least, "d or ")
+              : c10::str("Expected ", least, "D or "),
+      least + 1,
+      unpools ? "d Tensor" : "D (batch mode) tensor with optional 0 dim batch size for input",
+      "), but got shape ", shape);
 }
 
 template <class Size>

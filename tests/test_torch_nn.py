@@ -114,7 +114,7 @@ def test_pytorchs_own_samples(name: str) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
-    pooling, ours = "unpool" not in name, getattr(F, name)
+    ours = getattr(F, name)
     ops = [op for op in op_db if op.name == f"nn.functional.{name}"]
     assert ops
     for op in ops:
@@ -126,8 +126,8 @@ def test_pytorchs_own_samples(name: str) -> None:
             assert all(map(same, leaves(got), leaves(theirs)))
         for error in op.error_inputs("cpu") if op.error_inputs_func else ():
             sample = error.sample_input
-            # For 1d and 3d, PyTorch's pooling has other words, which here are those of 2d.
-            words = None if pooling and "2d" not in op.name else error.error_regex
+            # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
+            words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
             with pytest.raises(error.error_type, match=words):
                 ours(sample.input, *sample.args, **sample.kwargs)
 
