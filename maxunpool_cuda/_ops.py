@@ -27,19 +27,19 @@ max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
 
 
-def _traced() -> bool:
+def is_traced() -> bool:
     """Whether Dynamo or torch.jit.trace has to see a call, which ``_C`` would hide."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 def call_max_unpool(arguments: tuple[Any, ...]) -> Tensor:
     """``max_unpool``, through ``_C`` where it may be: that costs half as much as torch.ops."""
-    return (max_unpool if _traced() else _C.max_unpool)(*arguments)
+    return (max_unpool if is_traced() else _C.max_unpool)(*arguments)
 
 
 def call_max_pool(arguments: tuple[Any, ...], return_indices: bool) -> Any:
     """``max_pool`` likewise, or its values alone. Then ``_C`` frees the indices without the GIL."""
-    if not _traced():
+    if not is_traced():
         return _C.max_pool(*(*arguments, return_indices))
     results = max_pool(*arguments)
     return results if return_indices else results[0]

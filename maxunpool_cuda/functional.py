@@ -46,31 +46,20 @@ def _is_foreign(
 
 
 def _max_unpool(
-    function: Callable[..., Tensor],
-    dims: int,
-    input: Tensor,
-    indices: Tensor,
-    window: tuple[IntOrInts, IntOrInts | None, IntOrInts],
-    output_size: Sequence[int] | None,
-    reduce: Reduce,
+    function: Callable[..., Tensor], dims: int, arguments: tuple[Any, ...], reduce: Reduce
 ) -> Tensor:
-    """Max unpooling over ``dims`` spatial dimensions: the body of the public ``function``.
-
-    ``window``: kernel_size, stride and padding.
-    """
-    kernel_size, stride, padding = window
+    """Max unpooling over ``dims`` dimensions: ``function``, and its arguments as torch.nn's."""
+    input, indices, kernel_size, stride, padding, output_size = arguments
     if has_torch_function_variadic(input, indices):
         tensors = (input, indices)
-        overridden: Tensor = handle_torch_function(
-            function, tensors, *tensors, *window, output_size, reduce=reduce
-        )
+        overridden: Tensor = handle_torch_function(function, tensors, *arguments, reduce=reduce)
         return overridden
     name = function.__name__
     if not isinstance(indices, Tensor):
         raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
     if _is_foreign(name, input, indices.dtype, reduce):
         theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
-        return theirs(input, indices, *window, output_size)
+        return theirs(*arguments)
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
     steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
@@ -97,8 +86,8 @@ def max_unpool1d(
         >>> max_unpool1d(pooled, torch.tensor([[1, 3]]), 2)
         tensor([[0., 2., 0., 4.]])
     """
-    window = (kernel_size, stride, padding)
-    return _max_unpool(max_unpool1d, 1, input, indices, window, output_size, reduce)
+    arguments = (input, indices, kernel_size, stride, padding, output_size)
+    return _max_unpool(max_unpool1d, 1, arguments, reduce)
 
 
 def max_unpool2d(
@@ -157,8 +146,8 @@ def max_unpool2d(
         tensor([[[0., 0.],
                  [4., 0.]]])
     """
-    window = (kernel_size, stride, padding)
-    return _max_unpool(max_unpool2d, 2, input, indices, window, output_size, reduce)
+    arguments = (input, indices, kernel_size, stride, padding, output_size)
+    return _max_unpool(max_unpool2d, 2, arguments, reduce)
 
 
 def max_unpool3d(
@@ -180,37 +169,25 @@ def max_unpool3d(
         >>> max_unpool3d(pooled, torch.tensor([[[[6]]]]), 2).flatten()
         tensor([0., 0., 0., 0., 0., 0., 5., 0.])
     """
-    window = (kernel_size, stride, padding)
-    return _max_unpool(max_unpool3d, 3, input, indices, window, output_size, reduce)
+    arguments = (input, indices, kernel_size, stride, padding, output_size)
+    return _max_unpool(max_unpool3d, 3, arguments, reduce)
 
 
 def _max_pool(
-    function: Callable[..., Pooled],
-    dims: int,
-    input: Tensor,
-    window: tuple[IntOrInts, IntOrInts | None, IntOrInts, IntOrInts],
-    ceil_mode: bool,
-    return_indices: bool,
-    index_dtype: torch.dtype,
+    function: Callable[..., Pooled], dims: int, arguments: tuple[Any, ...], index_dtype: torch.dtype
 ) -> Pooled:
-    """Max pooling over ``dims`` spatial dimensions: the body of the public ``function``.
-
-    ``window``: kernel_size, stride, padding and dilation.
-    """
-    kernel_size, stride, padding, dilation = window
+    """Max pooling over ``dims`` dimensions: ``function``, and its arguments as torch.nn's."""
+    input, kernel_size, stride, padding, dilation, ceil_mode, return_indices = arguments
     if has_torch_function_unary(input):
-        return handle_torch_function(
-            function, (input,), input, *window, ceil_mode, return_indices, index_dtype=index_dtype
-        )
+        return handle_torch_function(function, (input,), *arguments, index_dtype=index_dtype)
     name = function.__name__
     if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
-        theirs = getattr(torch.nn.functional, name)
-        return theirs(input, *window, ceil_mode, return_indices)
+        return getattr(torch.nn.functional, name)(*arguments)
     if not isinstance(ceil_mode, bool):
         raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
     no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
-    steps = kernel if no_stride else per_dim(name, "stride", stride, dims)  # type: ignore[arg-type]
+    steps = kernel if no_stride else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
     spread = per_dim(name, "dilation", dilation, dims)
     if not return_indices:
@@ -267,8 +244,8 @@ def max_pool1d(
         >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2, return_indices=True)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
-    window = (kernel_size, stride, padding, dilation)
-    return _max_pool(max_pool1d, 1, input, window, ceil_mode, return_indices, index_dtype)
+    arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(max_pool1d, 1, arguments, index_dtype)
 
 
 def max_pool2d(
@@ -322,8 +299,8 @@ def max_pool2d(
         >>> max_pool2d(image, 2, return_indices=True, index_dtype=torch.uint8)
         (tensor([[[4., 8.]]]), tensor([[[2, 3]]], dtype=torch.uint8))
     """
-    window = (kernel_size, stride, padding, dilation)
-    return _max_pool(max_pool2d, 2, input, window, ceil_mode, return_indices, index_dtype)
+    arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(max_pool2d, 2, arguments, index_dtype)
 
 
 def max_pool3d(
@@ -346,39 +323,36 @@ def max_pool3d(
         >>> max_pool3d(volume, 2, return_indices=True, index_dtype=torch.int32)
         (tensor([[[[7.]]]]), tensor([[[[7]]]], dtype=torch.int32))
     """
-    window = (kernel_size, stride, padding, dilation)
-    return _max_pool(max_pool3d, 3, input, window, ceil_mode, return_indices, index_dtype)
+    arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    return _max_pool(max_pool3d, 3, arguments, index_dtype)
 
 
 def _adaptive(
-    function: Callable[..., Pooled],
-    dims: int,
-    input: Tensor,
-    output_size: IntsOrNones,
-    return_indices: bool,
-    index_dtype: torch.dtype,
+    function: Callable[..., Pooled], dims: int, arguments: tuple[Any, ...], index_dtype: torch.dtype
 ) -> Pooled:
-    """Adaptive max pooling over ``dims`` dimensions: the body of the public ``function``.
+    """Adaptive pooling over ``dims`` dimensions: ``function``, and its arguments as torch.nn's.
 
-    torch.nn's function finds the maxima. An operator of this package takes them, for its gradient.
+    torch.nn's function finds the maxima, and on a CPU its gradient is deterministic. Elsewhere, and
+    in graphs, which may be moved there, an operator of this package takes them, for its gradient.
+    That also has the forward-mode derivatives that torch.nn's lacks under PyTorch's older vmap.
     """
+    input, output_size, return_indices = arguments
     if has_torch_function_unary(input):
-        return handle_torch_function(
-            function, (input,), input, output_size, return_indices, index_dtype=index_dtype
-        )
+        return handle_torch_function(function, (input,), *arguments, index_dtype=index_dtype)
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, offsets=False)
-    theirs = getattr(torch.nn.functional, name)
-    if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
-        return theirs(input, output_size, return_indices)
-    values, indices = theirs(input.detach(), output_size, return_indices=True)
-    sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
+    foreign = _is_foreign(name, input, index_dtype if return_indices else torch.int64)
+    eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
+    theirs = foreign or (input.is_cpu and eager)
+    find = getattr(torch.nn.functional, f"{name}_with_indices")
+    values, indices = find(input if theirs else input.detach(), output_size)
     if index_dtype == torch.int32:
-        _arguments.check_fits_int32(name, sizes)
+        _arguments.check_fits_int32(name, input.shape[-dims:])
         indices = indices.int()
-    if 0 not in pooled:
+    if not theirs and 0 not in indices.shape[-dims:]:
         # Window i begins at floor(i * n / m) and ends at ceil((i + 1) * n / m), of sizes n and m. A
         # window near it makes the gradient fast; the result is right for any window.
+        sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
         kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
         stride = [torch.sym_max(1, n // m) for n, m in zip(sizes, pooled, strict=True)]  # type: ignore[no-untyped-call]
         values = _ops.max_unpool_backward(input, indices, sizes, kernel, stride, [0] * dims, "sum")
@@ -402,7 +376,7 @@ def adaptive_max_pool1d(
         >>> adaptive_max_pool1d(torch.tensor([[1.0, 3.0, 2.0]]), 2, return_indices=True)
         (tensor([[3., 3.]]), tensor([[1, 1]]))
     """
-    return _adaptive(adaptive_max_pool1d, 1, input, output_size, return_indices, index_dtype)
+    return _adaptive(adaptive_max_pool1d, 1, (input, output_size, return_indices), index_dtype)
 
 
 def adaptive_max_pool2d(
@@ -441,7 +415,7 @@ def adaptive_max_pool2d(
                  [4., 6.]]]), tensor([[[1, 2],
                  [3, 5]]]))
     """
-    return _adaptive(adaptive_max_pool2d, 2, input, output_size, return_indices, index_dtype)
+    return _adaptive(adaptive_max_pool2d, 2, (input, output_size, return_indices), index_dtype)
 
 
 def adaptive_max_pool3d(
@@ -459,4 +433,4 @@ def adaptive_max_pool3d(
         >>> adaptive_max_pool3d(torch.arange(8.0).reshape(1, 2, 2, 2), 1, index_dtype=torch.int32)
         tensor([[[[7.]]]])
     """
-    return _adaptive(adaptive_max_pool3d, 3, input, output_size, return_indices, index_dtype)
+    return _adaptive(adaptive_max_pool3d, 3, (input, output_size, return_indices), index_dtype)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases import random_limits
 
-from maxunpool_cuda import _C
+from maxunpool_cuda import _C, _ops
 
 # The seed of all random inputs.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
@@ -106,6 +106,12 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
     with on_device(request) as name:
         yield name
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive pooling on a CPU is done as on a GPU and in graphs: not by torch.nn's alone."""
+    monkeypatch.setattr(_ops, "is_traced", lambda: True)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ type and the order that the package promises, so that results can be compared bi
 """
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def max_pool(
     for j, cell in enumerate(np.ndindex(*pooled)):
         # Offset in the window and position in the plane; an empty window gets the first of those
         # that lie before no axis.
-        found, empty = [], None
+        found, empty = {}, None
         for offset, steps in enumerate(np.ndindex(*kernel)):
             position, inside = 0, True
             for p, k, (size, _, s, pad, d) in zip(cell, steps, axes, strict=True):
@@ -92,19 +93,43 @@ def max_pool(
                 position, inside = position * size + at, inside and at < size
             else:
                 empty = empty or (offset, position)
-                found += [(offset, position)] if inside else []
+                found |= {position: offset} if inside else {}
         for plane, number in enumerate(numbers):
             best = empty
             if found:
-                nans = [place for place in found if math.isnan(number[place[1]])]
-                best = nans[-1] if nans else max(found, key=lambda place: number[place[1]])
-                values[plane, j] = rows[plane, best[1]]
+                at = _largest(found, number)
+                best = (found[at], at)
+                values[plane, j] = rows[plane, at]
             indices[plane, j] = best[index_dtype != torch.uint8]
     shape = (*input.shape[: input.dim() - dims], *pooled)
     return (
         _from_bytes(values, shape, input.dtype),
         torch.from_numpy(indices).reshape(shape).to(index_dtype),
     )
+
+
+def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor]:
+    """Of m windows along n elements, window i is from floor(i * n / m) to ceil((i + 1) * n / m)."""
+    dims = len(output_size)
+    sizes = tuple(input.shape[-dims:])
+    rows = _planes(input, dims)
+    numbers = input.detach().cpu().reshape(rows.shape[:2]).tolist()
+    positions = np.arange(math.prod(sizes)).reshape(sizes)
+    indices = np.zeros((len(rows), math.prod(output_size)), np.int64)
+    for j, cell in enumerate(np.ndindex(*output_size)):
+        axes = zip(cell, output_size, sizes, strict=True)
+        window = tuple(slice(i * n // m, -((i + 1) * n // -m)) for i, m, n in axes)
+        for plane, number in enumerate(numbers):
+            indices[plane, j] = _largest(positions[window].ravel().tolist(), number)
+    values = np.take_along_axis(rows, indices[..., None], 1)
+    shape = (*input.shape[: input.dim() - dims], *output_size)
+    return _from_bytes(values, shape, input.dtype), torch.from_numpy(indices).reshape(shape)
+
+
+def _largest(positions: Collection[int], numbers: list[float]) -> int:
+    """Where the largest is: the last NaN or, where there is none, the first of the maxima."""
+    nans = [at for at in positions if math.isnan(numbers[at])]
+    return nans[-1] if nans else max(positions, key=numbers.__getitem__)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ def equal(found: Results, expected: Results) -> bool:
     return found.keys() == expected.keys() and all(same(*pair) for pair in pairs)
 
 
+@pytest.mark.usefixtures("composed")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_step(name: str) -> None:
     """Bit for bit torch.nn's outputs and gradients: sums have torch.nn's order on the CPU, too."""

@@ -67,6 +67,7 @@ def check(got: Any, expected: Any) -> None:
     assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
+@pytest.mark.usefixtures("composed")
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["max_pool", "adaptive_max_pool"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
