@@ -29,27 +29,23 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     build = "pip install --no-build-isolation ."
     if in_place:
         build = "python setup.py build_ext --inplace"
-    rebuild = f"build it anew with `{build}` in the source tree"
+
+    def refused(expected: str, got: str, otherwise: str = "") -> ImportError:
+        way_out = f"build it anew with `{build}` in the source tree{otherwise}"
+        return ImportError(f"maxunpool_cuda: expected {expected} but got {got}: {way_out}")
+
     spec = PathFinder.find_spec("_C", [str(package)])
     if spec is None or spec.origin is None:
         python = EXTENSION_SUFFIXES[0].split(".")[1]
-        others = [library.name.split(".")[1] for library in sorted(package.glob("_C.*.so"))]
-        if others:
-            raise ImportError(
-                f"maxunpool_cuda: expected Python {' or '.join(others)}, which its library was "
-                f"built for, but got Python {python}: {rebuild}"
-            )
+        if others := [library.name.split(".")[1] for library in sorted(package.glob("_C.*.so"))]:
+            other = f"Python {' or '.join(others)}, which its library was built for,"
+            raise refused(other, f"Python {python}")
         elsewhere = ", or import what is installed from outside of it" if in_place else ""
-        raise ImportError(
-            f"maxunpool_cuda: expected its compiled library in {package} but got none: build it "
-            f"with `{build}` in the source tree{elsewhere}"
-        )
+        raise refused(f"its compiled library in {package}", "none", elsewhere)
     record = Path(spec.origin).with_suffix(".json")
     if not record.exists():
-        raise ImportError(
-            f"maxunpool_cuda: expected a record of what its library was built for, {record}, but "
-            f"got none, so it may not fit PyTorch {torch.__version__}: {rebuild}"
-        )
+        may_not_fit = f"none, so it may not fit PyTorch {torch.__version__}"
+        raise refused(f"a record of what its library was built for, {record},", may_not_fit)
     built: dict[str, Any] = json.loads(record.read_text())
     release, cuda = built["torch"], built["cuda"]
     # Kernels for the CPU alone are alike in every build of a release.
@@ -57,8 +53,6 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     if torch.__version__.split(".")[:2] != release.split(".") or cuda not in (None, found):
         expected = f"PyTorch {release}" + (f" with CUDA {cuda}" if cuda else "")
         got = f" with CUDA {torch.version.cuda}" if found else " without CUDA"
-        raise ImportError(
-            f"maxunpool_cuda: expected {expected}, which its library was built for, but got "
-            f"PyTorch {torch.__version__}{got if cuda else ''}: {rebuild}"
-        )
+        got = f"PyTorch {torch.__version__}{got if cuda else ''}"
+        raise refused(f"{expected}, which its library was built for,", got)
     return built
