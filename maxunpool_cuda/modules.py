@@ -47,6 +47,11 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         *,
         reduce: Reduce = "last",
     ) -> None:
+        """Takes torch.nn's arguments, and what becomes of values with the same index.
+
+        Raises:
+            ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
+        """
         super().__init__(kernel_size, stride, padding)
         check_reduce(type(self).__name__, reduce)
         self.reduce = reduce
@@ -54,6 +59,20 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     def forward(
         self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
+        """Scatter pooled values back to where ``indices`` say; all other outputs are zero.
+
+        Args:
+            input: ``(N, C, *pooled)`` or ``(C, *pooled)``, of any dtype that ``reduce`` takes.
+            indices: as ``input``, of int64 or int32 (flat positions) or uint8 (window offsets).
+            output_size: of the planes or of all dimensions; the default is
+                ``(pooled - 1) * stride - 2 * padding + kernel_size``.
+
+        Returns:
+            ``(N, C, *output_size)`` or ``(C, *output_size)``, of the dtype of ``input``.
+
+        Raises:
+            RuntimeError, ValueError, TypeError, NotImplementedError: as the function says.
+        """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input, indices, output_size)
         window = (self.kernel_size, self.stride, self.padding)
@@ -77,8 +96,6 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
 
 class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
     """:class:`torch.nn.MaxUnpool2d`, as :func:`maxunpool_cuda.functional.max_unpool2d` does it.
-
-    Its arguments, and errors, are the function's.
 
     Example:
         >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
@@ -110,6 +127,16 @@ class _Pool(_Leaf):
     index_dtype: torch.dtype = torch.int64  # also where the state is that of a torch.nn module
 
     def forward(self, input: Tensor) -> functional.Pooled:
+        """Take the largest of each window of the planes ``(N, C, *sizes)`` or ``(C, *sizes)``.
+
+        They are of float16 to float64 or bfloat16 or, unless the pool is adaptive, of integers.
+
+        Returns:
+            ``(N, C, *pooled)`` or ``(C, *pooled)``; with ``return_indices`` also the indices.
+
+        Raises:
+            RuntimeError, ValueError, TypeError, NotImplementedError: as the function says.
+        """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input)
         arguments = [getattr(self, name) for name in self._passed]
@@ -137,6 +164,12 @@ class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
+        """Takes torch.nn's arguments, and the dtype of the indices.
+
+        Raises:
+            ValueError: ``index_dtype`` is none of int64 and int32 (flat positions) and uint8
+                (window offsets).
+        """
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
         check_index_dtype(type(self).__name__, index_dtype)
         self.index_dtype = index_dtype
@@ -154,6 +187,11 @@ class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
+        """Takes torch.nn's arguments, and the dtype of the indices, which are flat positions.
+
+        Raises:
+            ValueError: ``index_dtype`` is neither int64 nor int32.
+        """
         super().__init__(output_size, return_indices)  # type: ignore[arg-type]
         check_index_dtype(type(self).__name__, index_dtype, offsets=False)
         self.index_dtype = index_dtype
@@ -172,8 +210,6 @@ class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
 
 class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
     """:class:`torch.nn.MaxPool2d`, as :func:`maxunpool_cuda.functional.max_pool2d` does it.
-
-    Its arguments, and errors, are the function's.
 
     Example:
         >>> pool = MaxPool2d(2, return_indices=True, index_dtype=torch.uint8)
@@ -209,8 +245,6 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
     """:class:`torch.nn.AdaptiveMaxPool2d`, as :func:`.adaptive_max_pool2d` does it.
-
-    Its arguments, and errors, are the function's. uint8 indices are refused when it is made.
 
     Example:
         >>> AdaptiveMaxPool2d((None, 1))(torch.tensor([[[1.0, 7.0], [4.0, 2.0]]]))
