@@ -220,3 +220,15 @@ def test_what_onnx_cannot_express_is_decomposed(words: str) -> None:
     with pytest.raises(Exception, match=rf"{words}.*; use run_decompositions\(maxunpool_cuda\."):
         export(function, x, dynamic=(2,))
     check(function, x, dynamic=(2,), others=(with_ties(2, 1, 11, 8),), portable=True)
+
+
+def test_onnx_runtime_has_no_kernel_that_unpools_float64() -> None:
+    """docs/export.md says so. The other way leads there, too."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
+
+    x = with_ties(2, 3, 8, 8).double()
+    with pytest.raises(Exception, match=r"NOT_IMPLEMENTED.* MaxUnpool\(11\)"):
+        runners(export(function, x))
+    check(function, x, portable=True)
