@@ -64,12 +64,7 @@ def check_fits_int32(name: str, spatial: Ints) -> None:
 
 
 def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
-    """One int per spatial dimension, from one int for all of them or a sequence.
-
-    Raises:
-        TypeError: ``value`` holds something else than ints.
-        RuntimeError: ``value`` is a sequence of neither one int nor ``dims`` ints.
-    """
+    """One int per spatial dimension, from one int for all of them, or a sequence of one or each."""
     if type(value) is int:
         return (value,) * dims
     one = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
@@ -92,13 +87,8 @@ def unpooled_size(
     """The spatial sizes that unpooling an input of ``shape`` gives.
 
     By default these are ``(in - 1) * stride - 2 * padding + kernel_size``, the formula of
-    :class:`torch.nn.MaxUnpool2d`. ``output_size`` replaces them: all sizes, or the spatial ones
-    alone. The sizes before the spatial ones are ignored, as in torch.nn.
-
-    Raises:
-        TypeError: ``output_size`` is no sequence of ints.
-        ValueError: ``output_size`` has the wrong length, or differs from the default by a stride or
-            more.
+    :class:`torch.nn.MaxUnpool2d`. ``output_size`` replaces them, if it differs by less than a
+    stride: all sizes, or the spatial ones alone. Those before are ignored, as in torch.nn.
     """
     dims = len(kernel_size)
     pooled = _ints(name, "input.shape", shape, shape[-dims:])  # torch.jit.trace makes them tensors
@@ -106,16 +96,12 @@ def unpooled_size(
     default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:
         return default
-    if not isinstance(output_size, Iterable):
-        raise TypeError(
-            f"{name}: expected output_size to be a sequence of ints but got {output_size!r}"
-        )
-    sizes = tuple(output_size)
+    sizes = _ints(name, "output_size", output_size, output_size)
     lengths = (dims, dims + 2) if len(shape) != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
         numbers = " or ".join(map(str, lengths))
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
-    sizes = _ints(name, "output_size", output_size, sizes[-dims:])
+    sizes = sizes[-dims:]
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
             raise ValueError(

@@ -19,11 +19,7 @@ PACKAGE = Path(__file__).parent
 def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     """What setup.py recorded beside the library: ``version``, ``torch`` and ``cuda``.
 
-    Args:
-        package: the folder of the library.
-
-    Raises:
-        ImportError: the library does not fit, is not there, or has no record.
+    An ImportError if the library does not fit, is not in ``package``, or has no record.
     """
     in_place = (package.parent / "setup.py").exists()
     build = "pip install --no-build-isolation ."

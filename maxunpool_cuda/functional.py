@@ -26,9 +26,7 @@ def _is_foreign(
 ) -> bool:
     """Whether no kernel of this package takes ``input``, so that the call is torch.nn's.
 
-    Raises:
-        TypeError: ``input`` is no tensor.
-        NotImplementedError: the call asks for indices or a ``reduce`` that torch.nn lacks.
+    An error if the call asks for indices or a ``reduce`` that torch.nn lacks.
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
