@@ -1,9 +1,12 @@
-"""The table of operators: random calls of each, with what the reference makes of them."""
+"""The table of operators: random calls of each, with what the reference makes of them.
+
+``draw`` makes a call. Its dtype, reduce, geometry, kind of indices and layouts are random or given.
+"""
 
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -23,6 +26,8 @@ from torch import Tensor
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
+UNPOOLING = ("unpool", "unpool from offsets", "gradient", "gradient from offsets")
+OPERATORS = (*UNPOOLING, "pool")
 POOLED = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -36,7 +41,7 @@ MOVABLE = (
 REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
-INDEX_KINDS = ("own window", "wrapped window", "anywhere", "few")
+INDEX_KINDS = ("own window", "wrapped window", "one stray", "anywhere", "few")
 
 # Sizes from which on the CUDA kernels do a call in another way (csrc/cuda/limits.h): the usual
 # ones, and ones so low that a test's small tensors are done as large ones are.
@@ -68,159 +73,168 @@ def scaled(count: int) -> int:
     return count if os.environ["MAXUNPOOL_ALL"] == "1" else max(1, count // 4)  # see conftest.py
 
 
+def random_limits(rng: Random) -> dict[str, int]:
+    """For one call of the CUDA kernels."""
+    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
+
+
+# Geometries
+
+
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of an unpooling, all spatial."""
+    """A window, how often it stands in each dimension, and the plane it stands in."""
 
     pooled: Sizes
     kernel: Sizes
     stride: Sizes
     padding: Sizes
-    output: Sizes
+    output: Sizes  # of unpooling; it is the input of pooling
+    dilation: Sizes = (1, 1, 1)  # unpooling has none, and no ceil mode
+    ceil: bool = False
+
+    @classmethod
+    def of_pooling(
+        cls, sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
+    ) -> "Geometry":
+        axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
+        pooled = tuple(pooled_size(*axis, ceil) for axis in axes)
+        return cls(pooled, kernel, stride, padding, sizes, dilation, ceil)
 
     @property
     def dims(self) -> int:
         return len(self.pooled)
 
-    def arguments(self, reduce: str) -> tuple:
-        """What follows the tensors in both operators."""
-        return (self.output, self.kernel, self.stride, self.padding, reduce)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Tensors for an unpooling and for its gradient."""
-
-    geometry: Geometry
-    reduce: str
-    input: Tensor
-    indices: Tensor
-    grad_output: Tensor
+    @property
+    def window(self) -> tuple[Sizes, Sizes, Sizes]:
+        return self.kernel, self.stride, self.padding
 
     @property
-    def positions(self) -> Tensor:
-        """The indices as flat positions in the output plane."""
-        if self.indices.dtype != torch.uint8:
-            return self.indices
-        return positions_of(self.indices, self.geometry)
-
-    def laid_out(self, *layouts: str) -> "Case":
-        """The same case in one layout, or in one for each tensor."""
-        tensors = (self.input, self.indices, self.grad_output)
-        each = zip(tensors, layouts * 3 if len(layouts) == 1 else layouts, strict=True)
-        laid = (laid_out(tensor, layout, self.geometry.dims) for tensor, layout in each)
-        return Case(self.geometry, self.reduce, *laid)
-
-
-@dataclass(frozen=True)
-class Window:
-    """A window of max pooling, with the spatial sizes of the input."""
-
-    sizes: Sizes
-    kernel: Sizes
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
-    ceil: bool
-
-    @property
-    def arguments(self) -> tuple:
-        """What follows the input in the operator, without the dtype of indices."""
-        return self.kernel, self.stride, self.padding, self.dilation, self.ceil
+    def pooling(self) -> tuple[Any, ...]:
+        """What follows the input of a pooling, without the dtype of indices."""
+        return *self.window, self.dilation[: self.dims], self.ceil
 
     @property
     def has_empty_window(self) -> bool:
-        """Whether dilation steps over the input somewhere: such a pool has no derivative."""
-        values, _ = max_pool(torch.zeros(1, *self.sizes), *self.arguments, torch.int64)
-        return bool(values.isneginf().any())
-
-    def positions(self, offsets: Tensor) -> Tensor:
-        """Flat int64 indices for uint8 ones."""
-        pooled = tuple(offsets.shape[-len(self.sizes) :])
-        geometry = Geometry(pooled, self.kernel, self.stride, self.padding, self.sizes)
-        return positions_of(offsets, geometry)
+        """Whether some window holds no element of the plane: such a pool has no derivative."""
+        return not bool(windows_of(self)[1].any(1).all())
 
     def index_dtypes(self) -> list[torch.dtype]:
         small = max(self.dilation) == 1 and math.prod(self.kernel) <= 256
         return [t for t in INDEX_DTYPES if small or t != torch.uint8]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of an operator, and what the reference makes of it."""
+def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
+    """With a kernel, stride and padding that are the same in all dimensions.
 
-    operator: Callable[..., Any]
-    tensors: tuple[Tensor, ...]  # only the first may have a gradient
-    arguments: tuple[Any, ...]
-    reference: Callable[[], Any]
-    of: Case | Window
-
-    @property
-    def dims(self) -> int:
-        return len(self.of.sizes) if isinstance(self.of, Window) else self.of.geometry.dims
-
-    def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All results, with ``tensors`` in place of the first of its own."""
-        results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
-        return results if isinstance(results, tuple) else (results,)
-
-    def values(self, *tensors: Tensor) -> Tensor:
-        """The result that may have a gradient."""
-        return self.on(*tensors)[0]
-
-    def function(self, *tensors: Tensor) -> Any:
-        """All results of the public function, if the operator has one."""
-        if self.operator is _ops.max_unpool:
-            size, *window, reduce = self.arguments
-            unpool = getattr(F, f"max_unpool{self.dims}d")
-            return unpool(*tensors, *window, size, reduce=reduce)
-        if self.operator is _ops.max_pool:
-            *window, dtype = self.arguments
-            pool = getattr(F, f"max_pool{self.dims}d")
-            return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
-        return self.operator(*tensors, *self.arguments)
-
-    def results(self, device: str) -> tuple[Tensor, ...]:
-        return self.on(*(tensor.to(device) for tensor in self.tensors))
-
-    def check(self, device: str = "cpu") -> None:
-        """Compare all results with the reference's, bit for bit."""
-        self.compare(self.results(device))
-
-    def compare(self, results: tuple[Tensor, ...]) -> None:
-        expected = self.reference()
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        for result, right in zip(results, expected, strict=True):
-            assert same(result, right), (self.of, self.arguments)
+    The default output size is the operators', and at least one.
+    """
+    sizes = [(n,) * len(pooled) for n in window]
+    default = (max(n, 1) for n in default_output_size(pooled, *sizes))
+    return Geometry(pooled, *sizes, output or tuple(default))
 
 
-def unpool_call(case: Case, forward: bool) -> Call:
-    values, operator, reference = (
-        (case.input, _ops.max_unpool, max_unpool)
-        if forward
-        else (case.grad_output, _ops.max_unpool_backward, max_unpool_backward)
-    )
-    spatial, reduce = case.geometry.output, case.reduce
-    return Call(
-        operator,
-        (values, case.indices),
-        case.geometry.arguments(reduce),
-        lambda: reference(values, case.positions, spatial, reduce),
-        case,
-    )
+def random_geometry(
+    rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
+) -> Geometry:
+    """Any windows: overlapping or apart, padded, of every output size the default allows.
+
+    Those of pooling may be dilated; those of offsets all hold an element.
+    """
+    dims = rng.choice((1, 2, 3))
+    dilated = rng.choice((1, 1, 3)) if operator == "pool" else 1
+    kind = rng.choice(("usual", "disjoint", "any", "any"))
+    most = 8 * most_cells if operator == "pool" else most_cells
+    while True:
+        sizes: Sizes = ()
+        for _ in range(dims):
+            sizes += (rng.randint(1, max(1, min(longest, most // math.prod(sizes)))),)
+        sizes = tuple(rng.sample(sizes, dims))
+        kernel = tuple(rng.randint(1, 5) for _ in range(dims))
+        if kind == "usual":
+            window = [(n,) * dims for n in rng.choice([*WINDOWS.values()])]
+        elif kind == "disjoint":
+            window = [kernel, kernel, (0,) * dims]
+        else:
+            stride = tuple(rng.randint(1, 6) for _ in range(dims))
+            window = [kernel, stride, tuple(rng.randint(0, k // 2) for k in kernel)]
+        if operator == "pool":
+            dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
+            geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
+        else:
+            output, other = default_output_size(sizes, *window), rng.choice((0, 1))
+            more = (rng.randint(1 - s, s - 1) * other for s in window[1])
+            output = tuple(n + k for n, k in zip(output, more, strict=True))
+            geometry = Geometry(sizes, *window, output)
+        cells, positions = math.prod(geometry.pooled), math.prod(geometry.output)
+        usable = cells <= most_cells and positions <= max(2000, 32 * most_cells)
+        usable &= min(*geometry.pooled, *geometry.output) > 0
+        if usable and not ("offsets" in operator and geometry.has_empty_window):
+            return geometry
 
 
-def pool_call(x: Tensor, window: Window, index_dtype: torch.dtype) -> Call:
-    arguments = (*window.arguments, index_dtype)
-    return Call(_ops.max_pool, (x,), arguments, lambda: max_pool(x, *arguments), window)
+def aimed(rng: Random, operator: str, way: str, window: str, dims: int = 0) -> dict[str, Any]:
+    """What ``draw`` takes for a call that kernels are made for: one of WAYS, with one of WINDOWS.
+
+    Unless given, ``dims`` is random.
+    """
+    leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
+    stride = WINDOWS[window][1]
+    while True:
+        dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
+        pooled = [rng.randint(1, 4) for _ in range(dims)]
+        if way == "even rows":
+            pooled[-1] = rng.choice((8, 16))
+        output = [stride * n for n in pooled]
+        if way != "even rows":
+            pooled[-1], more = rng.randint(2, 9), rng.choice((1, -1, stride - 1 or 1))
+            output[-1] = stride * pooled[-1] + more
+        geometry = geometry_of(tuple(pooled), WINDOWS[window], tuple(output))
+        if operator == "pool":
+            dilation, ceil = (1,) * dims, way != "even rows" and rng.random() < 0.5
+            geometry = Geometry.of_pooling(geometry.output, *geometry.window, dilation, ceil)
+        if min(geometry.pooled) > 0 and not geometry.has_empty_window:
+            return {"geometry": geometry, "leading": leading, "layouts": (layout,)}
+
+
+@functools.lru_cache(maxsize=16)
+def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """For each cell and each offset in its window: the position, and whether it is in the plane.
+
+    Both are (cells, offsets). A position outside the plane is the one it would wrap to.
+    """
+    positions, inside = torch.zeros(1, 1).long(), torch.ones(1, 1).bool()
+    axes = (geometry.pooled, *geometry.window, geometry.output, geometry.dilation[: geometry.dims])
+    for cells, kernel, stride, padding, size, dilation in zip(*axes, strict=True):
+        steps = torch.arange(kernel) * dilation
+        at = torch.arange(cells).mul(stride).sub(padding).reshape(-1, 1, 1) + steps
+        shape = (len(positions) * cells, -1)
+        positions = (positions[:, None, :, None] * size + at).reshape(shape)
+        inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
+    return positions, inside
+
+
+def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
+    """The position in the output plane of an offset in the window of a cell, if it has one."""
+    positions, inside = windows_of(geometry)
+    if offset >= positions.shape[1] or not inside[cell, offset]:
+        return None
+    return int(positions[cell, offset])
+
+
+def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
+    """Flat int64 indices for offsets that all lead into the plane."""
+    positions = windows_of(geometry)[0].to(offsets.device)
+    each = torch.arange(len(positions), device=offsets.device)
+    return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
+
+
+# Tensors
 
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether shape, dtype and every bit are equal."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
-
-
-# Tensors
 
 
 def _generator(rng: Random) -> torch.Generator:
@@ -251,8 +265,8 @@ def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
         choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
     else:
         choices += [torch.iinfo(dtype).min] * 3
-    numbers = rng.choices(choices, k=math.prod(shape))
-    return torch.tensor(numbers, dtype=dtype).reshape(shape)
+    drawn = torch.randint(len(choices), shape, generator=_generator(rng))
+    return torch.tensor(choices, dtype=dtype)[drawn]
 
 
 def distinct(like: Tensor) -> Tensor:
@@ -263,16 +277,10 @@ def distinct(like: Tensor) -> Tensor:
     return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
 
 
-def with_whole_numbers(case: Case, rng: Random) -> Case:
-    """The case with small multiples of 1 or of the smallest number: sums are equal in any order."""
-    dtype = case.input.dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return case
-    info = torch.finfo(dtype)
-    unit = rng.choice((1.0, info.smallest_normal * info.eps))
-    shapes = (case.input.shape, case.grad_output.shape)
-    x, grad = (random_values(rng, tuple(shape), torch.int8).to(dtype) * unit for shape in shapes)
-    return replace(case, input=x, grad_output=grad)
+def random_leading(rng: Random) -> Sizes:
+    """The sizes of the batch and of the channels, or of the channels alone."""
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
@@ -289,280 +297,192 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
     return tensor.contiguous()
 
 
-def random_leading(rng: Random) -> Sizes:
-    """The sizes of the batch and of the channels, or of the channels alone."""
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-
-
-# Indices
-
-
-@functools.lru_cache(maxsize=16)
-def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """For each cell and each offset in its window: the position, and whether it is in the plane.
-
-    Both are (cells, offsets). A position outside the plane is the one it would wrap to.
-    """
-    positions, inside = torch.zeros(1, 1).long(), torch.ones(1, 1).bool()
-    axes = (geometry.pooled, geometry.kernel, geometry.stride, geometry.padding, geometry.output)
-    for cells, kernel, stride, padding, size in zip(*axes, strict=True):
-        at = torch.arange(cells).mul(stride).sub(padding).reshape(-1, 1, 1) + torch.arange(kernel)
-        shape = (len(positions) * cells, -1)
-        positions = (positions[:, None, :, None] * size + at).reshape(shape)
-        inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
-    return positions, inside
-
-
-def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
-    """The position in the output plane of an offset in the window of a cell, if it has one."""
-    positions, inside = windows_of(geometry)
-    if offset >= positions.shape[1] or not inside[cell, offset]:
-        return None
-    return int(positions[cell, offset])
-
-
-def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
-    """Flat int64 indices for offsets that all lead into the plane."""
-    positions = windows_of(geometry)[0].to(offsets.device)
-    each = torch.arange(len(positions), device=offsets.device)
-    return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
-
-
 def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
     """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
     planes, plane = math.prod(leading), math.prod(geometry.output)
-    shape = (*leading, *geometry.pooled)
+    shape, dtype = (*leading, *geometry.pooled), rng.choice((torch.int64, torch.int32))
     if kind in ("anywhere", "few"):
         choices = torch.arange(plane)
         if kind == "few":
             choices = torch.tensor(rng.choices(range(plane), k=3))
-        drawn = choices[torch.randint(len(choices), shape, generator=_generator(rng))]
-        return drawn.to(rng.choice((torch.int64, torch.int32)))
+        return choices[torch.randint(len(choices), shape, generator=_generator(rng))].to(dtype)
     _, allowed = windows_of(geometry)
-    as_offsets = kind == "offset" and allowed.shape[1] <= 256 and bool(allowed.any(1).all())
     if kind == "wrapped window":
         allowed = torch.ones_like(allowed)
     allowed = allowed | ~allowed.any(1, keepdim=True)
     drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
     offsets = drawn.T[:planes].reshape(shape).contiguous()
-    if as_offsets:
+    if kind == "offset":
         return offsets.byte()
     # What leaves the plane on one side comes in on another.
     flat = positions_of(offsets, geometry).remainder(plane)
-    return flat.to(rng.choice((torch.int64, torch.int32)))
+    if kind == "one stray" and flat.numel() > 0:
+        flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
+    return flat.to(dtype)
 
 
-def with_a_bad_index(case: Case, rng: Random) -> tuple[Case, str, int, int]:
-    """The case with an index outside its plane, a pattern of the error, the position and plane.
+# Calls
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator."""
+
+    operator: Callable[..., Any]
+    tensors: tuple[Tensor, ...]  # only the first may have a gradient
+    arguments: tuple[Any, ...]
+
+    @property
+    def dims(self) -> int:
+        return len(self.arguments[0])
+
+    @property
+    def geometry(self) -> Geometry:
+        if self.operator is _ops.max_pool:
+            return Geometry.of_pooling(
+                tuple(self.tensors[0].shape[-self.dims :]), *self.arguments[:-1]
+            )
+        size, *window, _ = self.arguments
+        return Geometry(tuple(self.tensors[1].shape[-self.dims :]), *window, size)
+
+    @property
+    def positions(self) -> Tensor:
+        """The indices of an unpooling as flat positions in the output plane."""
+        indices = self.tensors[1]
+        return positions_of(indices, self.geometry) if indices.dtype == torch.uint8 else indices
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """All results, from the definition."""
+        if self.operator is _ops.max_pool:
+            return max_pool(*self.tensors, *self.arguments)
+        unpool = max_unpool if self.operator is _ops.max_unpool else max_unpool_backward
+        return (unpool(self.tensors[0], self.positions, self.arguments[0], self.arguments[-1]),)
+
+    def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """All results, with ``tensors`` in place of the first of its own."""
+        results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
+        return results if isinstance(results, tuple) else (results,)
+
+    def values(self, *tensors: Tensor) -> Tensor:
+        """The result that may have a gradient."""
+        return self.on(*tensors)[0]
+
+    def function(self, *tensors: Tensor) -> Any:
+        """All results of the public function, if the operator has one."""
+        if self.operator is _ops.max_unpool:
+            size, *window, reduce = self.arguments
+            unpool = getattr(F, f"max_unpool{self.dims}d")
+            return unpool(*tensors, *window, size, reduce=reduce)
+        if self.operator is _ops.max_pool:
+            *window, dtype = self.arguments
+            pool = getattr(F, f"max_pool{self.dims}d")
+            return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
+        return self.operator(*tensors, *self.arguments)
+
+    def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
+        return self.on(*(tensor.to(device) for tensor in self.tensors))
+
+    def check(self, device: str = "cpu") -> None:
+        """Compare all results with the reference's, bit for bit."""
+        self.compare(self.results(device))
+
+    def compare(self, results: Sequence[Tensor]) -> None:
+        for result, right in zip(results, self.reference(), strict=True):
+            assert same(result, right), (self.operator, self.geometry, self.arguments)
+
+    def laid_out(self, *layouts: str) -> "Call":
+        """The same call in one layout, or in one for each tensor."""
+        each = zip(self.tensors, layouts * 2 if len(layouts) == 1 else layouts, strict=False)
+        tensors = tuple(laid_out(tensor, layout, self.dims) for tensor, layout in each)
+        return replace(self, tensors=tensors)
+
+
+def draw(
+    rng: Random,
+    operator: str,
+    dtype: torch.dtype | None = None,
+    *,
+    reduce: str = "",
+    kind: str = "",  # of indices that are no offsets
+    layouts: tuple[str, ...] = (),
+    leading: Sizes = (),
+    geometry: Geometry | None = None,
+    most_cells: int = 64,
+    longest: int = 9,
+) -> Call:
+    """A call of one of OPERATORS. All that is not given is random."""
+    geometry = geometry or random_geometry(rng, operator, most_cells, longest)
+    layouts = layouts or tuple(rng.choices(LAYOUTS, k=1 if rng.random() < 0.7 else 2))
+    shape = leading or random_leading(rng)
+    while not leading and math.prod((*shape, *geometry.output)) > 2**17:
+        shape = random_leading(rng)
+    if operator == "pool":
+        x = random_input(rng, (*shape, *geometry.output), dtype or rng.choice(POOLED))
+        arguments = (*geometry.pooling, rng.choice(geometry.index_dtypes()))
+        return Call(_ops.max_pool, (x,), arguments).laid_out(*layouts)
+    reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
+    dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
+    kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
+    indices = random_indices(rng, geometry, shape, kind)
+    function, spatial = _ops.max_unpool_backward, geometry.output
+    if operator.startswith("unpool"):
+        function, spatial = _ops.max_unpool, geometry.pooled
+    values = random_values(rng, (*shape, *spatial), dtype)
+    arguments = (geometry.output, *geometry.window, reduce)
+    return Call(function, (values, indices), arguments).laid_out(*layouts)
+
+
+def with_whole_numbers(call: Call, rng: Random) -> Call:
+    """The call with small multiples of 1 or of the smallest number: sums are equal in any order."""
+    x, *indices = call.tensors
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return call
+    unit = rng.choice((1.0, torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps))
+    whole = random_values(rng, tuple(x.shape), torch.int8).to(x.dtype) * unit
+    return replace(call, tensors=(whole, *indices))
+
+
+def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str, int, int]:
+    """The call with an index outside its plane, a pattern of the error, the position and plane.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are
     beyond the window, or in the window but outside the plane.
     """
-    g, dtype = case.geometry, case.indices.dtype
+    g, (values, indices) = call.geometry, call.tensors
     cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
-    if dtype == torch.uint8:
+    if indices.dtype == torch.uint8:
         bad = [at for at in range(256) if position_of(g, cell, at) is None]
         bad = [at for at in bad if at < math.prod(g.kernel)] or bad
     else:
         bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
-    if dtype == torch.int64:
+    if indices.dtype == torch.int64:
         bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
     index = rng.choice(bad)
-    planes = case.indices.flatten(-g.dims).flatten(0, -2).clone()
+    planes = indices.flatten(-g.dims).flatten(0, -2).clone()
     plane = rng.randrange(len(planes))
     planes[plane, cell] = index
-    indices = laid_out(planes.reshape(case.indices.shape), rng.choice(LAYOUTS), g.dims)
+    changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), g.dims)
     words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}\b"
-    return replace(case, indices=indices), words, cell, plane
-
-
-# Cases
-
-
-def random_geometry(rng: Random, most_cells: int = 64, longest: int = 9) -> Geometry:
-    """Any windows: overlapping or apart, padded, of every output size the default allows."""
-    dims = rng.choice((1, 2, 3))
-    most_outputs = max(2000, 32 * most_cells)
-    while True:
-        pooled = tuple(rng.randint(1, longest) for _ in range(dims))
-        kernel = tuple(rng.randint(1, 4) for _ in range(dims))
-        if rng.random() < 0.4:  # as most networks have them
-            stride, padding = kernel, (0,) * dims
-        else:
-            stride = tuple(rng.randint(1, 6) for _ in range(dims))
-            padding = tuple(rng.randint(0, k // 2) for k in kernel)
-        output = default_output_size(pooled, kernel, stride, padding)
-        if rng.random() < 0.5:
-            output = tuple(
-                n + rng.randint(1 - s, s - 1) for n, s in zip(output, stride, strict=True)
-            )
-        small = math.prod(pooled) <= most_cells and math.prod(output) <= most_outputs
-        if min(output) > 0 and small:
-            return Geometry(pooled, kernel, stride, padding, output)
-
-
-def case_of(
-    rng: Random,
-    geometry: Geometry,
-    leading: Sizes,
-    dtype: torch.dtype,
-    kind: str,
-    reduce: str = "last",
-) -> Case:
-    """A case of contiguous tensors, with indices as ``random_indices`` makes them."""
-    return Case(
-        geometry,
-        reduce,
-        random_values(rng, (*leading, *geometry.pooled), dtype),
-        random_indices(rng, geometry, leading, kind),
-        random_values(rng, (*leading, *geometry.output), dtype),
-    )
-
-
-def random_case(
-    rng: Random,
-    *,
-    reduce: str = "",
-    dtypes: tuple[torch.dtype, ...] = (),
-    most_cells: int = 64,
-    longest: int = 9,
-    offsets: bool | None = None,
-    leading: Sizes = (),
-) -> Case:
-    """``offsets``: whether the indices are uint8. All that is not given is random."""
-    reduce = reduce or rng.choice(REDUCES if set(dtypes) <= set(ARITHMETIC) else ("last",))
-    dtype = rng.choice(dtypes or (MOVABLE if reduce == "last" else ARITHMETIC))
-    leading = leading or random_leading(rng)
-    if offsets is None:
-        offsets = rng.random() < 0.25
-    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
-    while True:
-        geometry = random_geometry(rng, most_cells, longest)
-        case = case_of(rng, geometry, leading, dtype, kind, reduce)
-        if not offsets or case.indices.dtype == torch.uint8:
-            one = rng.random() < 0.7
-            return case.laid_out(*rng.choices(LAYOUTS, k=1 if one else 3))
-
-
-def aimed_case(
-    rng: Random,
-    way: str,
-    window: str,
-    offsets: bool,
-    dtype: torch.dtype,
-    reduce: str = "",
-    dims: int = 0,
-) -> Case:
-    """A call that kernels are made for: one of WAYS, with one of WINDOWS.
-
-    Unless given, ``dims`` and ``reduce`` are random, which is more often "last".
-    """
-    kind = "offset" if offsets else rng.choice(INDEX_KINDS)
-    reduce = reduce or rng.choice(("last", "last", "sum"))
-    leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    stride = WINDOWS[window][1]
-    while True:
-        dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
-        pooled = [rng.randint(1, 4) for _ in range(dims)]
-        if way == "even rows":
-            pooled[-1] = rng.choice((8, 16))
-        output = [stride * n for n in pooled]
-        if way != "even rows":
-            pooled[-1], more = rng.randint(1, 9), rng.choice((0, 1, -1, stride - 1))
-            output[-1] = max(1, stride * pooled[-1] + more)
-        sizes = ((n,) * dims for n in WINDOWS[window])
-        geometry = Geometry(tuple(pooled), *sizes, tuple(output))
-        case = case_of(rng, geometry, leading, dtype, kind, reduce)
-        if not offsets or case.indices.dtype == torch.uint8:
-            return case.laid_out(layout)
-
-
-def random_limits(rng: Random) -> dict[str, int]:
-    """For one call of the CUDA kernels."""
-    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
-
-
-def random_window(rng: Random, longest: int = 9, most_cells: int = 256) -> Window:
-    dims = rng.choice((1, 2, 3))
-    while True:
-        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
-        if rng.random() < 0.4:  # as most networks have them
-            kernel, stride, padding = rng.choice(((2, 2, 0), (3, 2, 1), (3, 2, 0), (3, 1, 1)))
-            window = [(n,) * dims for n in (kernel, stride, padding, 1)]
-        else:
-            kernels = tuple(rng.randint(1, 5) for _ in range(dims))
-            most = rng.choice((1, 1, 3))
-            window = [
-                kernels,
-                tuple(rng.randint(1, 6) for _ in range(dims)),
-                tuple(rng.randint(0, k // 2) for k in kernels),
-                tuple(rng.randint(1, most) for _ in range(dims)),
-            ]
-        ceil = rng.random() < 0.5
-        pooled = [pooled_size(*axis, ceil) for axis in zip(sizes, *window, strict=True)]
-        if min(pooled) > 0 and math.prod(pooled) <= most_cells:
-            return Window(sizes, *window, ceil)
-
-
-def random_pool(
-    rng: Random, dtype: torch.dtype, longest: int = 9, most_cells: int = 256, leading: Sizes = ()
-) -> tuple[Tensor, Window]:
-    window = random_window(rng, longest, most_cells)
-    x = random_input(rng, (*(leading or random_leading(rng)), *window.sizes), dtype)
-    return laid_out(x, rng.choice(LAYOUTS), len(window.sizes)), window
-
-
-# The table
-
-
-def _draw_unpool(
-    forward: bool, offsets: bool, rng: Random, dtype: torch.dtype | None = None, **chosen: Any
-) -> Call:
-    dtypes = (dtype,) if dtype else ()
-    return unpool_call(random_case(rng, dtypes=dtypes, offsets=offsets, **chosen), forward)
-
-
-def _draw_pool(
-    rng: Random, dtype: torch.dtype | None = None, most_cells: int = 64, **chosen: Any
-) -> Call:
-    x, window = random_pool(rng, dtype or rng.choice(POOLED), most_cells=most_cells, **chosen)
-    return pool_call(x, window, rng.choice(window.index_dtypes()))
-
-
-# How to draw a call of each operator: from a generator and, if given, the dtype, most_cells,
-# longest and leading. All else is random: window, layout, kind of indices and reduce.
-OPERATORS: dict[str, Callable[..., Call]] = {
-    "unpool": functools.partial(_draw_unpool, True, False),
-    "unpool from offsets": functools.partial(_draw_unpool, True, True),
-    "gradient": functools.partial(_draw_unpool, False, False),
-    "gradient from offsets": functools.partial(_draw_unpool, False, True),
-    "pool": _draw_pool,
-}
+    return replace(call, tensors=(values, changed)), words, cell, plane
 
 
 # What derivatives are tested of, and under which reduce.
-DIFFERENTIABLE = [
-    (op, reduce) for op in OPERATORS for reduce in REDUCES[: 1 if op == "pool" else 2]
-]
+DIFFERENTIABLE = [(op, reduce) for op in UNPOOLING for reduce in REDUCES] + [("pool", "last")]
 
 
 def draw_differentiable(
-    operator: str, rng: Random, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
-) -> Iterator[Call]:
-    """Small calls without end, whose first tensor is distinct.
+    rng: Random, operator: str, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
+) -> Call:
+    """A small call, whose first tensor is distinct.
 
     No window of a pooling is empty. Unpooling has an index that is twice in a plane.
     """
-    chosen: dict[str, Any] = {} if operator == "pool" else {"reduce": reduce}
     while True:
-        chosen["leading"] = leading or rng.choice(((3,), (2, 3)))
-        call = OPERATORS[operator](rng, dtype, most_cells=12, longest=5, **chosen)
-        x, of = call.tensors[0], call.of
-        if isinstance(of, Window):
-            usable = not of.has_empty_window and math.prod(of.sizes) <= 40
+        chosen = {"leading": leading or rng.choice(((2,), (2, 2))), "reduce": reduce}
+        call = draw(rng, operator, dtype, most_cells=12, longest=5, **chosen)
+        if operator == "pool":
+            usable = not call.geometry.has_empty_window
         else:
-            flat = of.positions.flatten(-call.dims).sort().values
-            usable = bool((flat.diff() == 0).any()) and math.prod(of.geometry.output) <= 40
-        if usable:
-            yield replace(call, tensors=(distinct(x), *call.tensors[1:]))
+            usable = bool((call.positions.flatten(-call.dims).sort().values.diff() == 0).any())
+        if usable and math.prod(call.geometry.output) <= 24:
+            return replace(call, tensors=(distinct(call.tensors[0]), *call.tensors[1:]))

@@ -1,11 +1,11 @@
 """Pooling, unpooling and its transpose from their definition: slow, plain, no PyTorch kernels.
 
-Everything is done on NumPy scalars and rows of bytes. Sums are taken one after the other, in the
-type and the order that the package promises, so that results can be compared bit for bit.
+Everything is done on NumPy numbers and bytes, one pooled element after the other, in all planes at
+once. Sums are taken in the type and the order that the package promises, so that results can be
+compared bit for bit.
 """
 
 import math
-from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -22,13 +22,18 @@ def default_output_size(pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Si
 
 def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) -> Tensor:
     """``output_size`` is spatial; ``input`` is (*leading, *spatial)."""
-    dims = len(output_size)
-    rows, targets = _planes(input, dims), _index_planes(indices, dims)
-    result = np.zeros((len(rows), math.prod(output_size), rows.shape[-1]), np.uint8)
-    for out, row, target in zip(result, rows, targets, strict=True):
-        for at, cells in _cells_of(target).items():
-            out[at] = row[cells[-1]] if reduce == "last" else _total(row[cells], input.dtype)
-    return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), input.dtype)
+    dims, dtype = len(output_size), input.dtype
+    elements, targets = _planes(input, dims), _index_planes(indices, dims)
+    if reduce == "sum":
+        elements = _accumulators(elements, dtype)
+    result = np.zeros((len(elements), math.prod(output_size), *elements.shape[2:]), elements.dtype)
+    every_plane = np.arange(len(elements))
+    for cell, at in enumerate(targets.T):
+        before = result[every_plane, at] if reduce == "sum" else 0
+        result[every_plane, at] = before + elements[:, cell]
+    if reduce == "sum":
+        result = as_bytes(torch.from_numpy(result).to(dtype.to_real())).numpy()
+    return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), dtype)
 
 
 def max_unpool_backward(
@@ -36,10 +41,13 @@ def max_unpool_backward(
 ) -> Tensor:
     dims = len(output_size)
     grads, targets = _planes(grad_output, dims), _index_planes(indices, dims)
-    result = np.zeros((*targets.shape[:2], grads.shape[-1]), np.uint8)
-    for out, grad, target in zip(result, grads, targets, strict=True):
-        for at, cells in _cells_of(target).items():
-            out[cells if reduce == "sum" else cells[-1]] = grad[at]
+    every_plane = np.arange(len(grads))
+    result = grads[every_plane[:, None], targets]
+    if reduce == "last":
+        winners = np.zeros(grads.shape[:2], np.int64)
+        for cell, at in enumerate(targets.T):
+            winners[every_plane, at] = cell
+        result[winners[every_plane[:, None], targets] != np.arange(targets.shape[1])] = 0
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
 
 
@@ -70,20 +78,18 @@ def max_pool(
     index_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     dims = len(kernel)
-    sizes = tuple(input.shape[-dims:])
-    axes = tuple(zip(sizes, kernel, stride, padding, dilation, strict=True))
+    axes = tuple(zip(input.shape[-dims:], kernel, stride, padding, dilation, strict=True))
     pooled = tuple(pooled_size(*axis, ceil_mode) for axis in axes)
-    rows = _planes(input, dims)
-    numbers = input.detach().cpu().reshape(rows.shape[:2]).tolist()
+    elements, numbers = _planes(input, dims), _numbers(input, dims)
     real = input.dtype.is_floating_point
     lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
-    values = np.zeros((len(rows), math.prod(pooled), rows.shape[-1]), np.uint8)
+    values = np.empty((len(elements), math.prod(pooled), elements.shape[2]), np.uint8)
     values[:] = as_bytes(lowest).numpy()
-    indices = np.zeros(values.shape[:2], np.int64)
+    indices = np.empty(values.shape[:2], np.int64)
     for j, cell in enumerate(np.ndindex(*pooled)):
         # Offset in the window and position in the plane; an empty window gets the first of those
         # that lie before no axis.
-        found, empty = {}, None
+        found, empty = [], None
         for offset, steps in enumerate(np.ndindex(*kernel)):
             position, inside = 0, True
             for p, k, (size, _, s, pad, d) in zip(cell, steps, axes, strict=True):
@@ -93,14 +99,13 @@ def max_pool(
                 position, inside = position * size + at, inside and at < size
             else:
                 empty = empty or (offset, position)
-                found |= {position: offset} if inside else {}
-        for plane, number in enumerate(numbers):
-            best = empty
-            if found:
-                at = _largest(found, number)
-                best = (found[at], at)
-                values[plane, j] = rows[plane, at]
-            indices[plane, j] = best[index_dtype != torch.uint8]
+                found += [(offset, position)] if inside else []
+        places = np.array(found or [empty])
+        best = np.zeros(len(elements), np.int64)
+        if found:
+            best = _largest(numbers[:, places[:, 1]])
+            values[:, j] = elements[np.arange(len(elements)), places[best, 1]]
+        indices[:, j] = places[best, int(index_dtype != torch.uint8)]
     shape = (*input.shape[: input.dim() - dims], *pooled)
     return (
         _from_bytes(values, shape, input.dtype),
@@ -112,24 +117,23 @@ def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor
     """Of m windows along n elements, window i is from floor(i * n / m) to ceil((i + 1) * n / m)."""
     dims = len(output_size)
     sizes = tuple(input.shape[-dims:])
-    rows = _planes(input, dims)
-    numbers = input.detach().cpu().reshape(rows.shape[:2]).tolist()
+    elements, numbers = _planes(input, dims), _numbers(input, dims)
     positions = np.arange(math.prod(sizes)).reshape(sizes)
-    indices = np.zeros((len(rows), math.prod(output_size)), np.int64)
+    indices = np.empty((len(elements), math.prod(output_size)), np.int64)
     for j, cell in enumerate(np.ndindex(*output_size)):
         axes = zip(cell, output_size, sizes, strict=True)
-        window = tuple(slice(i * n // m, -((i + 1) * n // -m)) for i, m, n in axes)
-        for plane, number in enumerate(numbers):
-            indices[plane, j] = _largest(positions[window].ravel().tolist(), number)
-    values = np.take_along_axis(rows, indices[..., None], 1)
+        window = positions[tuple(slice(i * n // m, -((i + 1) * n // -m)) for i, m, n in axes)]
+        indices[:, j] = window.ravel()[_largest(numbers[:, window.ravel()])]
+    values = np.take_along_axis(elements, indices[..., None], 1)
     shape = (*input.shape[: input.dim() - dims], *output_size)
     return _from_bytes(values, shape, input.dtype), torch.from_numpy(indices).reshape(shape)
 
 
-def _largest(positions: Collection[int], numbers: list[float]) -> int:
-    """Where the largest is: the last NaN or, where there is none, the first of the maxima."""
-    nans = [at for at in positions if math.isnan(numbers[at])]
-    return nans[-1] if nans else max(positions, key=numbers.__getitem__)
+def _largest(windows: np.ndarray) -> np.ndarray:
+    """Where the largest of each row is: its last NaN or, if it has none, the first maximum."""
+    nans = np.isnan(windows)
+    last_nan = windows.shape[1] - 1 - nans[:, ::-1].argmax(1)
+    return np.where(nans.any(1), last_nan, windows.argmax(1))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -144,32 +148,28 @@ def _planes(tensor: Tensor, dims: int) -> np.ndarray:
     return as_bytes(tensor).numpy().reshape(-1, plane, tensor.element_size())
 
 
+def _numbers(tensor: Tensor, dims: int) -> np.ndarray:
+    """(planes, positions), in a type that holds every number of the tensor's."""
+    real = tensor.dtype.is_floating_point
+    numbers = tensor.detach().cpu().to(torch.float64 if real else torch.int64)
+    return numbers.reshape(-1, math.prod(tensor.shape[tensor.dim() - dims :])).numpy()
+
+
 def _index_planes(indices: Tensor, dims: int) -> np.ndarray:
     plane = math.prod(indices.shape[indices.dim() - dims :])
-    return indices.detach().cpu().contiguous().numpy().reshape(-1, plane)
+    return indices.detach().cpu().long().numpy().reshape(-1, plane)
 
 
-def _cells_of(target: np.ndarray) -> dict[int, list[int]]:
-    """The cells that name each position, in row-major order."""
-    cells: dict[int, list[int]] = {}
-    for cell, at in enumerate(target.tolist()):
-        cells.setdefault(at, []).append(cell)
-    return cells
+def _accumulators(elements: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """(planes, positions, parts): integers wrap in 64 bits, half types add in float32."""
+    values = torch.from_numpy(elements.copy()).flatten().view(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        values = values.long()
+    elif dtype.to_real() != torch.float64:
+        values = values.to(torch.complex64 if dtype.is_complex else torch.float32)
+    values = torch.view_as_real(values) if dtype.is_complex else values[:, None]
+    return values.reshape(*elements.shape[:2], values.shape[-1]).numpy()
 
 
 def _from_bytes(array: np.ndarray, shape: Sizes, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(array.reshape(-1)).view(dtype).reshape(shape)
-
-
-def _total(rows: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The bytes of a sum: integers wrap in 64 bits, half types add in float32."""
-    values = torch.from_numpy(rows.copy().reshape(-1)).view(dtype)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        wrapped = (sum(values.tolist()) + 2**63) % 2**64 - 2**63
-        return np.array([wrapped], np.int64).view(np.uint8)[: dtype.itemsize]
-    double = dtype in (torch.float64, torch.complex128)
-    elements = torch.view_as_real(values) if dtype.is_complex else values[:, None]
-    total = np.zeros(elements.shape[1], np.float64 if double else np.float32)
-    for element in elements.tolist():
-        total = total + np.array(element, total.dtype)
-    return as_bytes(torch.from_numpy(total).to(dtype.to_real())).numpy()

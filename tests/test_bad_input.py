@@ -8,18 +8,20 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
 
+import cases
 import emulation
 import pytest
 import torch
-from cases import OPERATORS, Case, Geometry, positions_of, same, scaled, with_a_bad_index
-from reference import max_pool, max_unpool, max_unpool_backward
+from cases import OPERATORS, Call, draw, same, scaled, with_a_bad_index
 from torch import Tensor
+from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -276,23 +278,21 @@ def strange_tensor(rng: Random, tensor: Tensor) -> Any:
 
 def random_outcome(rng: Random, device: str) -> str:
     """Make one call. Returns "value" or the name of the exception."""
-    name = rng.choice(list(OPERATORS))
-    kind = name.split()[0]  # unpool, gradient or pool
-    call = OPERATORS[name](rng, most_cells=12, longest=6)
-    tensors, arguments = list(call.tensors), list(call.arguments)
-    if isinstance(call.of, Case) and tensors[1].numel() > 0 and rng.random() < 0.1:
-        tensors[1] = with_a_bad_index(call.of, rng)[0].indices
-    tensors = [tensor.to(device) for tensor in tensors]
+    operator = rng.choice(OPERATORS)
+    call = draw(rng, operator, most_cells=12, longest=6)
+    if operator != "pool" and rng.random() < 0.1:
+        call = with_a_bad_index(call, rng)[0]
+    tensors = [tensor.to(device) for tensor in call.tensors]
     tensors = [strange_tensor(rng, t) if rng.random() < 0.15 else t for t in tensors]
-    arguments = [strange(rng) if rng.random() < 0.09 else argument for argument in arguments]
+    arguments = [strange(rng) if rng.random() < 0.09 else each for each in call.arguments]
     dims, both = call.dims, True
     try:
-        if kind == "gradient" or rng.random() < 0.3:
+        if "gradient" in operator or rng.random() < 0.3:
             result = call.operator(*tensors, *arguments)
         else:
             dims, both = rng.choice((dims, dims, dims, 1, 2, 3)), rng.choice((True, False))
-            function = getattr(F, f"max_{kind}{dims}d")
-            if kind == "pool":
+            function = getattr(F, f"max_{operator.split()[0]}{dims}d")
+            if operator == "pool":
                 *window, ceil, index_dtype = arguments
                 result = function(*tensors, *window, ceil, both, index_dtype=index_dtype)
             else:
@@ -300,41 +300,36 @@ def random_outcome(rng: Random, device: str) -> str:
                 result = function(*tensors, *window, size, reduce=reduce)
     except Exception as error:
         return type(error).__name__
-    results = result if isinstance(result, tuple) else (result,)
+    results = leaves(result)
     assert [isinstance(tensor, Tensor) for tensor in results] == [True] * len(results)
-    expected = reference(kind, tensors, arguments, dims, results)
-    if expected is not None:
-        right = len(results) == 1 + (kind == "pool" and both) and all(map(same, results, expected))
-        assert right, f"wrong value: {call.operator}, {tensors[0].shape}, {arguments}"
+    made = as_made(call, tensors, arguments, dims, results)
+    if made is not None:
+        right = all(map(same, results, made.reference()))
+        right &= len(results) == 1 + (operator == "pool" and both)
+        assert right, f"wrong value: {made}"
     return "value"
 
 
-def reference(
-    kind: str,
-    tensors: list[Any],
-    arguments: list[Any],
-    dims: int,
-    results: tuple[Tensor, ...],
-) -> tuple[Tensor, ...] | None:
-    """What is right, unless there is no data or the window is not given in tuples."""
-    window = arguments[:4] if kind == "pool" else arguments[1:4]
-    result = results[0]
-    tuples = all(isinstance(sizes, tuple) and len(sizes) == dims for sizes in window)
-    if result.device.type == "meta" or (kind == "pool" and (not tuples or result.numel() == 0)):
+def as_made(
+    call: Call, tensors: list[Any], arguments: list[Any], dims: int, results: list[Tensor]
+) -> Call | None:
+    """The call that was made, unless it has no data or its window is not in tuples."""
+    if results[0].device.type == "meta":
         return None
-    if kind == "pool":
+    if call.operator is _ops.max_pool:
         # Without indices in the result, any index_dtype will do.
-        index_dtype = results[1].dtype if len(results) == 2 else torch.int64
-        return max_pool(*tensors, *arguments[:-1], index_dtype)
-    values, indices = tensors
-    # However the output size was given, the sizes of the tensor count.
-    output = tuple((result if kind == "unpool" else values).shape[-dims:])
-    if indices.dtype == torch.uint8:
-        if not tuples:
+        window, index_dtype = arguments[:4], results[-1].dtype if len(results) == 2 else torch.int64
+        needs_window, arguments = True, [*arguments[:-1], index_dtype]
+    else:
+        # However the output size was given, the sizes of the tensor count.
+        whole = results[0] if call.operator is _ops.max_unpool else tensors[0]
+        window, needs_window = arguments[1:4], tensors[1].dtype == torch.uint8
+        arguments = [tuple(whole.shape[-dims:]), *arguments[1:]]
+    if needs_window:
+        in_tuples = all(isinstance(sizes, tuple) and len(sizes) == dims for sizes in window)
+        if not in_tuples or results[0].numel() == 0:
             return None
-        indices = positions_of(indices, Geometry(tuple(indices.shape[-dims:]), *window, output))
-    unpool = max_unpool if kind == "unpool" else max_unpool_backward
-    return (unpool(values, indices, output, arguments[-1]),)
+    return replace(call, tensors=tuple(tensors), arguments=tuple(arguments))
 
 
 def resident_bytes() -> int:
@@ -359,11 +354,11 @@ def test_random_arguments(device: str, rng: Random) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrong_value_is_seen(rng: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = max_unpool
+    right = cases.max_unpool
 
     def wrong(x: Tensor, indices: Tensor, size: Any, reduce: str) -> Tensor:
         return right(x, (indices.long() + 1) % torch.Size(size).numel(), size, reduce)
 
-    monkeypatch.setitem(globals(), "max_unpool", wrong)
+    monkeypatch.setattr(cases, "max_unpool", wrong)
     with pytest.raises(AssertionError, match="wrong value"):
         all(random_outcome(rng, "cpu") for _ in range(200))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cases import OPERATORS, same
+from cases import OPERATORS, draw, same
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -56,7 +56,7 @@ def test_a_bad_call_raises_once() -> None:
 def test_a_call_waits_only_to_raise_errors_at_once(
     checks: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = [draw(rng) for draw in OPERATORS.values() for _ in range(10)]
+    calls = [draw(rng, operator) for operator in OPERATORS * 10]
     inputs = [[tensor.cuda() for tensor in call.tensors] for call in calls]
     for call, tensors in zip(calls, inputs, strict=True):
         call.on(*tensors)  # loads the kernels, and allocates
@@ -140,7 +140,7 @@ def test_a_training_step_in_a_graph() -> None:
 def test_memory_of_another_stream(rng: random.Random) -> None:
     """Inputs made on one stream, used on another and freed at once; of every device."""
     for device in [*range(torch.cuda.device_count())] * 20:
-        call, side = OPERATORS["unpool"](rng), torch.cuda.Stream(device)
+        call, side = draw(rng, "unpool"), torch.cuda.Stream(device)
         tensors = [tensor.to(f"cuda:{device}") for tensor in call.tensors]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -149,7 +149,7 @@ def test_memory_of_another_stream(rng: random.Random) -> None:
             tensors.pop().record_stream(side)
         torch.full((4096,), math.nan, device=f"cuda:{device}")  # takes the memory, if it is free
         side.synchronize()
-        assert same(output, call.reference())
+        assert same(output, *call.reference())
 
 
 @pytest.mark.sanitized

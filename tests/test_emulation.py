@@ -6,73 +6,72 @@ That its results are right is tested wherever a test takes the fixture ``device`
 import contextlib
 import itertools
 import random
-from dataclasses import replace
+from collections.abc import Iterator
 
-import cases
 import emulation
 import pytest
 import torch
-from cases import REDUCES, WINDOWS, Case, Geometry, Window, scaled, unpool_call
+from cases import (
+    ARITHMETIC,
+    LIMITS,
+    OPERATORS,
+    POOLED,
+    REDUCES,
+    WAYS,
+    Call,
+    aimed,
+    draw,
+    geometry_of,
+    scaled,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def calls_of_every_kind(rng: random.Random) -> list[cases.Call]:
-    """Calls of each operator, with the windows that kernels are compiled for and with others."""
-    calls = []
-    dtypes = (torch.uint8, *FLOATS, torch.complex128)
-    for dtype, index_dtype, way, window in itertools.product(
-        dtypes, cases.INDEX_DTYPES, cases.WAYS, WINDOWS
-    ):
-        for reduce in REDUCES:
-            offsets = index_dtype == torch.uint8
-            case = cases.aimed_case(
-                rng, way, window, offsets, dtype, reduce, rng.choice((1, 2, 2, 2, 3))
-            )
-            case = replace(case, indices=case.indices.to(index_dtype))
-            calls.append(unpool_call(case, True))
-        width = {"even rows": 32, "uneven rows": rng.randint(8, 30), "channels": 9}[way]
-        of = Window((6, width), *((n, n) for n in (*WINDOWS[window], 1)), False)
-        if dtype in cases.POOLED:
-            x = cases.random_input(rng, (1, 16, *of.sizes), dtype)
-            x = cases.laid_out(x, "channels_last" if way == "channels" else "contiguous", 2)
-            calls.append(cases.pool_call(x, of, index_dtype))
-    return calls + [draw(rng) for draw in cases.OPERATORS.values() for _ in range(100)]
+COMPILED_WINDOWS = ("2x2/2", "3x3/2", "3x3/2 padded", "3x3/1 padded")
 
 
 PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 USUAL = {"max_32bit_offset": 2**31}
 
 
+def calls_of_every_kernel(rng: random.Random) -> Iterator[Call]:
+    """Those for usual windows, and those for the rest or for large tensors."""
+    operators = [(op, reduce) for op in OPERATORS for reduce in REDUCES[: 1 if op == "pool" else 2]]
+    with emulation.emulated_gpu(rng, **USUAL):
+        for (operator, reduce), dtype, way, window in itertools.product(
+            operators, (torch.uint8, *FLOATS), WAYS, COMPILED_WINDOWS
+        ):
+            chosen = aimed(rng, operator, way, window, dims=2)
+            yield draw(rng, operator, dtype, reduce=reduce, **chosen)
+    for offset in LIMITS["max_32bit_offset"][1:]:
+        with emulation.emulated_gpu(rng, max_32bit_offset=offset):
+            for (operator, reduce), dtype in itertools.product(operators, ARITHMETIC):
+                if operator != "pool" or dtype in POOLED:
+                    geometry = geometry_of((2, 3), (4, 4, 0))
+                    yield draw(rng, operator, dtype, reduce=reduce, geometry=geometry)
+
+
 def test_every_kernel_is_reached(rng: random.Random) -> None:
-    """The calls that reach a kernel for the first time are compared; other tests compare more."""
     unreached = set(emulation.kernels().values())
     assert len(unreached) > 100
-    for attempt in range(40):
-        if attempt >= scaled(2) and not unreached:
-            break
-        with emulation.emulated_gpu(rng, **{} if attempt % 4 == 3 else USUAL):
-            for call in calls_of_every_kind(rng):
-                results, reached = call.on(), set(emulation.launched())
-                if reached & unreached:
-                    call.compare(results)
-                    unreached -= reached
+    for call in calls_of_every_kernel(rng):
+        call.check()
+        unreached -= set(emulation.launched())
     assert not unreached, "\n".join(sorted(unreached))
 
 
-@pytest.mark.parametrize("operator", cases.OPERATORS)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_launches(operator: str, rng: random.Random) -> None:
     """One, and a second one where an index may be stray and its element belong elsewhere."""
     with emulation.emulated_gpu(rng):
         emulation.launched()
         for _ in range(scaled(80)):
-            call = cases.OPERATORS[operator](rng, rng.choice(FLOATS), most_cells=24)
+            call = draw(rng, operator, rng.choice(FLOATS), most_cells=24)
             call.check()
-            may_stray = operator == "unpool"
-            if isinstance(call.of, Case) and operator == "gradient":
-                may_stray = call.of.reduce == "last"
+            may_stray = operator == "unpool" or (
+                operator == "gradient" and "last" in call.arguments
+            )
             kernels = emulation.launched()
-            assert len(kernels) == 1 + may_stray, (call.of, kernels)
+            assert len(kernels) == 1 + may_stray, (call.geometry, kernels)
 
 
 @pytest.mark.parametrize("mistake", ["", "barriers", "a block"])
@@ -85,12 +84,12 @@ def test_a_mistake_is_seen(
     reduce: str, shared_bytes: int, mistake: str, rng: random.Random
 ) -> None:
     """Threads meet where their elements name one output. Then they, or a block, are missing."""
-    geometry = Geometry((4, 4), (2, 2), (2, 2), (0, 0), (8, 8))
-    case = cases.case_of(rng, geometry, (4, 2), torch.float32, "few", reduce)
+    chosen = {"geometry": geometry_of((4, 4), (2, 2, 0)), "leading": (4, 2), "kind": "few"}
+    call = draw(rng, "unpool", torch.float32, reduce=reduce, layouts=("contiguous",), **chosen)
     outcome = pytest.raises(AssertionError) if mistake else contextlib.nullcontext()
     limits = USUAL | {"shared_bytes": shared_bytes}
     with emulation.emulated_gpu(rng, mistake, **limits), outcome:
-        unpool_call(case, True).check()
+        call.check()
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_a_race_is_seen() -> None:
 SHORT_INPUT = """
 import random, cases, emulation
 rng = random.Random(0)
-call = cases.OPERATORS["{operator}"](rng, leading=(2, 3))
+call = cases.draw(rng, "{operator}", leading=(2, 3))
 x = call.tensors[0].contiguous()
 with emulation.{device}:
     call.on(x)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, REDUCES, Geometry, Window, random_case, random_window, same
+from cases import INDEX_DTYPES, REDUCES, Geometry, draw, random_geometry, same
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -101,15 +101,15 @@ def with_ties(*shape: int) -> Tensor:
 
 
 def pool_and_back(
-    window: Window, index_dtype: torch.dtype, portable: bool
+    window: Geometry, index_dtype: torch.dtype, portable: bool
 ) -> Callable[[Tensor], Any]:
     """All that the operators return."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
-        values, indices = _ops.max_pool(x, *window.arguments, index_dtype)
+        values, indices = _ops.max_pool(x, *window.pooling, index_dtype)
         axes = zip(window.kernel, window.dilation, strict=True)
         extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
-        geometry = (x.shape[-len(window.sizes) :], extent, window.stride, window.padding)
+        geometry = (x.shape[-window.dims :], extent, window.stride, window.padding)
         reduces = REDUCES if portable else ("last",)
         return values, indices, *(_ops.max_unpool(values, indices, *geometry, r) for r in reduces)
 
@@ -118,20 +118,20 @@ def pool_and_back(
 
 CEIL = [
     # A window would begin in the padding at the end of the last axis, and is left out.
-    Window((7, 9), (3, 2), (2, 2), (1, 1), (1, 1), ceil=True),
-    Window((8, 8), (3, 1), (2, 2), (0, 0), (1, 1), ceil=True),
+    Geometry.of_pooling((7, 9), (3, 2), (2, 2), (1, 1), (1, 1), ceil=True),
+    Geometry.of_pooling((8, 8), (3, 1), (2, 2), (0, 0), (1, 1), ceil=True),
     # The output is smaller than the default one, which ONNX Runtime would refuse.
-    Window((1,), (4,), (2,), (2,), (1,), ceil=True),
-    Window((1,), (3,), (3,), (0,), (1,), ceil=True),
+    Geometry.of_pooling((1,), (4,), (2,), (2,), (1,), ceil=True),
+    Geometry.of_pooling((1,), (3,), (3,), (0,), (1,), ceil=True),
 ]
 
 
 @pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pooling_and_back(portable: bool, rng: random.Random) -> None:
-    drawn = (random_window(rng, longest=8, most_cells=64) for _ in iter(int, 1))
+    drawn = (random_geometry(rng, "pool", longest=8) for _ in iter(int, 1))
     dense = (w for w in drawn if not w.has_empty_window and not (w.ceil and max(w.dilation) > 1))
     for window in (*CEIL, *itertools.islice(dense, 5)):
-        x = with_ties(*rng.choice(((2, 3), (3,))), *window.sizes)
+        x = with_ties(*rng.choice(((2, 3), (3,))), *window.output)
         index_dtype = rng.choice(window.index_dtypes())
         check(pool_and_back(window, index_dtype, portable), x, portable=portable)
 
@@ -150,10 +150,11 @@ def test_pooling_and_back_of_dynamic_sizes(
     numbers: tuple[int, int, int], index_dtype: torch.dtype, portable: bool, rng: random.Random
 ) -> None:
     dims, leading = rng.choice((1, 2, 3)), rng.choice(((2, 3), (3,)))
-    window = Window((8,) * dims, *[(n,) * dims for n in (*numbers, 1)], ceil=False)
+    sizes = [(n,) * dims for n in (8, *numbers, 1)]
+    window = Geometry.of_pooling(*sizes, ceil=False)
     first = len(leading)
     dynamic = (*range(first - 1), *range(first, first + dims))
-    x = with_ties(*leading, *window.sizes)
+    x = with_ties(*leading, *window.output)
     other = with_ties(*(5,) * (first - 1), 3, *(rng.randint(4, 12) for _ in range(dims)))
     if portable:
         other.flatten()[5:7] = torch.nan
@@ -163,7 +164,7 @@ def test_pooling_and_back_of_dynamic_sizes(
 
 def unpool_to(geometry: Geometry) -> Callable[..., Tensor]:
     """To the sizes of a tensor, from any indices."""
-    window = geometry.arguments("last")[1:]
+    window = (*geometry.window, "last")
     return lambda x, i, like: _ops.max_unpool(x, i, like.shape[-geometry.dims :], *window)
 
 
@@ -172,12 +173,13 @@ def unpool_to(geometry: Geometry) -> Callable[..., Tensor]:
 def test_unpooling_to_every_output_size(dynamic: bool, portable: bool, rng: random.Random) -> None:
     for _ in range(3):
         while True:
-            case = random_case(rng, reduce="last", dtypes=(torch.float32,), longest=6)
-            geometry = case.geometry
+            operator = rng.choice(("unpool", "unpool", "unpool from offsets"))
+            call = draw(rng, operator, torch.float32, reduce="last", longest=6)
+            geometry = call.geometry
             # torch.export takes a size of one for a constant.
             if not dynamic or min(*geometry.pooled, *geometry.output) > 1:
                 break
-        tensors = [t.contiguous() for t in (case.input, case.indices, case.grad_output)]
+        tensors = [t.contiguous() for t in (*call.tensors, *call.results())]
         spatial = tuple(range(-geometry.dims % tensors[0].dim(), tensors[0].dim()))
         dims = spatial if dynamic else ()
         check(unpool_to(geometry), *tensors, dynamic=dims, portable=portable)

@@ -20,32 +20,32 @@ from cases import (
     OPERATORS,
     POOLED,
     REDUCES,
+    UNPOOLING,
     WAYS,
     WINDOWS,
     Call,
-    Case,
     Geometry,
-    Window,
-    aimed_case,
-    case_of,
+    aimed,
+    draw,
+    geometry_of,
     laid_out,
-    pool_call,
     position_of,
     positions_of,
-    random_case,
+    random_values,
     same,
     scaled,
-    unpool_call,
     with_a_bad_index,
     with_whole_numbers,
 )
-from reference import Sizes, default_output_size, max_unpool, max_unpool_backward
+from reference import Sizes, max_unpool, max_unpool_backward
 from torch import Tensor
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
+every_unpooling = pytest.mark.parametrize("operator", UNPOOLING)
 TABLE = [
     pytest.param(operator, dtype, marks=[pytest.mark.sanitized] if operator == "pool" else [])
     for operator in OPERATORS
@@ -53,39 +53,33 @@ TABLE = [
 ]
 
 
-def check(case: Case, device: str = "cpu") -> None:
-    for forward in (True, False):
-        unpool_call(case, forward).check(device)
-
-
 @pytest.mark.parametrize(("operator", "dtype"), TABLE, ids=str)
 def test_operators_equal_the_reference(
     device: str, operator: str, dtype: torch.dtype, rng: Random
 ) -> None:
     for _ in range(scaled(25)):
-        OPERATORS[operator](rng, dtype).check(device)
+        draw(rng, operator, dtype).check(device)
 
 
 SIZES = [{"leading": (0, 3)}, *({"most_cells": 4000, "longest": n} for n in (20, 100, 4000))]
 
 
 @pytest.mark.parametrize("chosen", SIZES, ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_empty_batches_and_large_planes(
     device: str, operator: str, chosen: dict[str, Any], rng: Random
 ) -> None:
     for _ in range(scaled(4)):
-        OPERATORS[operator](rng, **chosen).check(device)
+        draw(rng, operator, **chosen).check(device)
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("way", WAYS)
-def test_usual_windows(device: str, way: str, window: str, offsets: bool, rng: Random) -> None:
-    for _ in range(scaled(16)):
+@every_operator
+def test_usual_windows(device: str, operator: str, window: str, rng: Random) -> None:
+    for way in WAYS * scaled(8):
         dtype = rng.choice((torch.uint8, torch.float32, torch.float16, torch.float64))
-        check(aimed_case(rng, way, window, offsets, dtype), device)
+        draw(rng, operator, dtype, **aimed(rng, operator, way, window)).check(device)
 
 
 PLANES = [  # sizes of the batch and the channels, and of the pooled planes
@@ -99,38 +93,33 @@ PLANES = [  # sizes of the batch and the channels, and of the pooled planes
 
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 1, 0), (4, 2, 2), (2, 2, 0), (1, 3, 0)], ids=str)
 @pytest.mark.parametrize(("leading", "pooled"), PLANES, ids=str)
+@every_unpooling
 def test_planes_cut_among_threads_and_blocks(
-    device: str, leading: Sizes, pooled: Sizes, window: tuple[int, int, int], rng: Random
+    device: str, operator: str, leading: Sizes, pooled: Sizes, window: Sizes, rng: Random
 ) -> None:
     """Windows overlap at the cuts, and an index may lie far from its window."""
-    sizes = [(n,) * len(pooled) for n in window]
-    output = tuple(max(n, 1) for n in default_output_size(pooled, *sizes))
-    geometry = Geometry(pooled, *sizes, output)
-    for kind, layout in itertools.product(("own window", "wrapped window", "offset"), LAYOUTS[:2]):
-        case = case_of(rng, geometry, leading, torch.float32, kind, rng.choice(REDUCES))
-        if kind == "own window":
-            flat = case.indices.view(-1)
-            flat[rng.randrange(len(flat))] = rng.randrange(math.prod(output))
-        check(case.laid_out(layout), device)
+    chosen = {"geometry": geometry_of(pooled, window), "leading": leading}
+    for layout in LAYOUTS[:2]:
+        for kind in ("one stray", "wrapped window")[: 1 if "offsets" in operator else 2]:
+            draw(rng, operator, torch.float32, kind=kind, layouts=(layout,), **chosen).check(device)
 
 
-@pytest.mark.parametrize("kind", ["own window", "offset"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_rows_in_a_volume(device: str, depth: int, kind: str, rng: Random) -> None:
+@every_unpooling
+def test_rows_in_a_volume(device: str, operator: str, depth: int, rng: Random) -> None:
     """Windows of one row, whose offsets count from slice to slice."""
     geometry = Geometry((4, 1, 3), (depth, 1, 2), (depth, 1, 2), (0, 0, 0), (4 * depth, 1, 6))
-    check(case_of(rng, geometry, (2, 3), torch.float32, kind), device)
+    draw(rng, operator, torch.float32, geometry=geometry, kind="own window").check(device)
 
 
 @pytest.mark.parametrize("offsets", [False, True], ids=["flat", "offsets"])
 @pytest.mark.parametrize("window", ["3x3/2 padded", "3x3/1 padded", "2x2/1"])
 def test_every_pair_of_neighbours(device: str, window: str, offsets: bool, rng: Random) -> None:
     """Two cells name one output: its gradient goes to the later one, wherever both lie."""
-    kernel, stride, padding = WINDOWS[window]
-    output = tuple((4 - 1) * stride - 2 * padding + kernel for _ in range(2))
-    g = Geometry((4, 4), *((n, n) for n in (kernel, stride, padding)), output)
+    g = geometry_of((4, 4), WINDOWS[window])
+    call = draw(rng, "gradient", torch.float32, reduce="last", geometry=g, leading=(1, 2))
     windows = [
-        {at: p for at in range(kernel**2) if (p := position_of(g, cell, at)) is not None}
+        {at: p for at in range(9) if (p := position_of(g, cell, at)) is not None}
         for cell in range(16)
     ]
     for i, (a, b) in enumerate(itertools.combinations(range(16), 2)):
@@ -140,14 +129,15 @@ def test_every_pair_of_neighbours(device: str, window: str, offsets: bool, rng: 
                 for cell, own in enumerate(windows)
             ]
             named = torch.tensor(chosen, dtype=torch.uint8).reshape(4, 4).repeat(1, 2, 1, 1)
-            case = case_of(rng, g, (1, 2), torch.float32, "own window")
-            case = replace(case, indices=named if offsets else positions_of(named, g))
-            unpool_call(case.laid_out(LAYOUTS[i % 2]), False).check(device)
+            indices = named if offsets else positions_of(named, g)
+            case = replace(call, tensors=(call.tensors[0], indices))
+            case.laid_out(LAYOUTS[i % 2]).check(device)
 
 
-def test_outputs_on_huge_pages(rng: Random) -> None:
-    geometry = Geometry((3000,), (400,), (400,), (0,), (1_200_000,))
-    check(case_of(rng, geometry, (1, 2), torch.float32, "anywhere"))
+@every_unpooling
+def test_outputs_on_huge_pages(operator: str, rng: Random) -> None:
+    geometry = geometry_of((3000,), (250, 400, 0), (1_200_000,))
+    draw(rng, operator, torch.float32, geometry=geometry, leading=(1, 2)).check()
 
 
 @pytest.mark.sanitized
@@ -155,16 +145,21 @@ def test_sums_in_any_order(gpu: str, rng: Random) -> None:
     """Atomics add in any order if algorithms may be nondeterministic: whole numbers do not mind."""
     torch.use_deterministic_algorithms(False)
     for _ in range(scaled(100)):
-        check(with_whole_numbers(random_case(rng, reduce="sum"), rng), gpu)
+        operator = rng.choice(UNPOOLING)
+        with_whole_numbers(draw(rng, operator, reduce="sum"), rng).check(gpu)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
-def test_operators_are_each_others_transpose(reduce: str, rng: Random) -> None:
+@pytest.mark.parametrize("operator", UNPOOLING[:2])
+def test_operators_are_each_others_transpose(operator: str, reduce: str, rng: Random) -> None:
     """<A x, y> == <x, A^T y>, exactly: integers wrap on both sides."""
-    for _ in range(scaled(100)):
-        case = random_case(rng, reduce=reduce, dtypes=(torch.int64,))
-        output, grad = (unpool_call(case, forward).on()[0] for forward in (True, False))
-        assert (output * case.grad_output).sum() == (case.input * grad).sum(), case
+    for _ in range(scaled(50)):
+        call = draw(rng, operator, torch.int64, reduce=reduce)
+        x, indices = call.tensors
+        (output,) = call.results()
+        y = random_values(rng, tuple(output.shape), torch.int64)
+        transposed = replace(call, operator=_ops.max_unpool_backward, tensors=(y, indices))
+        assert (output * y).sum() == (x * transposed.results()[0]).sum(), call
 
 
 # Bits
@@ -262,23 +257,19 @@ def test_results_are_fresh_memory(device: str) -> None:
 # Threads
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_threads_do_not_matter(operator: str, rng: Random) -> None:
     """Windows overlap, and planes are fewer than threads, or more."""
-    geometry = Geometry((240, 240), (3, 3), (2, 2), (0, 0), (481, 481))
-    window = Window((481, 481), (3, 3), (2, 2), (0, 0), (1, 1), True)
-    kind = "offset" if "offsets" in operator else "anywhere"
+    geometry = geometry_of((240, 240), WINDOWS["3x3/2"])
     before = torch.get_num_threads()
     for leading, layout, reduce in itertools.product(((1, 1), (2, 4)), LAYOUTS[:2], REDUCES):
-        case = case_of(rng, geometry, leading, torch.float32, kind, reduce).laid_out(layout)
-        call = unpool_call(case, operator.startswith("unpool"))
-        if operator == "pool":
-            call = pool_call(case.grad_output, window, rng.choice(INDEX_DTYPES))
+        chosen = {"geometry": geometry, "leading": leading, "layouts": (layout,)}
+        call = draw(rng, operator, torch.float32, reduce=reduce, kind="anywhere", **chosen)
         found = []
         try:
             for threads in (1, 2, 7):
                 torch.set_num_threads(threads)
-                found.append(call.on())
+                found.append(call.results())
         finally:
             torch.set_num_threads(before)
         for results in found[1:]:
@@ -384,28 +375,24 @@ def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
 # Bad indices
 
 
-UNPOOLING = [name for name in OPERATORS if name != "pool"]
-
-
 def draw_bad(operator: str, rng: Random) -> tuple[Call, str, Tensor]:
     """A call with a bad index, a pattern of the error, and flat planes of the result without it.
 
     The reference gets planes that are one position larger, and that position for the index.
     """
-    case: Any = OPERATORS[operator](rng, rng.choice(ARITHMETIC), most_cells=24).of
-    bad, words, cell, plane = with_a_bad_index(case, rng)
-    call, size = unpool_call(bad, operator.startswith("unpool")), math.prod(bad.geometry.output)
-    flat = case.positions.long().flatten(-case.geometry.dims).contiguous().clone()
+    call = draw(rng, operator, rng.choice(ARITHMETIC), most_cells=24)
+    bad, words, cell, plane = with_a_bad_index(call, rng)
+    size, reduce = math.prod(call.geometry.output), call.arguments[-1]
+    flat = call.positions.long().flatten(-call.dims).contiguous().clone()
     flat.view(-1, flat.shape[-1])[plane, cell] = size
-    values = call.tensors[0].flatten(-case.geometry.dims)
+    values = call.tensors[0].flatten(-call.dims)
     if call.operator is _ops.max_unpool:
-        wide = max_unpool(values, flat, (size + 1,), bad.reduce)
-        return call, words, wide[..., :size]
+        return bad, words, max_unpool(values, flat, (size + 1,), reduce)[..., :size]
     wide = torch.nn.functional.pad(values, (0, 1))
-    return call, words, max_unpool_backward(wide, flat, (size + 1,), bad.reduce)
+    return bad, words, max_unpool_backward(wide, flat, (size + 1,), reduce)
 
 
-@pytest.mark.parametrize("operator", UNPOOLING)
+@every_unpooling
 def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
     for _ in range(scaled(60)):
         call, words, _ = draw_bad(operator, rng)
@@ -414,7 +401,7 @@ def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("operator", UNPOOLING)
+@every_unpooling
 def test_bad_indices_are_dropped_and_named_later(gpu: str, operator: str, rng: Random) -> None:
     for _ in range(scaled(120)):
         call, words, expected = draw_bad(operator, rng)

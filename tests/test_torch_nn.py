@@ -12,11 +12,12 @@ from cases import (
     LAYOUTS,
     POOLED,
     REDUCES,
-    Window,
+    UNPOOLING,
+    Geometry,
+    draw,
     laid_out,
-    random_case,
+    positions_of,
     random_input,
-    random_pool,
     same,
     scaled,
 )
@@ -32,25 +33,22 @@ KINDS = ("max_pool", "max_unpool", "adaptive_max_pool")
 FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("offsets", [False, True], ids=["flat indices", "offsets"])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
-)
-def test_unpooling_is_torchs(dtype: torch.dtype, offsets: bool, rng: random.Random) -> None:
+@pytest.mark.parametrize("operator", UNPOOLING[:2])
+@pytest.mark.parametrize("dtype", POOLED[:4], ids=str)
+def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Random) -> None:
     """And with every ``reduce``, the modules' is the reference's."""
     for _ in range(scaled(40)):
-        case = random_case(rng, reduce="last", dtypes=(dtype,), offsets=offsets)
-        g, x, indices = case.geometry, case.input, case.indices
-        window = [g.kernel, g.stride, g.padding]
+        call = draw(rng, operator, dtype)
+        g, window, (x, indices) = call.geometry, call.geometry.window, call.tensors
         ours, theirs = (getattr(of, f"max_unpool{g.dims}d") for of in (F, nn.functional))
         # torch.nn's 1d takes sizes as ints, or in tuples of other lengths.
         bare = [v[0] if g.dims == 1 else v for v in window]
-        expected = theirs(x.contiguous(), case.positions.long().contiguous(), *bare, g.output)
+        expected = theirs(x.contiguous(), call.positions.long().contiguous(), *bare, g.output)
         assert same(ours(x, indices, *window, g.output), expected), g
         for reduce in REDUCES:
             module = getattr(maxunpool_cuda, f"MaxUnpool{g.dims}d")(*window, reduce=reduce)
             got = module(input=x, indices=indices, output_size=g.output)
-            assert same(got, max_unpool(x, case.positions, g.output, reduce)), (g, reduce)
+            assert same(got, max_unpool(x, call.positions, g.output, reduce)), (g, reduce)
 
 
 def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
@@ -59,27 +57,26 @@ def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a != a, nan) and same(a.where(~nan, 0), b.where(~nan, 0))
 
 
-def pooling_is_torchs(x: Tensor, window: Window, device: str) -> None:
+def pooling_is_torchs(x: Tensor, geometry: Geometry, device: str) -> None:
     """Compared with its kernels for contiguous tensors on the CPU: others err at -inf."""
-    dims = len(window.sizes)
-    ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
-    expected = theirs(x.contiguous(), *window.arguments, return_indices=True)
+    ours, theirs = (getattr(of, f"max_pool{geometry.dims}d") for of in (F, nn.functional))
+    module = getattr(maxunpool_cuda, f"MaxPool{geometry.dims}d")
+    *window, ceil = geometry.pooling
+    expected = theirs(x.contiguous(), *window, ceil, return_indices=True)
     (values, positions), x = (t.to(device) for t in expected), x.to(device)
-    assert same_but_for_nan(ours(x, *window.arguments), values), window
-    for dtype in window.index_dtypes():
-        *parts, ceil = window.arguments
-        module = getattr(maxunpool_cuda, f"MaxPool{dims}d")
-        got, indices = module(*parts, True, ceil, index_dtype=dtype)(x)
-        assert same_but_for_nan(got, values), window
-        indices = window.positions(indices) if dtype == torch.uint8 else indices.long()
-        assert same(indices, positions), (window, dtype)
+    assert same_but_for_nan(ours(x, *window, ceil), values), geometry
+    for dtype in geometry.index_dtypes():
+        got, indices = module(*window, True, ceil, index_dtype=dtype)(x)
+        assert same_but_for_nan(got, values), geometry
+        flat = positions_of(indices, geometry) if dtype == torch.uint8 else indices.long()
+        assert same(flat, positions), (geometry, dtype)
 
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     for _ in range(scaled(25)):
-        x, window = random_pool(rng, dtype, longest=rng.choice((9, 40)), most_cells=2000)
-        pooling_is_torchs(x, window, device)
+        call = draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
+        pooling_is_torchs(*call.tensors, call.geometry, device)
 
 
 # Shapes and windows: more than a kernel takes at once, of any of these.
@@ -105,7 +102,8 @@ def test_pooling_of_long_rows_many_channels_and_large_windows(
         dims = len(shape) - 2
         parts = [(n,) * dims if isinstance(n, int) else n for n in window]
         x = laid_out(random_input(rng, shape, dtype), layout, dims)
-        pooling_is_torchs(x, Window(shape[2:], *parts, ceil=rng.random() < 0.5), device)
+        geometry = Geometry.of_pooling(shape[2:], *parts, rng.random() < 0.5)
+        pooling_is_torchs(x, geometry, device)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
