@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -20,9 +21,12 @@ import torch
 from cases import random_limits
 
 import maxunpool_cuda._C
+from maxunpool_cuda import _ops
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+# The kernels are registered for other operators, of the library itself: see replaced_kernels().
+REGISTRATION = r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, \w+,"
 # What g++ cannot take as it is: launches, headers of CUDA, the device. And blocks are small, so
 # that few cells take several, and a second kernel has few of them.
 EDITS = {
@@ -32,7 +36,10 @@ EDITS = {
     r"constexpr int kThreads = \d+;": "constexpr int kThreads = 8;",
     r"most_blocks = \d+;": "most_blocks = 4;",
     r"\bErrorRecords\b": "EmulatedErrorRecords",  # else both libraries share them
+    REGISTRATION: "TORCH_LIBRARY_IMPL(LIBRARY, CPU,",
 }
+KEPT: list[torch.library.Library] = []  # as long as their operators
+OPERATORS = (_ops.max_unpool, _ops.max_unpool_backward, _ops.max_pool)
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 API = "torch/csrc/api/include"
@@ -52,10 +59,11 @@ OPTIONS = {
 def copy(backend: str, folder: Path) -> list[Path]:
     """Copy csrc, with the edits, and return the files of the backend that are to be compiled."""
     shutil.copytree(ROOT / "csrc", folder, dirs_exist_ok=True)
-    left = set(EDITS)
-    for path in (folder / "cuda").iterdir():
+    edits = EDITS if backend == "cuda" else {REGISTRATION: EDITS[REGISTRATION]}
+    left = set(edits)
+    for path in (folder / backend).iterdir():
         text = path.read_text()
-        for pattern, replacement in EDITS.items():
+        for pattern, replacement in edits.items():
             text, count = re.subn(pattern, replacement, text)
             left -= {pattern} if count else set()
         path.write_text(text)
@@ -82,12 +90,10 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     command += [f"-iquote{path}" for path in (folder / "csrc", HERE)]
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
-    shim = "cuda_shim.h" if backend == "cuda" else "registration.h"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one builds
-        kernels = [*sanitize, "-include", str(HERE / shim)]
-        options = dict.fromkeys(copy(backend, folder / "csrc"), kernels)
-        options[HERE / "registration.cpp"] = []
+        shim = ["-include", str(HERE / "cuda_shim.h")] if backend == "cuda" else []
+        options = {path: [*sanitize, *shim] for path in copy(backend, folder / "csrc")}
         if backend == "cuda":
             options[HERE / "grid.cpp"] = ["-DTHREADS"] if sanitizers == "thread" else []
         objects = {
@@ -110,19 +116,26 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
 
 @functools.cache
 def library(backend: str) -> Any:
-    """The operators that grid.cpp and registration.cpp add to it."""
+    """The library's operators: those it has kernels for, and what grid.cpp adds."""
     torch.ops.load_library(build(backend))
-    return getattr(torch.ops, f"maxunpool_emulated_{backend}")
+    name = f"maxunpool_emulated_{backend}"
+    KEPT.append(torch.library.Library(name, "FRAGMENT"))
+    for operator in OPERATORS:
+        KEPT[-1].define(str(operator._schema).partition("::")[2])
+    return getattr(torch.ops, name)
 
 
 @contextlib.contextmanager
 def replaced_kernels(backend: str) -> Iterator[None]:
     """CPU tensors go to the library's kernels."""
-    library(backend).replace_cpu_kernels(True)
-    try:
+    ops = library(backend)
+    with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that kernels are overridden
+            for operator in OPERATORS:
+                name = operator._schema.name.partition("::")[2]
+                replaced.impl(name, getattr(ops, name).default, "CPU")
         yield
-    finally:
-        library(backend).replace_cpu_kernels(False)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "registration.h"
-
 // The language
 
 #define __global__
