@@ -239,8 +239,8 @@ def test_the_layout_is_the_one_that_strides_suggest(
         # The layout of an output is that of the values, not of the indices.
         output = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
         assert layout_of(output, dims) == "contiguous"
-    compiled = torch.compile(pool, backend="aot_eager", fullgraph=True)
-    assert compiled(x.detach(), 2).stride() == pool(x.detach(), 2).stride() == values.stride()
+    traced = pool(torch.empty_strided(x.shape, x.stride(), device="meta"), 2)
+    assert traced.stride() == pool(x.detach(), 2).stride() == values.stride()
 
 
 def test_results_are_fresh_memory(device: str) -> None:
