@@ -1,9 +1,10 @@
-"""What does not fit the installed PyTorch is refused; the source archive is whole."""
+"""Which kernels are built; what does not fit PyTorch is refused; the source archive is whole."""
 
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -127,6 +128,34 @@ def test_forced_cuda_names_what_is_missing_first(tmp_path: Path) -> None:
     (toolkit / "bin" / "nvcc").touch()
     words = last_line(sys.executable, "setup.py", "--name", **forced, FORCE_CPU="0")
     assert words == f"builds with {toolkit}"
+
+
+CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("given", "gpu", "kernels"),
+    [
+        ("", False, CPU),
+        ("", True, EITHER),
+        ("CUDA=1 FORCE_CPU=1", False, CUDA),
+        ("CUDA=0", True, CPU),
+        ("FORCE_CUDA=1", False, EITHER),
+    ],
+)
+def test_kernels_that_make_builds(given: str, gpu: bool, kernels: str, tmp_path: Path) -> None:
+    """EITHER leaves the choice to setup.py."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{'echo a GPU' if gpu else 'exit 9'}")
+    program.chmod(0o755)
+    command = ["make", "--dry-run", "test", *given.split(), f"VENV={tmp_path / 'venv'}"]
+    # The make that runs the tests may have set more variables.
+    alone = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
+    (build,) = [line for line in output.splitlines() if "--no-build-isolation" in line]
+    assert build.startswith(f"{kernels}{tmp_path}")
+    assert ("CUDA=1 builds them" in output) == (not given and not gpu)
 
 
 def test_one_version() -> None:
