@@ -30,14 +30,16 @@ def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class FastSurferEncoder(nn.Module):
-    def __init__(self) -> None:
+class Encoder(nn.Module):
+    """Returns what is pooled, what it is pooled from, and the indices."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.conv = convolved(4, 4)
+        self.conv = convolved(inputs, outputs)
         self.maxpool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        skip = torch.maximum(self.conv(x), x)
+        skip = self.conv(x)
         out, indices = self.maxpool(skip)
         return out, skip, indices
 
@@ -61,12 +63,11 @@ class FastSurfer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Conv2d(3, 4, 1), convolved(4, 4)
-        self.encode1, self.encode2 = FastSurferEncoder(), FastSurferEncoder()
+        self.encode1, self.encode2, self.last = Encoder(3, 4), Encoder(4, 4), convolved(4, 4)
         self.decode2, self.decode1 = FastSurferDecoder(), FastSurferDecoder()
 
     def forward(self, x: Tensor) -> Tensor:
-        x, skip1, indices1 = self.encode1.forward(self.first(x))
+        x, skip1, indices1 = self.encode1.forward(x)
         x, skip2, indices2 = self.encode2.forward(x)
         x = self.decode2.forward(self.last(x), skip2, indices2)
         return self.decode1.forward(x, skip1, indices1)
@@ -128,26 +129,14 @@ class SegResNet(nn.Module):
         return self.last_conv(x)
 
 
-class PhotoWCTEncoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = convolved(3, 4), convolved(4, 5)
-        self.maxpool1 = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
-        pool1 = self.conv1(x)
-        out, indices1 = self.maxpool1(pool1)
-        return self.conv2(out), indices1, pool1.size()
-
-
 class PhotoWCTDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv2, self.conv1 = convolved(5, 4), nn.Conv2d(4, 3, 1)
-        self.unpool1 = nn.MaxUnpool2d(kernel_size=2, stride=2)
+        self.conv2, self.conv1 = convolved(4, 4), nn.Conv2d(4, 3, 1)
+        self.unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
 
-    def forward(self, x: Tensor, indices1: Tensor, size1: torch.Size) -> Tensor:
-        return self.conv1(self.unpool1(self.conv2(x), indices1, output_size=size1))
+    def forward(self, x: Tensor, skip: Tensor, indices: Tensor) -> Tensor:
+        return self.conv1(self.unpool(self.conv2(x), indices, output_size=skip.size()))
 
 
 class PhotoWCT(nn.Module):
@@ -155,7 +144,7 @@ class PhotoWCT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = PhotoWCTEncoder(), PhotoWCTDecoder()
+        self.encoder, self.decoder = Encoder(3, 4), PhotoWCTDecoder()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(*self.encoder(x))
@@ -253,7 +242,7 @@ PUBLISHED = {
         overlaps=True,
         strays=True,
     ),
-    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"maxpool1": ALONE}, ("encoder", "decoder")),
+    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"maxpool": ALONE}, ("encoder", "decoder")),
     "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
     "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
