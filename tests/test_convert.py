@@ -6,6 +6,7 @@ What a converted model computes: test_published.
 import contextlib
 import copy
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,14 +55,9 @@ class Foreign(nn.modules.pooling._MaxUnpoolNd):
 
 def state(model: nn.Module) -> list[Any]:
     """Of all its modules: which they are, their classes and attributes, hooks and children too."""
-    return [
-        (
-            id(m),
-            type(m),
-            {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(m).items()},
-        )
-        for m in model.modules()
-    ]
+    copied = lambda value: copy.copy(value) if isinstance(value, dict) else value  # noqa: E731
+    each = ((m, {name: copied(value) for name, value in vars(m).items()}) for m in model.modules())
+    return [(id(m), type(m), attributes) for m, attributes in each]
 
 
 @contextlib.contextmanager
@@ -81,6 +77,7 @@ def round_trip() -> nn.Sequential:
     return nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(3, 2))
 
 
+ALONE = "there is no MaxUnpool2d to take the indices"
 OLD = pool((3, 3))
 OLD.stride = None  # as in pickles of old modules
 EVERY_UNPOOL = tuple(unpool(2) for unpool in UNPOOLS)
@@ -103,10 +100,12 @@ NOT_SMALL = {
         *(pool(2), *EVERY_UNPOOL, Foreign()),
     ),
 } | {
-    f"there is no {unpool.__name__} to take the indices": (
-        *(pool(2, of=of), *(other for other in EVERY_UNPOOL if type(other) is not unpool)),
+    ALONE.replace("2", str(dims + 1)): (
+        pool(2, of=of),
+        *EVERY_UNPOOL[:dims],
+        *EVERY_UNPOOL[dims + 1 :],
     )
-    for of, unpool in zip(POOLS, UNPOOLS, strict=True)
+    for dims, of in enumerate(POOLS)
 }
 # Windows are the same however they are written.
 FINE = (
@@ -118,6 +117,7 @@ FINE = (
     (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
     (nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32), nn.AdaptiveMaxPool3d(2)),
     *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
+    (nn.MaxUnpool3d(2),),
 )
 CASES = [
     *((reason, {torch.uint8}, modules) for reason, modules in NOT_UINT8.items()),
@@ -125,6 +125,10 @@ CASES = [
     *(
         ("adaptive windows, of many sizes, have no offsets", {torch.uint8}, (of(2, True), unpool))
         for of, unpool in zip(ADAPTIVE, EVERY_UNPOOL, strict=True)
+    ),
+    *(  # A pool that nothing unpools keeps what it returns.
+        (ALONE, {torch.uint8, torch.int32} - {t}, (pool(2, of=MaxPool2d, index_dtype=t),))
+        for t in INDEX_DTYPES
     ),
     *(("fine", set(), modules) for modules in FINE),
 ]
@@ -156,12 +160,12 @@ def test_which_pools_return_what(
     reason: str, refused: set[torch.dtype], modules: tuple[nn.Module, ...], dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(*copy.deepcopy(modules))
-    before = state(model)
+    before, returned = state(model), returned_dtypes(model)
     reasons = ({"0": reason} if dtype in refused else {}) | left_alone(model)
+    returned |= dict.fromkeys(returned.keys() - reasons.keys(), dtype)
     for _ in range(2):
         assert replace_max_pooling(model, dtype) == reasons
-        returned = returned_dtypes(model)
-        assert returned == {n: torch.int64 if n in reasons else dtype for n in returned}
+        assert returned_dtypes(model) == returned
     for module, kind in zip(model, map(type, modules), strict=True):
         assert type(module) is (OURS[THEIRS.index(kind)] if kind in THEIRS else kind)
     if all(type(module) not in OURS for module in modules):
@@ -182,22 +186,13 @@ def test_subclasses_of_this_packages() -> None:
     assert adds.reduce == "sum"
 
 
-def test_the_default_is_int64_and_needs_no_unpool() -> None:
-    """Without an unpool, pools keep what they return, which is not always int64."""
-    for before in INDEX_DTYPES:
-        lonely = pool(2, of=MaxPool2d, index_dtype=before)
-        for after in INDEX_DTYPES:
-            kept = after not in (before, torch.int64)
-            assert list(replace_max_pooling(copied := copy.deepcopy(lonely), after)) == [""] * kept
-            assert copied.index_dtype == (before if kept else after)
+def test_paths_in_reasons() -> None:
+    """A shared module has one; that of the model itself is empty."""
     model = nn.Module()
     model.first = model.second = nn.Sequential(pool(2))
-    assert list(replace_max_pooling(model, torch.uint8)) == ["first.0"]
-    reasons = {"": "there is no MaxUnpool1d to take the indices"}
-    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == reasons
-    unpool = nn.MaxUnpool3d(2)
-    assert replace_max_pooling(unpool) == {}
-    assert type(unpool) is MaxUnpool3d
+    assert replace_max_pooling(model, torch.uint8) == {"first.0": ALONE}
+    alone = {"": ALONE.replace("2d", "1d")}
+    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == alone
 
 
 def test_reduce() -> None:
@@ -257,25 +252,21 @@ def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], word
 
 
 def test_a_warning_where_there_is_nothing_to_replace() -> None:
-    model = nn.Sequential(nn.ReLU())
-    words = (
-        ": .* but got Sequential with none among its modules.*functions that .* scripted modules"
-    )
+    """Which names the caller's line; and none where something is this package's."""
+    model, words = nn.ReLU(), ": .* but got ReLU with none among its modules.*functions that .*"
     with unchanged(model):
         with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:
             assert replace_max_pooling(model) == {}
         with pytest.warns(UserWarning, match=f"^converted{words}") as second, converted(model):
             pass
     assert [warning.filename for warning in (*first, *second)] == [__file__] * 2
-
-
-def test_no_warning_where_something_is_ours(recwarn: pytest.WarningsRecorder) -> None:
-    for model in (nn.MaxUnpool1d(2), nn.MaxPool1d(2), MaxUnpool1d(2), OwnOfOurs(2)):
-        for _ in range(2):
-            replace_max_pooling(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (nn.MaxUnpool1d(2), nn.MaxPool1d(2), MaxUnpool1d(2), OwnOfOurs(2)):
+            for _ in range(2):
+                replace_max_pooling(other)
+            restore_max_pooling(other)
         restore_max_pooling(model)
-    restore_max_pooling(nn.Linear(1, 1))
-    assert not recwarn.list
 
 
 def test_restoring_what_was_not_torchs_to_begin_with() -> None:
@@ -334,9 +325,6 @@ def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
     assert [*map(type, sharded[1:3])] == [nn.MaxUnpool2d, nn.MaxPool2d]
     x = torch.rand(1, 3, 4, 4)
     assert all(map(same, sharded[3](x), nn.AdaptiveMaxPool2d(2, True)(x)))
-
-
-def test_the_end_of_a_conversion_is_refused_as_a_whole(alone_in_the_world: Any) -> None:
     model, conversion = round_trip(), contextlib.ExitStack()
     conversion.enter_context(converted(model, torch.uint8))
     fully_shard(model[0], mesh=alone_in_the_world)
