@@ -189,10 +189,21 @@ def test_wrong_arguments(wrong: Any) -> None:
         patched(reduce=wrong)
 
 
+class Unpoolable(Tensor):
+    """Subclasses that implement the function are in test_ecosystem."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
+
+
 def test_errors_are_this_packages() -> None:
     """What it refuses; and what torch.nn refuses already: arguments that only ours take."""
     x, bad = torch.rand(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99)
     with patched(torch.uint8):
+        words = r"^max_unpool2d: expected .* but got \['Unpoolable'\]"
+        with pytest.raises(TypeError, match=words):
+            torch_F.max_unpool2d(x.as_subclass(Unpoolable), bad, 2)
         with pytest.raises(ValueError, match=r"^max_pool2d: expected kernel_size of at most 256"):
             torch_F.max_pool2d(torch.rand(1, 40, 40), 17, return_indices=True)
         assert torch_F.max_pool2d(torch.rand(1, 40, 40), 17).shape == (1, 2, 2)
@@ -207,27 +218,6 @@ def test_errors_are_this_packages() -> None:
                 call()
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a build without mkldnn")
-def test_what_is_left_to_torchs_functions() -> None:
-    """Tensors of mkldnn, for example, do not go round for ever."""
-    with patched(), patched(torch.uint8):
-        got = torch_F.max_pool2d(IMAGE.to_mkldnn(), 2)
-    assert torch.equal(got.to_dense(), torch_F.max_pool2d(IMAGE, 2))
-
-
-class Unpoolable(Tensor):
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return NotImplemented
-
-
-def test_a_subclass_that_does_not_implement_the_function() -> None:
-    """Subclasses that do are in test_ecosystem."""
-    words = r"^max_unpool2d: expected .* but got \['Unpoolable'\]"
-    with patched(), pytest.raises(TypeError, match=words):
-        torch_F.max_unpool2d(IMAGE.as_subclass(Unpoolable), IMAGE.long(), 2)
-
-
 def test_threads() -> None:
     """Each has its own; backward may run in any."""
     x = IMAGE.clone().requires_grad_()
@@ -237,21 +227,6 @@ def test_threads() -> None:
         elsewhere.submit(loss.backward).result()
         assert dtype_of_indices() == torch.uint8
     assert same(x.grad, OURS[0])
-
-
-def test_transforms() -> None:
-    def loss(of: Any) -> Callable[[Tensor], Tensor]:
-        return lambda x: round_trip(x, of)[0].square().sum()
-
-    x = IMAGE[:, :1, :4, :4].double()
-    for transform in (
-        lambda f: torch.vmap(torch.func.grad(f)),
-        lambda f: torch.func.jacrev(torch.func.grad(f)),
-        lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),))[1],
-    ):
-        with patched():
-            got = transform(loss(torch_F))(x)
-        assert same(got, transform(loss(F))(x))
 
 
 def compiled(function: Any, place: str, backend: str = "aot_eager") -> Any:
@@ -372,13 +347,19 @@ def test_compiled_code_of_others(place: str) -> None:
     assert all_same(compiled(scans, place, "eager")(X), (*scans(X)[:3], offsets))
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.overrides, "redispatch_function"), reason="PyTorch has no redispatch_function"
-)
-def test_functions_under_transforms() -> None:
+def test_transforms() -> None:
+    """Of functions; and of those with a backward of their own, if PyTorch shows these to modes."""
+    x, grad = IMAGE[:, :1, :4, :4].double(), torch.func.grad
+    ours, theirs = (lambda x, of=of: round_trip(x, of)[0].square().sum() for of in (F, torch_F))
+    for transform in (lambda f: torch.vmap(grad(f)), lambda f: torch.func.jacrev(grad(f))):
+        with patched():
+            got = transform(theirs)(x)
+        assert same(got, transform(ours)(x))
+    if not hasattr(torch.overrides, "redispatch_function"):
+        pytest.skip("PyTorch has no redispatch_function")
     with patched(torch.uint8):
-        assert same(torch.func.grad(summed)(X), GRADIENT)
-        assert same(torch.vmap(torch.func.grad(summed))(X[:, None])[:, 0], GRADIENT)
+        assert same(grad(summed)(X), GRADIENT)
+        assert same(torch.vmap(grad(summed))(X[:, None])[:, 0], GRADIENT)
         assert same(torch.vmap(Pools.apply)(X[:, None])[:, 0], POOLED)
         assert all_same(torch.func.jvp(PoolsForwardMode.apply, (X,), (X,)), (POOLED, POOLED))
 
