@@ -82,10 +82,6 @@ def test_examples_of_a_page(page: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 120
-
-
 @pytest.fixture
 def pictures() -> Any:
     """The program that draws them, which reads what was measured."""
