@@ -77,60 +77,44 @@ def round_trip() -> nn.Sequential:
     return nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(3, 2))
 
 
-ALONE = "there is no MaxUnpool2d to take the indices"
+FINE, ALONE = "fine", "there is no MaxUnpool{}d to take the indices".format
 OLD = pool((3, 3))
 OLD.stride = None  # as in pickles of old modules
-EVERY_UNPOOL = tuple(unpool(2) for unpool in UNPOOLS)
+EVERY_UNPOOL = [unpool(2) for unpool in UNPOOLS]
+ELEMENTS = "kernel_size (17, 17) has more than 256 elements"
+NO_OFFSETS = "adaptive windows, of many sizes, have no offsets"
 NO_SUCH = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
-# Modules, by the reason why the first of the pools, and no other, does not return uint8 indices.
-NOT_UINT8 = {
-    "kernel_size (17, 17) has more than 256 elements": (pool(17, 2), nn.MaxUnpool2d(17, 2)),
-    "dilation (1, 2) is not 1": (pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
-    NO_SUCH((2, 2), (2, 2), (0, 0)): (pool(2), nn.MaxUnpool2d((2, 3), 2), pool((2, 3), 2)),
-    NO_SUCH((3, 2), (3, 2), (0, 0)): (pool((3, 2)), nn.MaxUnpool2d((3, 2), 3), pool((3, 2), 3)),
-    NO_SUCH((3, 3), (2, 2), (1, 1)): (pool(3, 2, 1), nn.MaxUnpool2d(3, 2), pool(3, 2)),
-}
-# Nor int32 ones; what concerns one number of dimensions leaves pools of another alone.
-NOT_SMALL = {
-    "OwnUnpool, a subclass of MaxUnpool2d, may want int64 indices": (
-        *(pool(2), pool(2, of=nn.MaxPool1d), pool(2, of=nn.MaxPool3d)),
-        *(*EVERY_UNPOOL, OwnUnpool(2)),
+MAY_WANT = "{}, a subclass of {}, may want int64 indices".format
+UINT8, SMALL = {torch.uint8}, {torch.uint8, torch.int32}
+# Why the first of some modules, and no other, returns no indices of some dtypes; the modules.
+CASES: list[tuple[Any, ...]] = [
+    (ELEMENTS, UINT8, pool(17, 2), nn.MaxUnpool2d(17, 2)),
+    ("dilation (1, 2) is not 1", UINT8, pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
+    (NO_SUCH((2, 2), (2, 2), (0, 0)), UINT8, pool(2), nn.MaxUnpool2d((2, 3), 2), pool((2, 3), 2)),
+    (NO_SUCH((3, 3), (3, 3), (0, 0)), UINT8, pool(3), nn.MaxUnpool2d(3, 2), pool(3, 2)),
+    (NO_SUCH((3, 3), (2, 2), (1, 1)), UINT8, pool(3, 2, 1), nn.MaxUnpool2d(3, 2), pool(3, 2)),
+    *((NO_OFFSETS, UINT8, pool(2, of=of), u) for of, u in zip(ADAPTIVE, EVERY_UNPOOL, strict=True)),
+    # What concerns one number of dimensions leaves pools of another alone.
+    (
+        *(MAY_WANT("OwnUnpool", "MaxUnpool2d"), SMALL),
+        *(pool(2), pool(2, of=nn.MaxPool1d), pool(2, of=nn.MaxPool3d), *EVERY_UNPOOL, OwnUnpool(2)),
     ),
-    "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices": (
-        *(pool(2), *EVERY_UNPOOL, Foreign()),
-    ),
-} | {
-    ALONE.replace("2", str(dims + 1)): (
-        pool(2, of=of),
-        *EVERY_UNPOOL[:dims],
-        *EVERY_UNPOOL[dims + 1 :],
-    )
-    for dims, of in enumerate(POOLS)
-}
-# Windows are the same however they are written.
-FINE = (
-    (nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
-    (pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2)),
-    (pool((3,)), nn.MaxUnpool2d(3)),
-    (OLD, nn.MaxUnpool2d(3)),
-    (pool([3], [], (0,)), nn.MaxUnpool2d(3)),
-    (pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
-    (nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32), nn.AdaptiveMaxPool3d(2)),
-    *((pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
-    (nn.MaxUnpool3d(2),),
-)
-CASES = [
-    *((reason, {torch.uint8}, modules) for reason, modules in NOT_UINT8.items()),
-    *((reason, {torch.uint8, torch.int32}, modules) for reason, modules in NOT_SMALL.items()),
-    *(
-        ("adaptive windows, of many sizes, have no offsets", {torch.uint8}, (of(2, True), unpool))
-        for of, unpool in zip(ADAPTIVE, EVERY_UNPOOL, strict=True)
-    ),
-    *(  # A pool that nothing unpools keeps what it returns.
-        (ALONE, {torch.uint8, torch.int32} - {t}, (pool(2, of=MaxPool2d, index_dtype=t),))
-        for t in INDEX_DTYPES
-    ),
-    *(("fine", set(), modules) for modules in FINE),
+    (MAY_WANT("Foreign", "_MaxUnpoolNd"), SMALL, pool(2), *EVERY_UNPOOL, Foreign()),
+    (ALONE(1), SMALL, pool(2, of=nn.MaxPool1d), nn.MaxUnpool2d(2), nn.MaxUnpool3d(2)),
+    (ALONE(2), SMALL, pool(2), nn.MaxUnpool1d(2), nn.MaxUnpool3d(2)),
+    (ALONE(3), SMALL, pool(2, of=nn.MaxPool3d), nn.MaxUnpool1d(2), nn.MaxUnpool2d(2)),
+    # A pool that nothing unpools keeps what it returns.
+    *((ALONE(2), SMALL - {t}, pool(2, of=MaxPool2d, index_dtype=t)) for t in INDEX_DTYPES),
+    *((FINE, set(), pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
+    (FINE, set(), nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
+    (FINE, set(), pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2)),
+    (FINE, set(), nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32), nn.AdaptiveMaxPool3d(2)),
+    (FINE, set(), nn.MaxUnpool3d(2)),
+    # Windows are the same however they are written.
+    (FINE, set(), pool((3,)), nn.MaxUnpool2d(3)),
+    (FINE, set(), OLD, nn.MaxUnpool2d(3)),
+    (FINE, set(), pool([3], [], (0,)), nn.MaxUnpool2d(3)),
+    (FINE, set(), pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
 ]
 
 
@@ -155,10 +139,9 @@ def returned_dtypes(model: nn.Sequential) -> dict[str, torch.dtype]:
 
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize(("reason", "refused", "modules"), CASES, ids=[case[0] for case in CASES])
-def test_which_pools_return_what(
-    reason: str, refused: set[torch.dtype], modules: tuple[nn.Module, ...], dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_which_pools_return_what(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+    reason, refused, *modules = case
     model = nn.Sequential(*copy.deepcopy(modules))
     before, returned = state(model), returned_dtypes(model)
     reasons = ({"0": reason} if dtype in refused else {}) | left_alone(model)
@@ -190,9 +173,8 @@ def test_paths_in_reasons() -> None:
     """A shared module has one; that of the model itself is empty."""
     model = nn.Module()
     model.first = model.second = nn.Sequential(pool(2))
-    assert replace_max_pooling(model, torch.uint8) == {"first.0": ALONE}
-    alone = {"": ALONE.replace("2d", "1d")}
-    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == alone
+    assert replace_max_pooling(model, torch.uint8) == {"first.0": ALONE(2)}
+    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == {"": ALONE(1)}
 
 
 def test_reduce() -> None:
