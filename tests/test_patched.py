@@ -100,6 +100,7 @@ def test_every_form_of_pooling(dims: int, kind: str, dtype: torch.dtype) -> None
         check(got, ours(*arguments, **named, return_indices=both, index_dtype=returned))
     with patched(dtype):
         got = theirs(*every)
+        check(with_indices(*every), got)
         if name == "max_pool1d":
             check(torch.max_pool1d_with_indices(*every[:-1]), got)
     check(got, ours(*every, index_dtype=returned))
@@ -266,8 +267,10 @@ def test_graph_breaks() -> None:
 
     expected = [torch.int32, torch.uint8, torch.int32, torch.int64]
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
+    own = IMAGE.as_subclass(type("Own", (Tensor,), {}))  # which is not compiled
     with patched(torch.uint8):
         assert torch.compile(breaking, backend="eager")(IMAGE) == [*expected[:3], torch.uint8]
+        assert torch.compile(dtype_of_indices, backend="eager")(own) == torch.uint8
 
 
 def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,7 +350,7 @@ def test_compiled_code_of_others(place: str) -> None:
     assert all_same(compiled(scans, place, "eager")(X), (*scans(X)[:3], offsets))
 
 
-def test_transforms() -> None:
+def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of functions; and of those with a backward of their own, if PyTorch shows these to modes."""
     x, grad = IMAGE[:, :1, :4, :4].double(), torch.func.grad
     ours, theirs = (lambda x, of=of: round_trip(x, of)[0].square().sum() for of in (F, torch_F))
@@ -355,6 +358,9 @@ def test_transforms() -> None:
         with patched():
             got = transform(theirs)(x)
         assert same(got, transform(ours)(x))
+    with patched(torch.uint8), monkeypatch.context() as older:
+        older.setattr("maxunpool_cuda.patch._redispatch", None)
+        assert same(torch.vmap(Pools.apply)(X[:, None])[:, 0], POOLED * torch.int64.itemsize)
     if not hasattr(torch.overrides, "redispatch_function"):
         pytest.skip("PyTorch has no redispatch_function")
     with patched(torch.uint8):
