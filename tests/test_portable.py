@@ -62,6 +62,14 @@ def test_bad_indices() -> None:
         unpool(x, torch.tensor([[4, 1]]), *window)
 
 
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
+def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
+    x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
+    unpool, window = PORTABLE[_ops.max_unpool], ((5,), (3,), (1,), (0,), "sum")
+    for indices in (torch.tensor([[2, 1, 0]]).byte(), torch.full((1, 3), 2)):
+        assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
+
+
 class RoundTrip(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
