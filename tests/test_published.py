@@ -221,20 +221,19 @@ def assert_equal(got: Results, expected: Results) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize(("name", "conversion", "way"), [*cells()])
 @pytest.mark.usefixtures("single_threaded_torch")
-def test_every_way(name: str, conversion: str, way: str, device: str) -> None:
+def test_every_way(name: str, conversion: str, way: str, real_device: str) -> None:
     published, (converts, dtype) = PUBLISHED[name], CONVERSIONS[conversion]
     model, x, expected = drawn(published)
     kinds = [*map(type, model.modules())]
     with ExitStack() as end:
-        converts(end, published, model.to(device), dtype)
+        converts(end, published, model.to(real_device), dtype)
         if published.functions and converts not in PATCHED:
             end.enter_context(patched())
         is_ours = [*map(type, model.modules())] != kinds
         assert is_ours == (converts in (replaced, within_converted))
-        found = WAYS[way](model, x.to(device))
+        found = WAYS[way](model, x.to(real_device))
     assert [*map(type, model.modules())] == kinds
     # torch.nn's gradient is wrong where windows overlap.
     if way in OUTPUT_ALONE or (converts is restored and published.overlaps):
