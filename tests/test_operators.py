@@ -400,6 +400,26 @@ def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
             call.results(device)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("window", ["2x2/2", "3x3/2 padded"])
+def test_every_offset_outside_the_plane_is_bad(
+    device: str, window: str, layout: str, rng: Random
+) -> None:
+    """Of the output sizes a window allows, some cut a row and a column off it, or two."""
+    kernel, stride, padding = WINDOWS[window]
+    default = default_output_size((4,), (kernel,), (stride,), (padding,))[0]
+    for size in range(default - stride + 1, default + stride):
+        g = Geometry((4, 4), *((n, n) for n in (kernel, stride, padding)), (size, size))
+        case = case_of(rng, g, (1, 8), torch.float32, "offset")
+        for cell, at in itertools.product(range(16), range(kernel**2)):
+            if position_of(g, cell, at) is None:
+                offsets = case.indices.clone()
+                offsets[0, rng.randrange(8)].view(-1)[cell] = at
+                call = unpool_call(replace(case, indices=offsets).laid_out(layout), True)
+                with pytest.raises(RuntimeError, match=rf"invalid max index: {at} "):
+                    call.results(device)
+
+
 @pytest.mark.sanitized
 @every_unpooling
 def test_bad_indices_are_dropped_and_named_later(gpu: str, operator: str, rng: Random) -> None:

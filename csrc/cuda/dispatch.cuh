@@ -99,8 +99,8 @@ class Dispatch {
           pairs, negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
-      constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
-      constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
+      constexpr int kCells = elements_of_thread<T, Window, Elements::cells>();
+      constexpr int kChannels = elements_of_thread<T, Window, Elements::channels>();
       const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
       if (aligned && geometry->inner == 1 && width.in % kCells == 0 && width.out == 2 * width.in) {
         return launch.template operator()<Elements::cells>(
@@ -112,7 +112,7 @@ class Dispatch {
             Planes(*geometry));
       }
     }
-    constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
+    constexpr int kPlanes = elements_of_thread<T, Window, Elements::planes>();
     const Planes planes(*geometry, kPlanes);
     launch.template operator()<Elements::planes>(
         {*geometry,

@@ -1,11 +1,10 @@
 // Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, in one pass over the output: its owner
 // writes every element once, zero or not.
 //
-//   cells      | c | (c)     A thread owns a cell and the 2x2 outputs at it, of V elements each
-//   (see below      |(c)| (c)     Elements). If windows overlap, other cells may name these outputs
-//   too. outputs    | oo |        They are in brackets: without padding they lie above and to the
-//   left
-//              | oo |        instead.
+//   cells      | c  |(c)     A thread owns a cell and the 2x2 outputs at it, of V elements each
+//              |(c) |(c)     (see Elements). If windows overlap, cells in brackets may name these
+//   outputs    | oo |        outputs too. Without padding, those lie above and to the left.
+//              | oo |
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
 // the last match is kept, or all are added. It checks the indices of its own cell; if one is stray,
@@ -35,7 +34,7 @@ struct Window2 {
 // or of V cells of a row that are a vector.
 enum class Elements { planes, channels, cells };
 
-template <class T, bool kOffsets, class Window, Elements kOf>
+template <class T, class Window, Elements kOf>
 constexpr int elements_of_thread() {
   constexpr int kVector = kVectorBytes / sizeof(T);
   switch (kOf) {
@@ -44,28 +43,23 @@ constexpr int elements_of_thread() {
     case Elements::channels:
       return std::min(kVector, Window::K == 2 ? 8 : 4);
     default:
-      return (Window::K == 2 ? 4 : 2) * (kOffsets && sizeof(T) < sizeof(uint64_t) ? 2 : 1);
+      return Window::K == 2 ? 4 : 2;
   }
 }
 
 constexpr uint32_t kNoCell = 0xC0000000u; // names no output
 
-// Bits of the offsets of a 3x3 window that are not clipped. `top` and `left`: where the window
-// begins. Columns are clipped for the first of so many cells of a row, and for the last.
-template <int K>
+// Bits of the offsets of a 3x3 window that are not clipped. It begins at `top` and `left`; of its
+// columns, those whose bits are in `edges` may be clipped. Octal numbers have a digit for each row.
 __device__ inline uint32_t unclipped_offsets(
-    const Geometry<uint32_t>& g, uint32_t top, uint32_t left, bool is_first, bool is_last) {
-  uint32_t columns = 0, offsets = 0;
+    const Geometry<uint32_t>& g, uint32_t top, uint32_t left, int edges) {
+  uint32_t rows = 0, columns = 0;
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const bool may_be_clipped = (is_first && k == 0) || (is_last && k == K - 1);
-    columns |= !may_be_clipped || left + k < g.axis[2].out ? 1u << k : 0;
+  for (int k = 0; k < 3; ++k) {
+    rows |= top + k < g.axis[1].out ? 0007u << 3 * k : 0;
+    columns |= (edges >> k & 1) == 0 || left + k < g.axis[2].out ? 0111u << k : 0;
   }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    offsets |= top + k < g.axis[1].out ? columns << k * K : 0;
-  }
-  return offsets;
+  return rows & columns;
 }
 
 template <class Combine, bool kOffsets, class Window, Elements kOf>
@@ -77,25 +71,29 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   using T = typename Combine::Element;
   using Held = typename Combine::Held;
   constexpr int K = Window::K, P = Window::P, kCells = Window::kCells, kOwn = Window::kOwn;
-  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
+  constexpr int V = elements_of_thread<T, Window, kOf>();
   constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
-  for_each_flagged_item(tiling.items, report.stray_flags, [&](uint32_t i) {
-    const auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, planes.deep);
-    const uint32_t z = tile[0], p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
-    const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
-    uint32_t d = z, in_depth = 0; // slice of cells, and of their windows
+  for_each_flagged_item(tiling.items, kOffsets ? nullptr : report.stray_flags, [&](uint32_t i) {
+    auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
+    const uint32_t p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
+    uint32_t position = 2 * p * width.out + 2 * q; // of the first output
+    uint32_t z = 0, d = 0, in_depth = 0; // slice of outputs, of cells, and of their windows
+    bool is_covered = true;
     if (planes.deep) {
+      z = slabs;
+      slabs = split(z, tiling.tiles[0]);
       in_depth = z;
       d = split(in_depth, planes.depth_stride);
+      is_covered = d < depth.in && in_depth < depth.kernel;
+      position += z * height.out * width.out;
     }
-    const bool is_covered = d < depth.in && in_depth < depth.kernel;
-    const uint32_t position = (z * height.out + 2 * p) * width.out + 2 * q; // of the first output
+    const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
     const uint32_t first = (outer * tiling.out_plane + position) * g.inner + channel;
     const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
     const bool row_exists[] = {2 * p < height.out, 2 * p + 1 < height.out};
-    const bool column_exists[] = {2 * q < width.out, 2 * q + 1 < width.out};
+    const bool column_exists[] = {kOfCells || 2 * q < width.out, kOfCells || 2 * q + 1 < width.out};
     // Of the planes, from the first one. Where fewer than V are left, the last one is read again.
     const int left = planes.slabs == 1 ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
@@ -125,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
           named[y][x][v] = kNoCell;
         }
         const uint32_t from = row + (x - kOwn) * g.inner;
-        if ((kOfCells && x != kOwn) || !exists || q + (x - kOwn) >= width.in) {
+        if (!exists || (kOfCells ? x != kOwn : q + (x - kOwn) >= width.in)) {
           continue;
         }
         if constexpr (kOf == Elements::planes) {
@@ -145,10 +143,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
       if constexpr (kOfCells && kCells > 1) { // neighbours are a thread's own too, but for one
         constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kLast = kSide > 0 ? V - 1 : 0;
-        const uint32_t away = kSide > 0 ? V : ~0u;
-        if (exists && q + away < width.in) {
-          named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row + away)[0]);
-          value[y][kOther][kLast] = static_cast<Held>(input[row + away]);
+        constexpr int kAway = kSide > 0 ? V : -1;
+        if (exists && q + kAway < width.in) {
+          named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
+          value[y][kOther][kLast] = static_cast<Held>((input + row)[kAway]);
         }
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -234,29 +232,33 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
     // Of a 2x2 window, offsets that are not clipped if its second column is not.
     const uint32_t end = row_exists[1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
-    bool all_inside = true;
+    uint32_t all_inside = 1;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? 2 * v : 0;
       if constexpr (K == 3 && kOffsets) {
-        const bool is_first = !kOfCells || v == 0, is_last = !kOfCells || v == V - 1;
+        // Of a row that divides into vectors, the first column is clipped, or the last one.
+        const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
         const uint32_t offsets =
-            unclipped_offsets<K>(g, top, first_column + right, is_first, is_last);
-        all_inside &= name < K * K && (offsets >> name & 1) != 0;
+            unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
+        all_inside &= offsets >> (name < K * K ? name : K * K);
       } else if constexpr (kOffsets) {
         all_inside &= name < end && column_exists[1] && z + depth.kernel <= depth.out;
-      } else if (K == 3 || planes.deep) {
+      } else if constexpr (K == 3) {
         const Position<uint32_t> start{{z, top, first_column + right}};
         all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
       } else {
-        const uint32_t away = name - position - right;
-        const bool in_rows = away < 2 || (row_exists[1] && away - width.out < 2);
-        all_inside &= in_rows && column_exists[1];
+        const uint32_t away = name - position - right, slice = height.out * width.out;
+        const auto in_rows = [&](uint32_t from_first) {
+          return from_first < 2 || (row_exists[1] && from_first - width.out < 2);
+        };
+        const bool second = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
+        all_inside &= column_exists[1] && (in_rows(away) || (second && in_rows(away - slice)));
       }
     }
     bool stray = false;
-    const bool is_cell = is_covered && in_depth == 0 && p < height.in && q < width.in;
-    if (is_cell && !all_inside) {
+    const bool is_cell = is_covered && in_depth == 0 && p < height.in && (kOfCells || q < width.in);
+    if (is_cell && all_inside == 0) {
 #pragma unroll 1
       for (int v = 0; v < (left < V ? left : V); ++v) {
         const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);

@@ -32,13 +32,13 @@ struct AnyIndices {
 template <bool kOffsets>
 using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
-// Loads N neighbours from element `i` on, an aligned vector.
+// Loads N neighbours from element `i` on, an aligned vector, or those `away` from these.
 template <bool kOffsets, int N>
 __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
-    const AnyIndices& indices, uint32_t i) {
+    const AnyIndices& indices, uint32_t i, int away = 0) {
   Vector<RawIndex<kOffsets>, N> raw;
   const auto load_as = [&]<class Index>(Index) {
-    const auto vector = load<N>(static_cast<const Index*>(indices.data) + i);
+    const auto vector = load<N>(static_cast<const Index*>(indices.data) + i + away);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       raw[n] = static_cast<std::make_unsigned_t<Index>>(vector[n]);

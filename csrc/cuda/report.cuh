@@ -109,15 +109,14 @@ __device__ inline Decoded<Offset> decoded_or_reported(
 template <class Visit>
 __device__ inline void for_each_flagged_item(
     uint32_t items, uint32_t* stray_flags, const Visit& visit) {
-  if (stray_flags == nullptr) {
-    for_each_item(items, visit);
-    return;
-  }
   for (uint32_t chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const uint32_t i = chunk * blockDim.x + threadIdx.x;
-    const int stray = __syncthreads_or(i < items && visit(i));
-    if (threadIdx.x == 0) {
-      stray_flags[chunk] = static_cast<uint32_t>(stray);
+    const bool stray = i < items && visit(i);
+    if (stray_flags != nullptr) {
+      const int any = __syncthreads_or(stray);
+      if (threadIdx.x == 0) {
+        stray_flags[chunk] = static_cast<uint32_t>(any);
+      }
     }
   }
 }
