@@ -66,15 +66,18 @@ class Dispatch {
     if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
       with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-          launch_one_of
-              .template operator()<CombineLast<T>, Window2<2, 0>, Window2<3, 1>, Window2<3, 0>>();
+          launch_one_of.template
+          operator()<CombineLast<T>, Square<2, 2, 0>, Square<3, 2, 1>, Square<3, 2, 0>>();
+        }
+        if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
+          launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>();
         }
       });
     } else {
       with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
         // The types that networks are trained in.
         if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
-          launch_one_of.template operator()<CombineSum<T>, Window2<3, 1>, Window2<3, 0>>();
+          launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>();
         }
       });
     }
@@ -90,7 +93,7 @@ class Dispatch {
     }
     const auto& [depth, height, width] = geometry->axis;
     const auto tiles = [](const Axis<int64_t>& axis) {
-      return std::max(axis.in, divide_up(axis.out, 2));
+      return std::max(axis.in, divide_up(axis.out, Window::S));
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
       const bool pairs = geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
@@ -100,26 +103,31 @@ class Dispatch {
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
       constexpr int kCells = elements_of_thread<T, Window, Elements::cells>();
-      constexpr int kChannels = elements_of_thread<T, Window, Elements::channels>();
       const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
-      if (aligned && geometry->inner == 1 && width.in % kCells == 0 && width.out == 2 * width.in) {
+      if (aligned && geometry->inner == 1 && width.in % kCells == 0 &&
+          width.out == Window::S * width.in) {
         return launch.template operator()<Elements::cells>(
             {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
       }
-      if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
-        return launch.template operator()<Elements::channels>(
-            {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
-            Planes(*geometry));
+      if constexpr (Window::S == 2) {
+        constexpr int kChannels = elements_of_thread<T, Window, Elements::channels>();
+        if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
+          return launch.template operator()<Elements::channels>(
+              {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
+              Planes(*geometry));
+        }
       }
     }
-    constexpr int kPlanes = elements_of_thread<T, Window, Elements::planes>();
-    const Planes planes(*geometry, kPlanes);
-    launch.template operator()<Elements::planes>(
-        {*geometry,
-         {depth.out, tiles(height), tiles(width)},
-         planes.slabs == 1 ? geometry->inner / kPlanes : geometry->inner,
-         planes.slabs},
-        planes);
+    if constexpr (Window::S == 2) { // larger windows are rare, and fall to slots
+      constexpr int kPlanes = elements_of_thread<T, Window, Elements::planes>();
+      const Planes planes(*geometry, kPlanes);
+      launch.template operator()<Elements::planes>(
+          {*geometry,
+           {depth.out, tiles(height), tiles(width)},
+           planes.slabs == 1 ? geometry->inner / kPlanes : geometry->inner,
+           planes.slabs},
+          planes);
+    }
   }
 
   // The geometry, if windows are these in height and width and do not overlap in depth. A row of
@@ -132,10 +140,10 @@ class Dispatch {
     const bool one_row =
         height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
     if (one_row && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
-      height = {1, 1, Window::K, 2, Window::P};
+      height = {1, 1, Window::K, Window::S, Window::P};
     }
     const auto fits = [](const Axis<int64_t>& axis) {
-      return axis.kernel == Window::K && axis.stride == 2 && axis.padding == Window::P;
+      return axis.kernel == Window::K && axis.stride == Window::S && axis.padding == Window::P;
     };
     const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
                                  (depth.in - 1) * depth.stride < depth.out;

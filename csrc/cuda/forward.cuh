@@ -1,7 +1,7 @@
-// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, in one pass over the output: its owner
-// writes every element once, zero or not.
+// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, or of 4x4, 4 apart, in one pass over the
+// output: its owner writes every element once, zero or not.
 //
-//   cells      | c  |(c)     A thread owns a cell and the 2x2 outputs at it, of V elements each
+//   cells      | c  |(c)     A thread owns a cell and the SxS outputs at it, of V elements each
 //              |(c) |(c)     (see Elements). If windows overlap, cells in brackets may name these
 //   outputs    | oo |        outputs too. Without padding, those lie above and to the left.
 //              | oo |
@@ -20,14 +20,15 @@
 
 namespace maxunpool_cuda {
 
-// Windows of kKernel rows and columns, 2 apart, with kPadding.
-template <int kKernel, int kPadding>
-struct Window2 {
-  static_assert(kKernel == 2 ? kPadding == 0 : kKernel == 3 && kPadding <= 1);
-  static constexpr int K = kKernel, P = kPadding;
+// Windows of kKernel rows and columns, kStride apart, with kPadding: disjoint ones, or 3x3, 2
+// apart.
+template <int kKernel, int kStride, int kPadding>
+struct Square {
+  static_assert(kKernel == kStride ? kPadding == 0 : kKernel == 3 && kStride == 2 && kPadding <= 1);
+  static constexpr int K = kKernel, S = kStride, P = kPadding;
   // In a row or column, the cells whose windows cover outputs of a tile: how many, and which of
   // them is the tile's own.
-  static constexpr int kCells = K - 1, kOwn = K == 3 && P == 0 ? 1 : 0;
+  static constexpr int kCells = K > S ? 2 : 1, kOwn = K == 3 && P == 0 ? 1 : 0;
 };
 
 // The elements of a thread: of one cell in V planes, of one cell in V channels that are a vector,
@@ -39,7 +40,7 @@ constexpr int elements_of_thread() {
   constexpr int kVector = kVectorBytes / sizeof(T);
   switch (kOf) {
     case Elements::cells:
-      return std::clamp(kVector, 2, 8) / 2;
+      return std::clamp(kVector, Window::S, 8) / Window::S;
     case Elements::channels:
       return std::min(kVector, Window::K == 2 ? 8 : 4);
     default:
@@ -70,7 +71,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     typename Combine::Element* __restrict__ output) {
   using T = typename Combine::Element;
   using Held = typename Combine::Held;
-  constexpr int K = Window::K, P = Window::P, kCells = Window::kCells, kOwn = Window::kOwn;
+  constexpr int K = Window::K, S = Window::S, P = Window::P, kCells = Window::kCells,
+                kOwn = Window::kOwn;
   constexpr int V = elements_of_thread<T, Window, kOf>();
   constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
   const Geometry<uint32_t>& g = tiling.geometry;
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   for_each_flagged_item(tiling.items, kOffsets ? nullptr : report.stray_flags, [&](uint32_t i) {
     auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
     const uint32_t p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
-    uint32_t position = 2 * p * width.out + 2 * q; // of the first output
+    uint32_t position = S * p * width.out + S * q; // of the first output
     uint32_t z = 0, d = 0, in_depth = 0; // slice of outputs, of cells, and of their windows
     bool is_covered = true;
     if (planes.deep) {
@@ -92,8 +94,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
     const uint32_t first = (outer * tiling.out_plane + position) * g.inner + channel;
     const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
-    const bool row_exists[] = {2 * p < height.out, 2 * p + 1 < height.out};
-    const bool column_exists[] = {kOfCells || 2 * q < width.out, kOfCells || 2 * q + 1 < width.out};
+    bool row_exists[S], column_exists[S];
+#pragma unroll
+    for (int k = 0; k < S; ++k) {
+      row_exists[k] = S * p + k < height.out;
+      column_exists[k] = kOfCells || S * q + k < width.out;
+    }
     // Of the planes, from the first one. Where fewer than V are left, the last one is read again.
     const int left = planes.slabs == 1 ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
@@ -158,21 +164,21 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    if constexpr (K == 2) {
+    if constexpr (K == S) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         value[0][0][v] = added_to_zero(value[0][0][v], negative_zero);
       }
     }
-    const auto store_row = [&](int r, const Combine(&kept)[2][V]) {
+    const auto store_row = [&](int r, const Combine(&kept)[S][V]) {
       T* const to = output + (first + r * width.out * g.inner);
       if constexpr (kOfCells) {
-        Combine line[2 * V];
+        Combine line[S * V];
 #pragma unroll
-        for (int v = 0; v < 2 * V; ++v) {
-          line[v] = kept[v % 2][v / 2];
+        for (int v = 0; v < S * V; ++v) {
+          line[v] = kept[v % S][v / S];
         }
-        return store_results<2 * V>(to, line);
+        return store_results<S * V>(to, line);
       }
       if (kOf == Elements::planes && pairs) {
 #pragma unroll
@@ -185,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         return;
       }
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int e = 0; e < S; ++e) {
         if (!column_exists[e]) {
           continue;
         }
@@ -202,22 +208,22 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     };
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      Combine kept[2][V];
+    for (int r = 0; r < S; ++r) {
+      Combine kept[S][V];
 #pragma unroll
       for (int y = 0; y < kCells; ++y) {
 #pragma unroll
         for (int x = 0; x < kCells; ++x) {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) { // in the cell's window, the output has these coordinates
-            const int in_y = r - 2 * (y - kOwn) + P, in_x = e - 2 * (x - kOwn) + P;
+          for (int e = 0; e < S; ++e) { // in the cell's window, the output has these coordinates
+            const int in_y = r - S * (y - kOwn) + P, in_x = e - S * (x - kOwn) + P;
             if (in_y < 0 || in_y >= K || in_x < 0 || in_x >= K) {
               continue;
             }
             const uint32_t name = kOffsets ? in_y * K + in_x : position + r * width.out + e;
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-              const bool match = named[y][x][v] == name + (kOfCells && !kOffsets ? 2 * v : 0);
+              const bool match = named[y][x][v] == name + (kOfCells && !kOffsets ? S * v : 0);
               kept[e][v].add_if(match, value[y][x][v]);
             }
           }
@@ -229,13 +235,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     }
 
     // Whether the own indices are in their windows, as far as that is told at little cost.
-    const uint32_t top = 2 * p - P, first_column = 2 * q - P; // of the window
-    // Of a 2x2 window, offsets that are not clipped if its second column is not.
-    const uint32_t end = row_exists[1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
+    const uint32_t top = S * p - P, first_column = S * q - P; // of the window
+    // Of a disjoint window whose last column exists: so many offsets, or more, are not clipped.
+    const uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
     uint32_t all_inside = 1;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? 2 * v : 0;
+      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? S * v : 0;
       if constexpr (K == 3 && kOffsets) {
         // Of a row that divides into vectors, the first column is clipped, or the last one.
         const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
@@ -243,17 +249,22 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
             unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
         all_inside &= offsets >> (name < K * K ? name : K * K);
       } else if constexpr (kOffsets) {
-        all_inside &= name < end && column_exists[1] && z + depth.kernel <= depth.out;
+        all_inside &= name < end && column_exists[S - 1] && z + depth.kernel <= depth.out;
       } else if constexpr (K == 3) {
         const Position<uint32_t> start{{z, top, first_column + right}};
         all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
       } else {
         const uint32_t away = name - position - right, slice = height.out * width.out;
         const auto in_rows = [&](uint32_t from_first) {
-          return from_first < 2 || (row_exists[1] && from_first - width.out < 2);
+          bool inside = from_first < K;
+#pragma unroll
+          for (int k = 1; k < K; ++k) {
+            inside |= row_exists[k] && from_first - k * width.out < K;
+          }
+          return inside;
         };
         const bool second = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
-        all_inside &= column_exists[1] && (in_rows(away) || (second && in_rows(away - slice)));
+        all_inside &= column_exists[S - 1] && (in_rows(away) || (second && in_rows(away - slice)));
       }
     }
     bool stray = false;
