@@ -146,7 +146,7 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
       kernel = moving_kernel<Element>(call, single);
     });
   }
-  const Plan plan(call.geometry, any_index);
+  const Plan plan(call, any_index);
   const Targets targets(call, plan, own_window);
   std::atomic<int64_t> missed{Part::kNone};
   at::parallel_for(0, plan.total, plan.grain, [&](int64_t begin, int64_t end) {

@@ -1,6 +1,7 @@
 // How an unpooling is cut up: its pooled elements into chunks, its outputs into parts.
 #pragma once
 
+#include "../calls.h"
 #include "../geometry.h"
 
 #include <ATen/Parallel.h>
@@ -35,13 +36,14 @@ struct Chunk {
   Range elements;
   Range reach; // outputs that their indices may name
   Range owned; // those in reach that the thread owns
+
+  int64_t lead() const { return owned.begin - reach.begin; }
 };
 
 struct Plan {
   // `any_index`: any index may name any output of its plane. Else the reach of a chunk holds the
   // windows of its rows, along the first axis that is longer than 1.
-  Plan(const Geometry<int64_t>& geometry, bool any_index)
-      : geometry(geometry), any_index(any_index) {
+  Plan(const UnpoolCall& call, bool any_index) : geometry(call.geometry), any_index(any_index) {
     constexpr int64_t kGrain = 1 << 15; // outputs that are worth a thread
     const Axis<int64_t>* axis = geometry.axis;
     // Unit: the largest of slab, slice, row, cell and element that a chunk has room for.
@@ -67,6 +69,10 @@ struct Plan {
       parts = stacks < 8 * threads ? threads / std::gcd(threads, stacks) : 1;
       parts = std::max(std::min(parts, outputs / kGrain + 1), (outputs >> 31) + 1);
     }
+    const auto size = static_cast<int64_t>(call.element_size);
+    const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
+    const int64_t slab = geometry.in_slab() * (size + index_size) + geometry.out_slab() * size;
+    large = geometry.outer > (4 << 20) / slab;
     grain = std::max<int64_t>(1, kGrain * parts / outputs);
     total = stacks * parts;
   }
@@ -91,6 +97,7 @@ struct Plan {
 
   const Geometry<int64_t>& geometry;
   const bool any_index;
+  bool large;                       // the call reads and writes more than caches hold
   int64_t slabs, chunks, parts = 1; // of a stack; the last stack may have fewer slabs
   int64_t grain, total;             // parts that are worth a thread; parts of the call
   int64_t longest_chunk;

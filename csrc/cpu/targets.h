@@ -14,8 +14,7 @@
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
 
-// The target of an element is the output that its index names, counted from the first output that
-// the thread owns. Targets that are not owned are at least the number of those that are.
+// The target of an element is the output that its index names, counted from the first in reach.
 class Targets {
  public:
   static constexpr int64_t kNone = -1;
@@ -25,14 +24,17 @@ class Targets {
   Targets(const UnpoolCall& call, const Plan& plan, bool own_window)
       : call_(call), plan_(plan), own_window_(own_window) {
     const bool offsets = call.index_type == c10::ScalarType::Byte;
+    double farthest = 0; // position in a window, before it is clipped
     for (const Axis<int64_t>& axis : geometry_.axis) {
-      fits_ = fits_ && (axis.in * axis.stride + axis.kernel + axis.padding) >> 30 == 0;
+      const double end = axis.in * static_cast<double>(axis.stride) + axis.kernel + axis.padding;
+      farthest = farthest * static_cast<double>(axis.out) + end;
     }
+    fits_ = farthest < 1 << 30;
     for (int64_t i = 0; own_window && i < kRows; ++i) { // the last row is repeated
       const int64_t row = std::min(i, depth_.kernel * height_.kernel - 1);
       row_[i] = static_cast<uint32_t>(position(row / height_.kernel, row % height_.kernel, 0));
     }
-    if (offsets || own_window || !flat_) {
+    if (offsets || own_window || !plain_) {
       list(offsets || own_window);
     }
   }
@@ -49,22 +51,25 @@ class Targets {
   bool find(const Chunk& chunk, uint32_t* targets) const {
     bool found = false;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const Index* indices = indices_of<Index>(chunk.stack) + chunk.elements.begin;
       if (chunk.reach.size() >> 31 != 0 || (kIsWindowOffset<Index> && !fits_)) {
         found = !own_window_ && find_each(chunk, targets);
-      } else if constexpr (kIsWindowOffset<Index>) {
-        const int axes = !is_one(depth_) ? 3 : !is_one(height_) ? 2 : 1;
-        with_count<1, 2, 3>(axes, [&](auto count) {
-          found = clips_ ? find_offsets<count, true>(indices, chunk, targets)
-                         : find_offsets<count, false>(indices, chunk, targets);
-        });
-      } else {
-        const int64_t rows = own_window_ ? depth_.kernel * height_.kernel : 0;
-        with_count<0, 1, 2, kRows>(rows == 3 ? kRows : rows, [&](auto count) {
-          found = flat_ ? find_flat<count, true>(indices, chunk, targets)
-                        : find_flat<count, false>(indices, chunk, targets);
-        });
+        return;
       }
+      // Axes of the plane that an offset has to be divided among, or rows of the window.
+      const int64_t rows = depth_.kernel * height_.kernel;
+      const int count = kIsWindowOffset<Index> ? (!is_one(depth_)    ? 3
+                                                  : !is_one(height_) ? 2
+                                                                     : 1)
+                        : !own_window_         ? 0
+                        : rows == 3            ? kRows
+                                               : static_cast<int>(rows);
+      with_one_of<0, 1, 2, 3, kRows>(count, [&](auto constant) {
+        with_one_of<0, 1>(plain_, [&](auto plain) {
+          with_one_of<0, 1>(clips_ && kIsWindowOffset<Index>, [&](auto clips) {
+            found = find_all<constant, plain, clips, Index>(chunk, targets);
+          });
+        });
+      });
     });
     return found;
   }
@@ -123,10 +128,9 @@ class Targets {
     return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
   }
 
-  // Calls f with the one of kCounts that `count` is.
-  template <int... kCounts, class F>
-  static void with_count(int64_t count, const F& f) {
-    (void)((count == kCounts && (f(std::integral_constant<int, kCounts>{}), true)) || ...);
+  template <int... kValues, class F>
+  static void with_one_of(int value, const F& f) {
+    (void)((value == kValues && (f(std::integral_constant<int, kValues>{}), true)) || ...);
   }
 
   template <class Index>
@@ -144,117 +148,94 @@ class Targets {
       for (int64_t x = begin; i < end; x += width_.stride) {
         for (const int64_t next = std::min(end, i + inner); i < next; ++i) {
           window_[i] = static_cast<uint32_t>(position(z, y, x));
-          at_[0][i] = static_cast<int32_t>(z);
-          at_[1][i] = static_cast<int32_t>(y);
-          at_[2][i] = static_cast<int32_t>(x);
+          x_[i] = static_cast<int32_t>(x);
+          y_[i] = static_cast<int32_t>(y);
         }
       }
     }
-    for (int64_t i = slab; windows && i < count; ++i) { // further slabs
-      window_[i] = window_[i - slab];
-      for (auto& list : at_) {
-        list[i] = list[i - slab];
-      }
-    }
     for (int64_t i = 0; i < count; ++i) {
-      first_[i] = i >= slab    ? first_[i - slab] + static_cast<uint32_t>(geometry_.out_slab())
-                  : i >= inner ? first_[i - inner]
-                               : static_cast<uint32_t>(i);
+      first_[i] = static_cast<uint32_t>(i);
+      if (i >= slab) { // the next slab
+        window_[i] = window_[i - slab];
+        x_[i] = x_[i - slab];
+        y_[i] = y_[i - slab];
+        first_[i] = first_[i - slab] + static_cast<uint32_t>(geometry_.out_slab());
+      } else if (i >= inner) {
+        first_[i] = first_[i - inner];
+      }
     }
   }
 
-  // Finds targets one by one, however large the numbers.
+  // Finds targets one by one, however large the numbers. 32 bits may not tell all of a reach apart,
+  // so those that are not owned lie just before those that are.
   bool find_each(const Chunk& chunk, uint32_t* targets) const {
     for (int64_t i = 0; i < chunk.elements.size(); ++i) {
       const int64_t output = output_of(chunk.stack, chunk.elements.begin + i);
       if (!chunk.reach.holds(output)) {
         return false;
       }
-      const bool owns = chunk.owned.holds(output);
-      targets[i] = owns ? static_cast<uint32_t>(output - chunk.owned.begin) : ~uint32_t{0};
+      const int64_t target =
+          chunk.owned.holds(output) ? output - chunk.reach.begin : chunk.lead() - 1;
+      targets[i] = static_cast<uint32_t>(target);
     }
     return true;
   }
 
-  // What a chunk adds to the listed begins of windows, and to the listed outputs.
-  uint32_t window_shift(const Chunk& chunk) const {
+  // Finds all targets in vectors. kCount: of window offsets, the last axes, before which all are of
+  // size 1; else rows of the window that an index has to lie in, if it has to. kPlain: plain_.
+  template <int kCount, bool kPlain, bool kClips, class Index>
+  bool find_all(const Chunk& chunk, uint32_t* targets) const {
+    const Index* indices = indices_of<Index>(chunk.stack) + chunk.elements.begin;
+    const int64_t count = chunk.elements.size(), inner = geometry_.inner;
+    const int64_t first = chunk.reach.begin / inner; // position
+    const int64_t last = std::min(chunk.reach.end / inner, geometry_.out_plane()) - 1 - first;
     const Coordinates step = step_to(chunk.elements.begin);
-    return static_cast<uint32_t>(position(step.z, step.y, step.x));
-  }
-  uint32_t output_shift(const Chunk& chunk) const {
-    return static_cast<uint32_t>(chunk.elements.begin % geometry_.inner - chunk.owned.begin);
-  }
-
-  // Flat indices. kCount: rows of a window, if indices have to lie in it. kFlat: a stack is one
-  // plane.
-  template <int kCount, bool kFlat, class Index>
-  bool find_flat(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
-    const int64_t count = chunk.elements.size(), last_reach = chunk.reach.end / geometry_.inner;
-    const auto first = static_cast<uint64_t>(chunk.reach.begin / geometry_.inner);
-    const uint64_t last = std::min(last_reach, geometry_.out_plane()) - 1;
-    const auto inner = static_cast<uint32_t>(geometry_.inner);
-    const auto width = static_cast<uint32_t>(width_.kernel);
-    const uint32_t shift = output_shift(chunk), window = window_shift(chunk);
-    return in_vectors([=, this]() MAXUNPOOL_INLINE {
-      uint32_t* __restrict to = targets;
-      uint64_t outside = 0; // its first bit
-      uint32_t stray = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        const auto index = static_cast<uint64_t>(int64_t{indices[i]});
-        outside |= (index - first) | (last - index);
-        const auto position = static_cast<uint32_t>(index);
-        if constexpr (kCount > 0) {
-          const uint32_t distance = position - (window_[i] + window);
-          uint32_t least = distance; // from a row of the window that begins before
-          for (int row = 1; row < kCount; ++row) {
-            least = std::min(least, distance - row_[row]);
-          }
-          stray |= least >= width;
-        }
-        to[i] = kFlat ? position + shift : position * inner + (first_[i] + shift);
-      }
-      return outside >> 63 == 0 && stray == 0;
-    });
-  }
-
-  // Window offsets, which name no output outside of the reach. kAxes: the last axes, before which
-  // all are of size 1. kClips: an offset below the window's volume may lie outside of the plane.
-  template <int kAxes, bool kClips>
-  bool find_offsets(const uint8_t* offsets, const Chunk& chunk, uint32_t* targets) const {
+    const auto begin = static_cast<uint32_t>(position(step.z, step.y, step.x) - first);
+    const auto channel = static_cast<uint32_t>(chunk.elements.begin % inner);
+    const auto channels = static_cast<uint32_t>(inner);
     const auto narrow = [](int64_t n) { return static_cast<int32_t>(n); };
     // Reciprocals: a product's upper half is the quotient, for all quotients of uint8.
     const int32_t by_width = narrow((1 << 16) / width_.kernel + 1);
     const int32_t by_height = narrow((1 << 16) / height_.kernel + 1);
     const int32_t rows = narrow(height_.kernel), columns = narrow(width_.kernel);
-    const int32_t depth = narrow(depth_.out), height = narrow(height_.out);
-    const int32_t width = narrow(width_.out), volume = narrow(depth_.kernel) * rows * columns;
+    const int32_t height = narrow(height_.out), width = narrow(width_.out);
+    const int32_t dy = narrow(step.y), dx = narrow(step.x);
     // Positions to skip after each row of a window, and after each slice.
     const auto skip = static_cast<uint32_t>(width - columns);
     const auto skip_slice = static_cast<uint32_t>((height_.out - height_.kernel) * width_.out);
-    const Coordinates step = step_to(chunk.elements.begin);
-    const int32_t dz = narrow(step.z), dy = narrow(step.y), dx = narrow(step.x);
-    const auto inner = static_cast<uint32_t>(geometry_.inner);
-    const uint32_t shift = output_shift(chunk), window = window_shift(chunk);
-    const int64_t count = chunk.elements.size();
+    const uint32_t volume = narrow(depth_.kernel) * rows * columns;
     return in_vectors([=, this]() MAXUNPOOL_INLINE {
       uint32_t* __restrict to = targets;
-      uint8_t most = 0;
+      uint64_t high = 0; // bits of distances from `first`
+      uint32_t most = 0, stray = 0;
       int32_t outside = 0; // its first bit
+      uint8_t most_offset = 0;
       for (int64_t i = 0; i < count; ++i) {
-        const int32_t offset = offsets[i], row = kAxes > 1 ? offset * by_width >> 16 : 0;
-        const int32_t slice = kAxes > 2 ? row * by_height >> 16 : 0;
-        if constexpr (kClips) {
-          const int32_t x = at_[2][i] + dx + offset - row * columns;
-          const int32_t y = at_[1][i] + dy + row - slice * rows, z = at_[0][i] + dz + slice;
-          outside |= x | (width - 1 - x);
-          outside |= kAxes > 1 ? y | (height - 1 - y) : 0;
-          outside |= kAxes > 2 ? z | (depth - 1 - z) : 0;
+        uint32_t distance; // from `first`, in positions
+        if constexpr (kIsWindowOffset<Index>) {
+          const int32_t offset = indices[i], row = kCount > 1 ? offset * by_width >> 16 : 0;
+          const int32_t slice = kCount > 2 ? row * by_height >> 16 : 0;
+          const int32_t x = x_[i] + dx + offset - row * columns,
+                        y = y_[i] + dy + row - slice * rows;
+          outside |= kClips && kCount > 1 ? x | (width - 1 - x) : 0;
+          outside |= kClips && kCount > 2 ? y | (height - 1 - y) : 0;
+          most_offset = std::max(most_offset, indices[i]);
+          distance = window_[i] + begin + offset + row * skip + slice * skip_slice;
+        } else {
+          const uint64_t wide = static_cast<uint64_t>(int64_t{indices[i]}) - first;
+          high |= wide;
+          distance = static_cast<uint32_t>(wide);
+          const uint32_t inside = kCount > 0 ? distance - (window_[i] + begin) : 0;
+          uint32_t least = inside; // from a row of the window that begins before
+          for (int row = 1; row < kCount; ++row) {
+            least = std::min(least, inside - row_[row]);
+          }
+          stray |= kCount > 0 && least >= static_cast<uint32_t>(columns) ? 1 : 0;
         }
-        most = std::max(most, offsets[i]);
-        const uint32_t position = window_[i] + window + offset + row * skip + slice * skip_slice;
-        to[i] = position * inner + (first_[i] + shift);
+        most = std::max(most, distance);
+        to[i] = kPlain ? distance : distance * channels + (first_[i] + channel);
       }
-      return outside >= 0 && most < volume;
+      return high >> 31 == 0 && most <= last && stray == 0 && outside >= 0 && most_offset < volume;
     });
   }
 
@@ -263,15 +244,16 @@ class Targets {
   const Geometry<int64_t>& geometry_ = call_.geometry;
   const Axis<int64_t>&depth_ = geometry_.axis[0], &height_ = geometry_.axis[1],
         &width_ = geometry_.axis[2];
-  const bool own_window_, clips_ = clips(geometry_);
-  const bool flat_ = geometry_.inner == 1 && plan_.slabs == 1;
-  bool fits_ = true;    // coordinates fit 32 bits
+  const bool own_window_;
+  const bool clips_ = clips(geometry_);
+  const bool plain_ = geometry_.inner == 1 && plan_.slabs == 1; // the stack is one plane
+  bool fits_;           // positions of windows, clipped or not, fit 32 bits
   uint32_t row_[kRows]; // where the rows of a window begin, in positions from its begin on
   // Of each element of the first chunk: where its window begins, as a position and as coordinates,
   // and the output that position 0 is. All chunks share them, but for what their first element
   // adds.
   uint32_t window_[Chunk::kMost], first_[Chunk::kMost];
-  int32_t at_[3][Chunk::kMost];
+  int32_t x_[Chunk::kMost], y_[Chunk::kMost];
 };
 
 } // namespace
