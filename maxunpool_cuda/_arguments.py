@@ -96,12 +96,16 @@ def unpooled_size(
     default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:
         return default
-    sizes = _ints(name, "output_size", output_size, output_size)
+    if not isinstance(output_size, Iterable):
+        raise TypeError(
+            f"{name}: expected output_size to be a sequence of ints but got {output_size!r}"
+        )
+    sizes = tuple(output_size)
     lengths = (dims, dims + 2) if len(shape) != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
         numbers = " or ".join(map(str, lengths))
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
-    sizes = sizes[-dims:]
+    sizes = _ints(name, "output_size", output_size, sizes[-dims:])
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
             raise ValueError(
