@@ -37,6 +37,11 @@ def way(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("composed")
 
 
+def one_nan(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """With equal NaNs: PyTorch's kernels write any NaN for float16 and bfloat16."""
+    return values.where(values == values, torch.nan), indices
+
+
 def steps(tensor: Tensor) -> list[int]:
     """The strides that say where an element is."""
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
@@ -66,9 +71,9 @@ def test_the_definition_and_torchs(dims: int, dtype: torch.dtype, rng: random.Ra
         x = laid_out(x, rng.choice(LAYOUTS), dims)
         values, indices = both = ours(dims)(x, asked, return_indices=True)
         case = (x.shape, x.stride(), asked)
-        assert all(map(same, both, adaptive_max_pool(x, pooled))), case
+        assert all(map(same, one_nan(*both), one_nan(*adaptive_max_pool(x, pooled)))), case
         expected = theirs(dims)(x, asked, return_indices=True)
-        assert all(map(same, both, expected)), case
+        assert all(map(same, one_nan(*both), one_nan(*expected))), case
         assert steps(values) == steps(indices) == steps(expected[0]), case
         module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
         assert same(module(asked)(x), values)
