@@ -277,7 +277,7 @@ def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Dynamo hands arguments to modes as they are here: by place.
     """
-    values, indices = torch_F.max_pool2d(x, 2, 2, 0, 1, False, True)
+    values, indices = torch_F.max_pool2d_with_indices(x, 2, 2, 0, 1, False, True)
     return values, indices.clone()
 
 
