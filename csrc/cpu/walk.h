@@ -84,9 +84,12 @@ struct Part {
     const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
     const int64_t next = plan.pooled(stack) + chunk.elements.begin + (back ? -count : count);
     const int64_t first = plan.unpooled(stack) + chunk.owned.begin;
+    // The channels of a few cells reach whole rows: what gradients read next lies behind these.
+    const bool rows = plan.geometry.inner > 1 && !call.forward;
+    const int64_t far = rows ? std::max(kAhead, chunk.reach.size() * size) : kAhead;
     const auto next_indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
     const auto unpooled = reinterpret_cast<uintptr_t>(call.forward ? call.result : call.values);
-    const uintptr_t ahead = unpooled + first * size + (back ? -kAhead : kAhead);
+    const uintptr_t ahead = unpooled + first * size + (back ? -far : far);
     const int64_t row = plan.geometry.axis[2].out * plan.geometry.inner * size;
     const auto nth = [&](int64_t k) MAXUNPOOL_INLINE { return kReverse ? count - 1 - k : k; };
     int64_t k = 0;
