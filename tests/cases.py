@@ -256,15 +256,15 @@ def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
 
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """For pooling: any numbers, or few so that many are equal, or infinities, zeros and NaNs."""
-    kind = rng.choice(("any", "few", "few", "special"))
+    """For pooling: any numbers, few so that many are equal, infinities and NaNs, or the lowest."""
+    kind = rng.choice(("any", "few", "special", "lowest"))
     if kind == "any":
         return random_values(rng, shape, dtype)
-    choices = [0, 1, 2] if kind == "few" else [0, 1]
-    if dtype.is_floating_point:
-        choices += [-0.0, -math.inf] if kind == "few" else [-math.inf, math.inf, math.nan, -0.0]
-    else:
-        choices += [torch.iinfo(dtype).min] * 3
+    real = dtype.is_floating_point
+    lowest = -math.inf if real else torch.iinfo(dtype).min
+    choices = [0, 1, 2, lowest, lowest, lowest] if kind == "few" else [0, *[lowest] * 9]
+    if kind == "special":
+        choices = [0, 1, -math.inf, math.inf, math.nan, -0.0] if real else [0, 1, lowest]
     drawn = torch.randint(len(choices), shape, generator=_generator(rng))
     return torch.tensor(choices, dtype=dtype)[drawn]
 
@@ -451,8 +451,8 @@ def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str, int, int]:
     g, (values, indices) = call.geometry, call.tensors
     cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
     if indices.dtype == torch.uint8:
-        bad = [at for at in range(256) if position_of(g, cell, at) is None]
-        bad = [at for at in bad if at < math.prod(g.kernel)] or bad
+        volume = math.prod(g.kernel)
+        bad = [at for at in range(volume) if position_of(g, cell, at) is None] + [volume, 255]
     else:
         bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
     if indices.dtype == torch.int64:

@@ -84,7 +84,8 @@ def test_a_mistake_is_seen(
     reduce: str, shared_bytes: int, mistake: str, rng: random.Random
 ) -> None:
     """Threads meet where their elements name one output. Then they, or a block, are missing."""
-    chosen = {"geometry": geometry_of((4, 4), (2, 2, 0)), "leading": (4, 2), "kind": "few"}
+    chosen = {"geometry": geometry_of((4, 4), (2, 2, 0)), "leading": (4, 2)}
+    chosen["kind"] = "anywhere" if mistake == "a block" else "few"
     call = draw(rng, "unpool", torch.float32, reduce=reduce, layouts=("contiguous",), **chosen)
     outcome = pytest.raises(AssertionError) if mistake else contextlib.nullcontext()
     limits = USUAL | {"shared_bytes": shared_bytes}

@@ -34,6 +34,7 @@ from cases import (
     random_values,
     same,
     scaled,
+    windows_of,
     with_a_bad_index,
     with_whole_numbers,
 )
@@ -132,6 +133,26 @@ def test_every_pair_of_neighbours(device: str, window: str, offsets: bool, rng: 
             indices = named if offsets else positions_of(named, g)
             case = replace(call, tensors=(call.tensors[0], indices))
             case.laid_out(LAYOUTS[i % 2]).check(device)
+
+
+@pytest.mark.parametrize("pooled", [(6,), (2, 3), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("window", ["2x2/2", "3x3/3", "3x3/4"])
+def test_every_index_in_the_window_of_another(
+    device: str, window: str, pooled: Sizes, rng: Random
+) -> None:
+    """Windows do not overlap, and all other indices lie in their own."""
+    g = geometry_of(pooled, WINDOWS[window])
+    chosen = {"geometry": g, "leading": (1, 1), "layouts": ("contiguous",)}
+    gradient = draw(rng, "gradient", torch.float32, reduce="last", **chosen)
+    single = draw(rng, "unpool", torch.float16, reduce="sum", **chosen)
+    positions, _ = windows_of(g)
+    for cell, owner in itertools.permutations(range(len(positions)), 2):
+        for position in positions[owner]:
+            indices = positions[:, 0].clone()
+            indices[[cell, owner]] = position
+            for call in (gradient, single):
+                tensors = (call.tensors[0], indices.reshape(1, 1, *pooled))
+                replace(call, tensors=tensors).check(device)
 
 
 @every_unpooling
