@@ -262,7 +262,7 @@ def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
         return random_values(rng, shape, dtype)
     real = dtype.is_floating_point
     lowest = -math.inf if real else torch.iinfo(dtype).min
-    choices = [0, 1, 2, lowest, lowest, lowest] if kind == "few" else [0, *[lowest] * 9]
+    choices = [0, 1, 2, -0.0, lowest, lowest] if kind == "few" else [0, *[lowest] * 9]
     if kind == "special":
         choices = [0, 1, -math.inf, math.inf, math.nan, -0.0] if real else [0, 1, lowest]
     drawn = torch.randint(len(choices), shape, generator=_generator(rng))

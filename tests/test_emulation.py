@@ -26,7 +26,7 @@ from cases import (
 )
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-COMPILED_WINDOWS = ("2x2/2", "3x3/2", "3x3/2 padded", "3x3/1 padded")
+COMPILED_WINDOWS = ("2x2/2", "3x3/2", "3x3/2 padded", "3x3/1 padded", "4x4/4")
 
 
 PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")

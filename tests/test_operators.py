@@ -422,23 +422,26 @@ def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("window", ["2x2/2", "3x3/2 padded"])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 3, 1)], ids=str)
+@pytest.mark.parametrize("operator", ["unpool from offsets", "gradient from offsets"])
 def test_every_offset_outside_the_plane_is_bad(
-    device: str, window: str, layout: str, rng: Random
+    device: str, operator: str, window: Sizes, layout: str, rng: Random
 ) -> None:
     """Of the output sizes a window allows, some cut a row and a column off it, or two."""
-    kernel, stride, padding = WINDOWS[window]
-    default = default_output_size((4,), (kernel,), (stride,), (padding,))[0]
+    kernel, stride, _ = window
+    default = geometry_of((4,), window).output[0]
     for size in range(default - stride + 1, default + stride):
-        g = Geometry((4, 4), *((n, n) for n in (kernel, stride, padding)), (size, size))
-        case = case_of(rng, g, (1, 8), torch.float32, "offset")
-        for cell, at in itertools.product(range(16), range(kernel**2)):
+        g = geometry_of((4, 4), window, (size, size))
+        call = draw(rng, operator, torch.float32, geometry=g, leading=(1, 8), layouts=(layout,))
+        call.check(device)
+        for cell, at in itertools.product(range(16), range(kernel**2 + 1)):
             if position_of(g, cell, at) is None:
-                offsets = case.indices.clone()
-                offsets[0, rng.randrange(8)].view(-1)[cell] = at
-                call = unpool_call(replace(case, indices=offsets).laid_out(layout), True)
-                with pytest.raises(RuntimeError, match=rf"invalid max index: {at} "):
-                    call.results(device)
+                indices, plane = call.tensors[1].clone(), rng.randrange(8)
+                indices[0, plane, cell // 4, cell % 4] = at
+                bad = replace(call, tensors=(call.tensors[0], indices))
+                words = f"invalid max index: {at} .* at position {cell} of plane {plane}"
+                with pytest.raises(RuntimeError, match=words):
+                    bad.results(device)
 
 
 @pytest.mark.sanitized
