@@ -77,20 +77,20 @@ def test_launches(operator: str, rng: random.Random) -> None:
 @pytest.mark.parametrize("mistake", ["", "barriers", "a block"])
 @pytest.mark.parametrize(
     ("reduce", "shared_bytes"),
-    [("last", 48 << 10), ("last", 128), ("sum", 48 << 10)],
+    [("last", 48 << 10), ("last", 64), ("sum", 48 << 10)],  # with 128, a block may have no work
     ids=["whole planes", "parts", "sums"],
 )
 def test_a_mistake_is_seen(
     reduce: str, shared_bytes: int, mistake: str, rng: random.Random
 ) -> None:
     """Threads meet where their elements name one output. Then they, or a block, are missing."""
-    chosen = {"geometry": geometry_of((4, 4), (2, 2, 0)), "leading": (4, 2)}
-    chosen["kind"] = "anywhere" if mistake == "a block" else "few"
+    chosen = {"geometry": geometry_of((4, 4), (2, 2, 0)), "leading": (4, 2), "kind": "few"}
     call = draw(rng, "unpool", torch.float32, reduce=reduce, layouts=("contiguous",), **chosen)
     outcome = pytest.raises(AssertionError) if mistake else contextlib.nullcontext()
     limits = USUAL | {"shared_bytes": shared_bytes}
     with emulation.emulated_gpu(rng, mistake, **limits), outcome:
-        call.check()
+        for _ in range(4):  # in an order by luck, one run may be right
+            call.check()
 
 
 @pytest.mark.slow
