@@ -432,6 +432,8 @@ def test_every_offset_outside_the_plane_is_bad(
     default = geometry_of((4,), window).output[0]
     for size in range(default - stride + 1, default + stride):
         g = geometry_of((4, 4), window, (size, size))
+        if g.has_empty_window:
+            continue
         call = draw(rng, operator, torch.float32, geometry=g, leading=(1, 8), layouts=(layout,))
         call.check(device)
         for cell, at in itertools.product(range(16), range(kernel**2 + 1)):
