@@ -145,7 +145,8 @@ DYNAMIC = [
 def test_pooling_and_back_of_dynamic_sizes(
     numbers: tuple[int, int, int], index_dtype: torch.dtype, portable: bool, rng: random.Random
 ) -> None:
-    dims, leading = rng.choice((1, 2, 3)), rng.choice(((2, 3), (3,)))
+    # In 3d, the portable form of large windows takes minutes to export.
+    dims, leading = rng.choice((1, 2, 2 if portable else 3)), rng.choice(((2, 3), (3,)))
     sizes = [(n,) * dims for n in (8, *numbers, 1)]
     window = Geometry.of_pooling(*sizes, ceil=False)
     first = len(leading)
@@ -207,6 +208,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
     "max_pool2d: .* type INT32": lambda x: F.max_pool2d(x.int(), 2),
     "max_pool2d: .*ceil_mode=True": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+    "max_pool1d: .*sizes .4.": lambda x: F.max_pool1d(x[..., 0, :4], 2, 3, 0, 2, ceil_mode=True),
     "max_pool2d: .*dilation=": lambda x: F.max_pool2d(x[..., :1], (1, 2), 1, (0, 1), (1, 2)),
 }
 
