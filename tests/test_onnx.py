@@ -208,7 +208,9 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
     "max_pool2d: .* type INT32": lambda x: F.max_pool2d(x.int(), 2),
     "max_pool2d: .*ceil_mode=True": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
-    "max_pool1d: .*sizes .4.": lambda x: F.max_pool1d(x[..., 0, :4], 2, 3, 0, 2, ceil_mode=True),
+    "max_pool2d: .*sizes .1, 4.": (
+        lambda x: F.max_pool2d(x[..., :1, :4], (1, 2), (1, 3), 0, (1, 2), ceil_mode=True)
+    ),
     "max_pool2d: .*dilation=": lambda x: F.max_pool2d(x[..., :1], (1, 2), 1, (0, 1), (1, 2)),
 }
 
