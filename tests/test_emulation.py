@@ -104,6 +104,7 @@ def test_under_sanitizers(sanitizers: str) -> None:
     assert " passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_race_is_seen() -> None:
     done = emulation.sanitized("thread", *PYTEST, "-k", "mistake and barriers", __file__)
     assert done.returncode != 0
