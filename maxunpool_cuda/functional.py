@@ -352,7 +352,8 @@ def _adaptive(
         # window near it makes the gradient fast; the result is right for any window.
         sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
         kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
-        stride = [torch.sym_max(1, n // m) for n, m in zip(sizes, pooled, strict=True)]  # type: ignore[no-untyped-call]
+        largest: Callable[..., Any] = torch.sym_max  # some releases have no types for it
+        stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
         values = _ops.max_unpool_backward(input, indices, sizes, kernel, stride, [0] * dims, "sum")
         # Of volumes, torch.nn's function returns contiguous tensors alone.
         values = values.contiguous() if dims == 3 else values
