@@ -36,15 +36,25 @@ del PUBLIC["functional"]
 
 # The table of slower calls in performance.md: what finds the names of the cases.
 SLOWER = {
-    "unpooling backward, 3x3 windows, stride 1, contiguous": "^duplicates.*contiguous-backward",
-    "unpooling backward, indices of a dilated pool": "^dilated.*backward",
-    "unpooling forward and backward, indices of a dilated pool": "^dilated.*both",
-    "pooling backward, 3x3 windows, stride 1": "^pool-duplicates.*backward",
-    "pooling backward, 3x3 windows, stride 2, bfloat16, offsets": "^pool.*3x3s2.*16-uint8.*-back",
-    "unpooling backward, 3x3 windows, stride 2, bfloat16, offsets, contiguous": (
-        "^image.*3x3s2.*16-uint8-contiguous-backward"
+    "unpooling backward, 3x3 windows, contiguous": (
+        "^(image-112x64-b16-3x3s2p1|duplicates).*contiguous-backward"
     ),
-    "pooling a few kilobytes": "^pool-tiny.*forward",
+    "unpooling forward and backward, 3x3 windows, int64, contiguous": (
+        "^image.*3x3s2p1-float32-int64-contiguous-both"
+    ),
+    "unpooling backward, one row of 2^20 elements": "^signal.*backward",
+    "unpooling backward, small planes, 2x2 windows": "^(bottom|segnet-28).*backward",
+    "unpooling backward, 2x2x2 windows, float32, contiguous": (
+        "^volume-48.*float32.*contiguous-backward"
+    ),
+    "unpooling backward, indices of a dilated pool, contiguous": "^dilated.*contiguous-backward",
+    "pooling, 4x4 windows, float32, channels_last": (
+        "^pool-image.*4x4-float32.*channels_last-forward"
+    ),
+    "pooling, dilated windows, channels_last": "^pool-dilated.*channels_last-forward",
+    "pooling backward, 3x3 windows, stride 2, bfloat16, contiguous": (
+        "^pool-image.*3x3s2p1-bfloat16.*contiguous-backward"
+    ),
 }
 
 
