@@ -49,18 +49,11 @@ class Pool {
 
  public:
   explicit Pool(const PoolCall& call) : call_(call) {
-    double volume = 1, farthest = 0;
-    for (int a = 0; a < 3; ++a) {
-      volume *= static_cast<double>(geometry_.axis[a].kernel);
-      farthest += static_cast<double>(geometry_.axis[a].kernel - 1) * static_cast<double>(step_[a]);
+    double volume = 1;
+    for (const Axis<int64_t>& axis : geometry_.axis) {
+      volume *= static_cast<double>(axis.kernel);
     }
-    numbered_ = kOffsets || farthest > static_cast<double>(std::numeric_limits<Mark>::max());
-    listed_ = volume <= (numbered_ ? kMostNumbered : kMost);
-    for (int64_t i = 0; listed_ && numbered_ && i < volume; ++i) {
-      const int64_t row = i / width_.kernel;
-      position_[i] = position(row / height_.kernel, row % height_.kernel, i % width_.kernel);
-    }
-    if (listed_ && width_.stride <= kMostStep) { // all rows of elements have to fit what is staged
+    if (volume <= kMost && width_.stride <= kMostStep) { // all rows have to fit what is staged
       const int64_t room = kStaged / (depth_.kernel * height_.kernel) - extent_;
       block_ = std::min(kBlock, room / width_.stride / kLanes * kLanes - kLanes);
       std::fill_n(staged_, kStaged, Element{}); // vectors are compared whole, beyond what is staged
@@ -72,8 +65,8 @@ class Pool {
     const Span zs(depth_, call_.dilation[0], z), ys(height_, call_.dilation[1], y);
     const int64_t to = ((outer * depth_.in + z) * height_.in + y) * width_.in * inner_;
     const Element* slab = static_cast<const Element*>(call_.input) + outer * geometry_.out_slab();
-    const bool listed = listed_ && !zs.empty() && !ys.empty();
-    if (inner_ == 1 && listed && block_ > 0) {
+    const bool empty = zs.empty() || ys.empty();
+    if (block_ > 0 && inner_ == 1 && !empty) {
       for (int64_t x = first; x < end; x += block_) {
         windows(slab, zs, ys, x, std::min(block_, end - x), to + x);
       }
@@ -82,7 +75,7 @@ class Pool {
     for (int64_t x = first; x < end; ++x) {
       const Span xs(width_, call_.dilation[2], x);
       const int64_t last = position(zs.end - 1, ys.end - 1, xs.end - 1) + begin(zs, ys, xs);
-      if (inner_ > 1 && listed && !xs.empty() && slab + last * inner_ + kLanes <= end_) {
+      if (inner_ > 1 && !empty && !xs.empty() && slab + last * inner_ + kLanes <= end_) {
         channels(slab, zs, ys, xs, to + x * inner_);
         continue;
       }
@@ -94,7 +87,8 @@ class Pool {
 
  private:
   static constexpr bool kOffsets = kIsWindowOffset<Index>;
-  static constexpr int64_t kMost = 1 << 12, kMostNumbered = 256; // listed elements of a window
+  // Elements of a window that are listed at once, no more than marks can count.
+  static constexpr int64_t kMost = sizeof(Element) == 1 ? 1 << 8 : 1 << 12;
   static constexpr int64_t kBlock = 512;  // windows or channels that are compared at once
   static constexpr int64_t kMostStep = 4; // between windows of a row that are
   static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
@@ -106,29 +100,32 @@ class Pool {
   int64_t position(int64_t z, int64_t y, int64_t x) const {
     return z * step_[0] + y * step_[1] + x * step_[2];
   }
-  int64_t number(int64_t z, int64_t y, int64_t x) const {
-    return (z * height_.kernel + y) * width_.kernel + x;
+  // Index of an element: from the window's begin on, unless it is an offset.
+  int64_t place(int64_t z, int64_t y, int64_t x) const {
+    return kOffsets ? (z * height_.kernel + y) * width_.kernel + x : position(z, y, x);
   }
   // Position where a window begins, before it is clipped.
   int64_t begin(const Span& z, const Span& y, const Span& x) const {
     return (z.start * height_.out + y.start) * width_.out + x.start;
   }
 
-  // Lists elements of a window in these ranges, unless they are listed already. `offset_of` takes
-  // coordinates in the window, and changes with `layout` alone.
+  // Lists elements of a window, unless they are listed already. `offset_of` takes coordinates from
+  // the first one on, and changes with `layout` alone.
   template <class Offset>
-  void list(const Span& z, const Span& y, const Range& x, int64_t layout, const Offset& offset_of) {
-    const int64_t box[] = {z.begin, z.end, y.begin, y.end, x.begin, x.end, layout};
+  void list(int64_t depth, int64_t height, int64_t width, int64_t layout, const Offset& offset_of) {
+    const int64_t box[] = {depth, height, width, layout};
     if (std::equal(std::begin(box), std::end(box), box_)) {
       return;
     }
     std::copy(std::begin(box), std::end(box), box_);
     count_ = 0;
-    for (int64_t k = z.begin; k < z.end; ++k) {
-      for (int64_t j = y.begin; j < y.end; ++j) {
-        for (int64_t i = x.begin; i < x.end; ++i) {
+    numbered_ = place(depth - 1, height - 1, width - 1) > std::numeric_limits<Mark>::max();
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t j = 0; j < height; ++j) {
+        for (int64_t i = 0; i < width; ++i, ++count_) {
           offset_[count_] = offset_of(k, j, i);
-          mark_[count_++] = static_cast<Mark>(numbered_ ? number(k, j, i) : position(k, j, i));
+          place_[count_] = place(k, j, i);
+          mark_[count_] = static_cast<Mark>(numbered_ ? count_ : place_[count_]);
         }
       }
     }
@@ -136,7 +133,7 @@ class Pool {
 
   // Compares the listed elements of `count` windows: the first one's lie at these offsets, and each
   // other's one further on. Vectors are whole; none begins after `last`.
-  void compare(const Element* base, int64_t count, int64_t last, Element* values) {
+  void compare(const Element* base, int64_t count, int64_t last) {
     in_vectors([=, this]() MAXUNPOOL_INLINE {
       for (int64_t i = 0; i < count; i += kLanes) {
         const int64_t at = std::min(i, last);
@@ -152,36 +149,47 @@ class Pool {
           key = takes ? next_key : key;
           won = takes ? Marks{} + mark_[e] : won;
         }
-        std::memcpy(values + at, &value, kVector);
+        std::memcpy(best_ + at, &value, kVector);
         std::memcpy(marks_ + at, &won, kVector);
       }
     });
   }
 
-  // Pools the channels of a cell.
+  // Pools the channels of a cell, in pieces of the window that can be listed.
   void channels(const Element* slab, const Span& z, const Span& y, const Span& x, int64_t to) {
-    const int64_t start = begin(z, y, x), columns = x.end - x.begin;
-    const Element* base = slab + start * inner_;
-    list(z, y, {x.begin, x.end}, 0, [&](int64_t k, int64_t j, int64_t i) {
-      return position(k, j, i) * inner_;
-    });
-    for (int64_t row = 0; row < count_; row += columns) { // what windows to come read first
+    const int64_t start = begin(z, y, x), count = std::min(kBlock, inner_);
+    const int64_t width = std::min(kMost, x.end - x.begin);
+    const int64_t height = std::min(kMost / width, y.end - y.begin);
+    const int64_t depth = std::min(kMost / width / height, z.end - z.begin);
+    bool begins = true;
+    for (int64_t k = z.begin; k < z.end; k += depth) {
+      for (int64_t j = y.begin; j < y.end; j += height) {
+        for (int64_t i = x.begin; i < x.end; i += width, begins = false) {
+          const Element* base = slab + (start + position(k, j, i)) * inner_;
+          const int64_t columns = std::min(width, x.end - i);
+          list(
+              std::min(depth, z.end - k), std::min(height, y.end - j), columns, 0,
+              [&](int64_t k, int64_t j, int64_t i) { return position(k, j, i) * inner_; });
+          prefetch(base, columns);
+          for (int64_t b = 0; b < inner_;
+               b += kBlock) { // the last ones are done twice, not in part
+            const int64_t c = std::min(b, inner_ - count);
+            compare(base + c, count, std::max<int64_t>(0, count - kLanes));
+            put(count, start, 0, place(k, j, i), to + c, begins);
+          }
+        }
+      }
+    }
+  }
+
+  // Asks for what windows to come read first.
+  void prefetch(const Element* base, int64_t columns) const {
+    for (int64_t row = 0; row < count_; row += columns) {
       for (int64_t i = std::max<int64_t>(0, columns - width_.stride); i < columns; ++i) {
         for (int64_t c = 0; c < inner_; c += kLine) {
           MAXUNPOOL_PREFETCH(base + offset_[row + i] + c + kAhead);
         }
       }
-    }
-    const int64_t count = std::min(kBlock, inner_);
-    for (int64_t i = 0; i < inner_; i += kBlock) { // the last ones are done twice, not in part
-      const int64_t c = std::min(i, inner_ - count);
-      if (count < kLanes) { // reads on into the next cell
-        compare(base, count, 0, best_);
-        std::copy_n(best_, count, values_ + to);
-      } else {
-        compare(base + c, count, count - kLanes, values_ + to + c);
-      }
-      put_indices(count, start, 0, to + c);
     }
   }
 
@@ -202,19 +210,16 @@ class Pool {
         }(std::integer_sequence<int64_t, 1, 2, 3, kMostStep>{});
       }
     }
-    list(z, y, {0, width_.kernel}, room, [&](int64_t k, int64_t j, int64_t i) {
-      const int64_t row = (k - z.begin) * (y.end - y.begin) + j - y.begin, at = i * step_[2];
+    const int64_t height = y.end - y.begin;
+    list(z.end - z.begin, height, width_.kernel, room, [&](int64_t k, int64_t j, int64_t i) {
+      const int64_t row = k * height + j, at = i * step_[2];
       return (row * width_.stride + at % width_.stride) * room + at / width_.stride;
     });
-    compare(staged_, compared, compared, best_);
-    std::copy_n(best_, count, values_ + to);
-    put_indices(count, start, width_.stride, to);
-    // Windows that lie in the row only in part may have found nothing above the padding.
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = first.start + i * width_.stride, left = width_.out - extent_ - at;
-      if (at >= 0 && left >= 0) {
-        i += left / width_.stride;
-      } else if (Order::key(best_[i]) == Order::key(Order::kLowest)) {
+    compare(staged_, compared, compared);
+    put(count, start, width_.stride, place(z.begin, y.begin, 0), to, true);
+    // Windows that begin in the padding may have found nothing above it.
+    for (int64_t i = 0; i < count && first.start + i * width_.stride < 0; ++i) {
+      if (Order::key(best_[i]) == Order::key(Order::kLowest)) {
         window(plane, z, y, Span(width_, call_.dilation[2], x + i), to + i);
       }
     }
@@ -248,41 +253,67 @@ class Pool {
     copy(right, count);
   }
 
-  // Writes the indices of windows: the first begins at `start`, each other one `shift` further on.
-  void put_indices(int64_t count, int64_t start, int64_t shift, int64_t to) {
+  // Writes what was compared: of windows, the first of which begins at `start`, and each other one
+  // `shift` further on, elements from `from` on. Unless they begin a window, the best so far stays
+  // where they do not exceed it.
+  void put(int64_t count, int64_t start, int64_t shift, int64_t from, int64_t to, bool begins) {
+    Element* values = values_ + to;
     Index* indices = indices_ + to;
-    for (int64_t i = 0; kOffsets && i < count; ++i) {
-      indices[i] = static_cast<Index>(marks_[i]);
+    const int64_t origin = from + (kOffsets ? 0 : start), step = kOffsets ? 0 : shift;
+    for (int64_t i = 0; (numbered_ || !begins) && i < count; ++i) {
+      if (begins || Order::takes(Order::key(best_[i]), Order::key(values[i]))) {
+        values[i] = best_[i];
+        indices[i] =
+            static_cast<Index>(origin + i * step + (numbered_ ? place_[marks_[i]] : marks_[i]));
+      }
     }
-    for (int64_t i = 0; !kOffsets && numbered_ && i < count; ++i) {
-      indices[i] = static_cast<Index>(position_[marks_[i]] + (start + i * shift));
+    if (begins && !numbered_) {
+      std::copy_n(best_, count, values);
+      for (int64_t i = 0; i < count; ++i) {
+        indices[i] = static_cast<Index>(marks_[i]) + static_cast<Index>(origin + i * step);
+      }
     }
-    for (int64_t i = 0; !kOffsets && !numbered_ && i < count; ++i) {
-      indices[i] = static_cast<Index>(marks_[i]) + static_cast<Index>(start + i * shift);
-    }
+  }
+
+  // How many elements, in whole vectors, are below `value`.
+  static int64_t losers(const Element* elements, int64_t count, Element value) {
+    return in_vectors([=]() MAXUNPOOL_INLINE {
+      const Elements best = Order::key(Elements{} + value);
+      int64_t i = 0;
+      for (uint64_t any[4] = {}; i + kLanes <= count; i += kLanes) {
+        Elements next;
+        std::memcpy(&next, elements + i, kVector);
+        const auto takes = Order::takes(Order::key(next), best);
+        std::memcpy(any, &takes, kVector);
+        if ((any[0] | any[1] | any[2] | any[3]) != 0) {
+          break;
+        }
+      }
+      return i;
+    });
   }
 
   // Pools one window of a plane, given its first element. It may have no element in the input.
   void window(const Element* plane, const Span& z, const Span& y, const Span& x, int64_t to) {
-    const int64_t start = begin(z, y, x);
-    const auto index_of = [&](int64_t k, int64_t j, int64_t i) {
-      return static_cast<Index>(kOffsets ? number(k, j, i) : start + position(k, j, i));
-    };
+    const int64_t start = begin(z, y, x), step = step_[2] * inner_;
     Element value = Order::kLowest;
-    Index index = index_of(z.begin, y.begin, x.begin);
+    int64_t won = place(z.begin, y.begin, x.begin);
     for (int64_t k = z.begin; k < z.end; ++k) {
       for (int64_t j = y.begin; j < y.end; ++j) {
-        for (int64_t i = x.begin; i < x.end; ++i) {
-          const Element next = plane[(start + position(k, j, i)) * inner_];
-          if (Order::takes(Order::key(next), Order::key(value))) {
-            value = next;
-            index = index_of(k, j, i);
+        const Element* row = plane + (start + position(k, j, 0)) * inner_;
+        for (int64_t i = x.begin; i < x.end;) {
+          i += step == 1 && x.end - i >= kLanes ? losers(row + i, x.end - i, value) : 0;
+          for (const int64_t end = std::min(i + kLanes, x.end); i < end; ++i) {
+            if (Order::takes(Order::key(row[i * step]), Order::key(value))) [[unlikely]] {
+              value = row[i * step];
+              won = place(k, j, i);
+            }
           }
         }
       }
     }
     values_[to] = value;
-    indices_[to] = index;
+    indices_[to] = static_cast<Index>(won + (kOffsets ? 0 : start));
   }
 
   const PoolCall& call_;
@@ -299,11 +330,10 @@ class Pool {
       call_.dilation[0] * height_.out * width_.out, call_.dilation[1] * width_.out,
       call_.dilation[2]};
   const int64_t extent_ = step_[2] * (width_.kernel - 1) + 1;
-  int64_t block_ = 0;      // windows of a row that are compared at once
-  bool listed_, numbered_; // marks count elements; else they are positions from the window's begin
-  int64_t position_[kMostNumbered]; // of numbered elements, from the window's begin on
-  int64_t box_[7] = {}, count_ = 0, offset_[kMost]; // what is listed
-  Mark mark_[kMost], marks_[kBlock];                // listed; that have won
+  int64_t block_ = 0;     // windows of a row that are compared at once
+  bool numbered_ = false; // marks count the listed elements; else they are places
+  int64_t box_[4] = {}, count_ = 0, offset_[kMost], place_[kMost]; // what is listed
+  Mark mark_[kMost], marks_[kBlock];                               // listed; that have won
   Element best_[kBlock], staged_[kStaged];
 };
 
