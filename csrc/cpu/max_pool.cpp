@@ -49,11 +49,8 @@ class Pool {
 
  public:
   explicit Pool(const PoolCall& call) : call_(call) {
-    double volume = 1;
-    for (const Axis<int64_t>& axis : geometry_.axis) {
-      volume *= static_cast<double>(axis.kernel);
-    }
-    if (volume <= kMost && width_.stride <= kMostStep) { // all rows have to fit what is staged
+    // The elements of a window have to fit what is listed, and all their rows what is staged.
+    if (depth_.kernel <= kMost / width_.kernel / height_.kernel && width_.stride <= kMostStep) {
       const int64_t room = kStaged / (depth_.kernel * height_.kernel) - extent_;
       block_ = std::min(kBlock, room / width_.stride / kLanes * kLanes - kLanes);
       std::fill_n(staged_, kStaged, Element{}); // vectors are compared whole, beyond what is staged
@@ -304,7 +301,7 @@ class Pool {
         for (int64_t i = x.begin; i < x.end;) {
           i += step == 1 && x.end - i >= kLanes ? losers(row + i, x.end - i, value) : 0;
           for (const int64_t end = std::min(i + kLanes, x.end); i < end; ++i) {
-            if (Order::takes(Order::key(row[i * step]), Order::key(value))) [[unlikely]] {
+            if (Order::takes(Order::key(row[i * step]), Order::key(value))) {
               value = row[i * step];
               won = place(k, j, i);
             }
