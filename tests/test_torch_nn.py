@@ -90,10 +90,13 @@ LARGE: tuple[tuple[Any, ...], ...] = (
     ((2, 3, 5000), 4000, 333, 100, 1),
     ((1, 2, 18, 17, 19), 16, 1, 8, 1),
     ((1, 20, 7, 9, 8), (7, 9, 8), 1, 0, 1),
+    ((1, 40, 67, 66), (66, 65), 1, 0, 1),
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8], ids=str
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pooling_of_long_rows_many_channels_and_large_windows(
     device: str, layout: str, dtype: torch.dtype, rng: random.Random
