@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       column_exists[k] = kOfCells || S * q + k < width.out;
     }
     // Of the planes, from the first one. Where fewer than V are left, the last one is read again.
-    const int left = planes.slabs == 1 ? V : static_cast<int>(g.outer - outer);
+    const bool all_left = kOf != Elements::planes || planes.slabs == 1;
+    const int left = all_left ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
     if constexpr (kOf == Elements::planes) {
 #pragma unroll
@@ -164,6 +165,40 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
+    // Whether the own indices are in their windows, as far as that is told at little cost.
+    const uint32_t top = S * p - P, first_column = S * q - P; // of the window
+    // Of a disjoint window, so many offsets are not clipped, or more.
+    uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
+    end = column_exists[S - 1] && z + depth.kernel <= depth.out ? end : 0;
+    // The way to the second slice of a disjoint window, or 0 where it has none.
+    const bool second_slice = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
+    const uint32_t slice = second_slice ? height.out * width.out : 0;
+    uint32_t all_inside = K > S || column_exists[S - 1];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? S * v : 0;
+      if constexpr (K == 3 && kOffsets) {
+        // Of a row that divides into vectors, the first column is clipped, or the last one.
+        const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
+        const uint32_t offsets =
+            unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
+        all_inside &= offsets >> (name < K * K ? name : K * K);
+      } else if constexpr (kOffsets) {
+        all_inside &= name < end;
+      } else if constexpr (K == 3) {
+        const Position<uint32_t> start{{z, top, first_column + right}};
+        all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
+      } else {
+        // From the window's first output; then from the first one of the slice, and of the row.
+        uint32_t away = name - position - right;
+        away = std::min(away, away - slice); // a difference below 0 wraps around
+#pragma unroll
+        for (int k = 1; k < K; ++k) {
+          away = std::min(away, away - (row_exists[k] ? width.out : 0));
+        }
+        all_inside &= away < K;
+      }
+    }
     if constexpr (K == S) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -234,39 +269,6 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    // Whether the own indices are in their windows, as far as that is told at little cost.
-    const uint32_t top = S * p - P, first_column = S * q - P; // of the window
-    // Of a disjoint window whose last column exists: so many offsets, or more, are not clipped.
-    const uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
-    uint32_t all_inside = 1;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? S * v : 0;
-      if constexpr (K == 3 && kOffsets) {
-        // Of a row that divides into vectors, the first column is clipped, or the last one.
-        const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
-        const uint32_t offsets =
-            unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
-        all_inside &= offsets >> (name < K * K ? name : K * K);
-      } else if constexpr (kOffsets) {
-        all_inside &= name < end && column_exists[S - 1] && z + depth.kernel <= depth.out;
-      } else if constexpr (K == 3) {
-        const Position<uint32_t> start{{z, top, first_column + right}};
-        all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
-      } else {
-        const uint32_t away = name - position - right, slice = height.out * width.out;
-        const auto in_rows = [&](uint32_t from_first) {
-          bool inside = from_first < K;
-#pragma unroll
-          for (int k = 1; k < K; ++k) {
-            inside |= row_exists[k] && from_first - k * width.out < K;
-          }
-          return inside;
-        };
-        const bool second = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
-        all_inside &= column_exists[S - 1] && (in_rows(away) || (second && in_rows(away - slice)));
-      }
-    }
     bool stray = false;
     const bool is_cell = is_covered && in_depth == 0 && p < height.in && (kOfCells || q < width.in);
     if (is_cell && all_inside == 0) {
