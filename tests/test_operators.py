@@ -366,13 +366,13 @@ def test_windows_far_larger_than_the_planes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 16])
-def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
+def test_more_than_two_to_the_31_elements(real_device: str, channels: int) -> None:
     """In one plane (more than an int32 can count), and in all channels of a channels-last image."""
     cells = 2**28 // channels + 1
     shape = (1, channels, 1, cells)
     format = torch.channels_last if channels > 1 else torch.contiguous_format
-    x = torch.ones(shape, dtype=torch.uint8, device=device).contiguous(memory_format=format)
-    indices = torch.arange(7, cells * 8, 8, device=device).expand(shape)
+    x = torch.ones(shape, dtype=torch.uint8, device=real_device).contiguous(memory_format=format)
+    indices = torch.arange(7, cells * 8, 8, device=real_device).expand(shape)
     indices = indices.contiguous(memory_format=format)
     arguments = ((1, cells * 8), (1, 8), (1, 8), (0, 0), "last")
     output = _ops.max_unpool(x, indices, *arguments)
@@ -384,8 +384,8 @@ def test_more_than_two_to_the_31_elements(device: str, channels: int) -> None:
 
 
 @pytest.mark.slow
-def test_pooling_more_than_two_to_the_31_positions(device: str) -> None:
-    x = torch.zeros(1, 1, 2**31 + 64, dtype=torch.uint8, device=device)
+def test_pooling_more_than_two_to_the_31_positions(real_device: str) -> None:
+    x = torch.zeros(1, 1, 2**31 + 64, dtype=torch.uint8, device=real_device)
     x[..., -3:] = 1
     for index_dtype, expected in ((torch.int64, [2**31 - 64, 2**31 + 61]), (torch.uint8, [0, 61])):
         values, indices = F.max_pool1d(x, 64, return_indices=True, index_dtype=index_dtype)
