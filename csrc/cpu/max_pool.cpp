@@ -168,8 +168,7 @@ class Pool {
               std::min(depth, z.end - k), std::min(height, y.end - j), columns, 0,
               [&](int64_t k, int64_t j, int64_t i) { return position(k, j, i) * inner_; });
           prefetch(base, columns);
-          for (int64_t b = 0; b < inner_;
-               b += kBlock) { // the last ones are done twice, not in part
+          for (int64_t b = 0; b < inner_; b += kBlock) { // the last are done twice, not in part
             const int64_t c = std::min(b, inner_ - count);
             compare(base + c, count, std::max<int64_t>(0, count - kLanes));
             put(count, start, 0, place(k, j, i), to + c, begins);
