@@ -71,7 +71,12 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
             ``(N, C, *output_size)`` or ``(C, *output_size)``, of the dtype of ``input``.
 
         Raises:
-            RuntimeError, ValueError, TypeError, NotImplementedError: as the function says.
+            RuntimeError: shapes, devices, the window or the indices' dtype do not fit, or an index
+                lies outside its output plane (on CUDA the next unpooling raises that).
+            ValueError: ``output_size`` does not fit the window, or uint8 cannot count its elements.
+            TypeError: ``input`` or ``indices`` is no tensor, or a size is no int.
+            NotImplementedError: the dtype does not add up, or only torch.nn takes such tensors and
+                lacks what is asked for.
         """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input, indices, output_size)
@@ -135,7 +140,11 @@ class _Pool(_Leaf):
             ``(N, C, *pooled)`` or ``(C, *pooled)``; with ``return_indices`` also the indices.
 
         Raises:
-            RuntimeError, ValueError, TypeError, NotImplementedError: as the function says.
+            RuntimeError: the input's shape, or the window, is none that can be pooled.
+            ValueError: ``index_dtype`` cannot name all there is to name.
+            TypeError: ``input`` is no tensor, or a size is no int.
+            NotImplementedError: the dtype does not compare, a derivative is needed of a window
+                without an element, or only torch.nn takes such tensors and lacks ``index_dtype``.
         """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input)
