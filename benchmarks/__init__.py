@@ -1,7 +1,7 @@
 """Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
-``python -m benchmarks --help``, or ``make bench``. cases.py lists what is timed, data.py makes its
-tensors, contenders.py lists who is timed, networks.py has whole networks, timing.py does one case.
+cases.py lists what is timed, data.py makes its tensors, contenders.py lists who is timed,
+networks.py has whole networks, timing.py does one case, and report.py prints the tables.
 """
 
 import sys

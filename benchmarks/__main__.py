@@ -1,7 +1,4 @@
-"""Times max unpooling and pooling beside torch.nn and a clone, and checks every result first.
-
-python -m benchmarks [--device cuda] [--quick] [--filter segnet]
-"""
+"""Times max unpooling and pooling beside torch.nn and a clone, and checks every result first."""
 
 import argparse
 import re
@@ -10,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from . import report, timing, training
+from . import networks, report, timing
 from .cases import CASES, QUICK
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser("benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser("benchmarks", description=__doc__)
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one case of each family and direction")
@@ -25,8 +22,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
-    add("--compare", type=Path, metavar="JSON", help="fail if a family is slower than in this run")
-    add("--tolerance", type=float, default=0.1, help="of --compare; default: 0.1, which is 10 %%")
+    add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
     return parser.parse_args(arguments)
 
 
@@ -51,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.table:
         results = report.load(asked.table)
     else:
-        results = training.measure(asked.device) if asked.training else timed(asked)
+        results = networks.measure(asked.device) if asked.training else timed(asked)
         print(f"Written: {report.save(results, asked.output)}\n")
     report.show(results)
     if asked.compare:
-        slower = report.compare(results, report.load(asked.compare), asked.tolerance)
+        slower = report.compare(results, report.load(asked.compare))
         if slower:
             raise SystemExit(f"benchmarks: slower than before: {'; '.join(slower)}")
 

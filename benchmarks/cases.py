@@ -1,4 +1,4 @@
-"""What is timed, as data: no tensors, no PyTorch."""
+"""What is timed, as data: no tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-ITEM_SIZE = {"float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
+import torch
 
 
 @dataclass(frozen=True)
 class Case:
     """One call that is timed."""
 
-    family: str  # the cases it is averaged and compared with
+    family: str  # the cases it is averaged and compared with, all of one direction
     layer: str  # where the shape is from; the name begins with it
     shape: tuple[int, ...]  # (N, C, *S) of what was pooled, which is the output of unpooling
     kernel_size: int = 2  # equal in all dimensions, as are the next three
@@ -38,6 +38,11 @@ class Case:
         return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
 
     @property
+    def call(self) -> str:
+        """The name without dtypes."""
+        return self.name.replace(f"-{self.dtype}-{self.index_dtype}", "")
+
+    @property
     def rank(self) -> int:
         """The number of spatial dimensions."""
         return len(self.shape) - 2
@@ -57,7 +62,7 @@ class Case:
     @property
     def useful_bytes(self) -> int:
         """For each operator the size of the pooled values, the indices and the unpooled side."""
-        item, index = ITEM_SIZE[self.dtype], ITEM_SIZE[self.index_dtype]
+        item, index = (getattr(torch, t).itemsize for t in (self.dtype, self.index_dtype))
         pooled, unpooled = math.prod(self.pooled), math.prod(self.shape)
         return self.operators * (pooled * (item + index) + unpooled * item)
 
@@ -102,7 +107,7 @@ def _each(family: str, layer: Any, calls: Any, **some: Sequence[str]) -> Iterato
     among = {name: values[:1] for name, values in ALL.items()} | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
         options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
-        yield Case(family.format(**options), *layer, **options)
+        yield Case(f"{family.format(**options)}, {direction}", *layer, **options)
 
 
 def _all() -> Iterator[Case]:
@@ -121,10 +126,6 @@ def _all() -> Iterator[Case]:
         yield from _each(family, layer, UNPOOLING, **options)
         options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
         yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
-    for exponent in range(10, 29):  # 16 planes that grow to 256x256, then more planes
-        plane = min(exponent - 4, 16)
-        shape = (2 ** (exponent - plane - 4), 16, 2 ** (plane // 2), 2 ** (plane - plane // 2))
-        yield from _each("sweep", (f"sweep-{2**exponent}", shape), UNPOOLING[:1])
     for family, batch in product(("squeezenet", "vgg"), (1, 8)):
         layer = (f"{family}-b{batch}", (batch, 3, 224, 224))
         calls = (("network", "inference"), ("network", "training"))
@@ -133,5 +134,5 @@ def _all() -> Iterator[Case]:
 
 CASES = tuple(_all())
 BY_NAME = {case.name: case for case in CASES}
-# The first case of each family and direction.
-QUICK = tuple({(case.family, case.direction): case for case in CASES[::-1]}.values())[::-1]
+# The first case of each family.
+QUICK = tuple({case.family: case for case in CASES[::-1]}.values())[::-1]

@@ -1,15 +1,61 @@
-"""Whole networks: with the max pooling of torch.nn and of this package, eager and compiled."""
+"""Whole networks: the times of SqueezeNet and VGG, and what SegNet's training holds in memory."""
 
-from itertools import pairwise
+import os
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, product
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import maxunpool_cuda
 
+from . import report
 from .cases import Case
 from .contenders import OURS, TORCH, Call
-from .segnet import WIDTHS, stage
+
+WIDTHS = (64, 128, 256, 512, 512)  # channels of the encoder's stages
+DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
+CAMVID = (1, 3, 360, 480)  # one of its images, as SegNet's authors cut them
+
+
+def stage(*widths: int) -> nn.Sequential:
+    """A convolution from each width to the next, with batch normalization and ReLU."""
+    layers = nn.Sequential()
+    for inputs, outputs in pairwise(widths):
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        layers.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
+    return layers
+
+
+class SegNet(nn.Module):
+    """Badrinarayanan, Kendall and Cipolla, 2015: VGG16's encoder, and its mirror image.
+
+    ``(N, 3, H, W)`` to scores, ``(N, 12, H, W)``, of any sizes from 32 on.
+    """
+
+    def __init__(self, widths: Sequence[int] = WIDTHS, depths: Sequence[int] = DEPTHS) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        for (before, width), depth in zip(pairwise((3, *widths)), depths, strict=True):
+            self.encoder.append(stage(before, *[width] * depth))
+        for (before, width), depth in zip(pairwise((widths[0], *widths)), depths, strict=True):
+            self.decoder.append(stage(*[width] * depth, before))
+        self.pools = nn.ModuleList(nn.MaxPool2d(2, return_indices=True) for _ in widths)
+        self.unpools = nn.ModuleList(nn.MaxUnpool2d(2) for _ in widths)
+        self.scores = nn.Conv2d(widths[0], 12, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for stage, pool in zip(self.encoder, self.pools, strict=True):
+            x = stage(x)
+            size = x.shape[-2:]
+            x, indices = pool(x)
+            kept.append((indices, size))
+        for stage, unpool in zip(reversed(self.decoder), reversed(self.unpools), strict=True):
+            indices, size = kept.pop()
+            x = stage(unpool(x, indices, output_size=size))
+        return self.scores(x)
 
 
 class Fire(nn.Module):
@@ -45,18 +91,19 @@ def vgg() -> nn.Sequential:
     return network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 1000)])
 
 
-NETWORKS = {"squeezenet": squeezenet, "vgg": vgg}
+NETWORKS = {"segnet": SegNet, "squeezenet": squeezenet, "vgg": vgg}
 
 
-def _call(case: Case, device: str, name: str) -> Call:
+def call_of(case: Case, device: str, name: str) -> Call:
     """The network's output, and in training the gradients of its parameters, as the name says."""
     torch.manual_seed(0)
-    model = NETWORKS[case.family]().to(device).train(case.direction == "training")
-    image = torch.randn(case.shape, device=device)
-    if case.layout == "channels_last":
-        model, image = (x.to(memory_format=torch.channels_last) for x in (model, image))
+    model = NETWORKS[case.layer.partition("-")[0]]().train(case.direction == "training")
+    image = torch.randn(case.shape)
+    layout = torch.channels_last if case.layout == "channels_last" else torch.contiguous_format
+    options = {"device": device, "dtype": getattr(torch, case.dtype), "memory_format": layout}
+    model, image = model.to(**options), image.to(**options)
     if OURS in name:
-        maxunpool_cuda.replace_max_pooling(model)
+        maxunpool_cuda.replace_max_pooling(model, getattr(torch, case.index_dtype))
     forward = torch.compile(model, dynamic=False) if "compile" in name else model
 
     def call() -> tuple[Tensor, ...]:
@@ -72,9 +119,38 @@ def calls(case: Case, device: str) -> dict[str, list[Call]]:
     """Everyone's call. Eager results must be equal; compiled ones are rounded in other places."""
     made: dict[str, list[Call]] = {}
     for name in (TORCH, OURS, "torch.compile", f"{OURS}, torch.compile"):
-        made[name] = [_call(case, device, name)]
+        made[name] = [call_of(case, device, name)]
         for result, expected in zip(made[name][0](), made[TORCH][0](), strict=True):
             allowed = 1e-3 * ("compile" in name) * expected.abs().max()
             if not (result - expected).abs().max() <= allowed:
                 raise RuntimeError(f"{name} does not return torch.nn's result of {case.name}")
     return made
+
+
+def peak_bytes(call: Call, device: str) -> int:
+    """The most bytes that the call holds at once beside those held before."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or some releases print two lines
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = profiler.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return max(accumulate(size for _, size in sorted(changes)))  # negative where some are freed
+
+
+def measure(device: str) -> report.Report:
+    """The peaks of SegNet's training steps, whose outputs must not depend on the pooling."""
+    rows, outputs = [], {}
+    for dtype, pooling in product(("float32", "bfloat16"), (TORCH, "int32", "uint8")):
+        name, index_dtype = (TORCH, "int64") if pooling == TORCH else (OURS, pooling)
+        options = {"dtype": dtype, "index_dtype": index_dtype, "direction": "training"}
+        call = call_of(Case("", "segnet", CAMVID, **options), device, name)
+        output = call()[0]  # the first call allocates what is allocated once
+        if not torch.equal(output, outputs.setdefault(dtype, output)):
+            raise RuntimeError(f"SegNet in {dtype} has another output with {pooling}")
+        rows.append({"contender": pooling, "dtype": dtype, "peak": peak_bytes(call, device)})
+    return {"facts": report.facts(device), "training": {"shape": CAMVID}, "rows": rows}

@@ -2,10 +2,11 @@
 
 import datetime
 import json
+import math
 import platform
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -22,12 +23,11 @@ Report = dict[str, Any]
 
 
 def facts(device: str) -> dict[str, Any]:
-    """The device, the threads, the versions, and the date."""
+    """The device, the versions, and the date."""
     named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    cpu, threads = named[1] if named else platform.machine(), torch.get_num_threads()
+    cpu = f"{named[1] if named else platform.machine()}, {torch.get_num_threads()} threads"
     return {
-        "device": f"{cpu}, {threads} threads" if device == "cpu" else torch.cuda.get_device_name(),
-        "cpu": cpu,
+        "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "maxunpool_cuda": maxunpool_cuda.__version__,
@@ -42,9 +42,8 @@ def save(report: Report, folder: Path) -> Path:
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in report["rows"])
     rest = json.dumps({key: value for key, value in report.items() if key != "rows"})
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")  # an interrupted write leaves the old file
-    fresh.write_text(f'{rest[:-1]},\n"rows":[\n{rows}\n]}}\n')
-    return fresh.replace(path)
+    path.write_text(f'{rest[:-1]},\n"rows":[\n{rows}\n]}}\n')
+    return path
 
 
 def load(path: Path) -> Report:
@@ -63,93 +62,78 @@ def times(row: Row, contender: str, other: str = OURS) -> float | None:
     return medians[contender] / medians[other] if {contender, other} <= medians.keys() else None
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> None:
-    """Print the rows, aligned. The first ``texts`` columns are text, the others numbers."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print the rows, aligned: a column of text, then columns of numbers."""
     lines = [[str(cell) for cell in line] for line in (heads, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = ["-" * width for width in widths[:texts]]
-    rule += ["-" * (width - 1) + ":" for width in widths[texts:]]
-    for line in (lines[0], rule, *lines[1:]):
-        left = map(str.ljust, line[:texts], widths)
-        right = map(str.rjust, line[texts:], widths[texts:])
-        print(f"| {' | '.join((*left, *right))} |")
+    first, *others = (max(3, *map(len, column)) for column in zip(*lines, strict=True))
+    lines.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])
+    for text, *numbers in lines:
+        print(f"| {' | '.join((text.ljust(first), *map(str.rjust, numbers, others)))} |")
     print(flush=True)
 
 
-def _others(report: Report) -> list[str]:
-    """Everyone in the report but this package, the clone first."""
-    names = dict.fromkeys(name for row in report["rows"] for name in row["results"])
-    return [CLONE, *(name for name in names if name not in (OURS, CLONE))]
-
-
-def _mean(rows: Sequence[Row], other: str) -> str:
-    known = [ratio for row in rows if (ratio := times(row, other))]
-    return f"{geometric_mean(known):.2f}" if known else ""
-
-
-def cases(report: Report) -> None:
-    """Print for every case this package's time, and everyone else's as a multiple of it."""
-    others, rows = _others(report), []
-    for row in report["rows"]:
-        first, median, third = row["results"][OURS]["quartiles"]
-        cells = (f"{median * 1e6:.1f}", f"{(third - first) / median:.0%}")
-        rows.append((row["name"], *cells, *(_mean([row], other) for other in others)))
-    print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
-    table(("case", "time, us", "spread", "of clone", *others[1:]), rows)
-
-
-def _families(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+def _groups(rows: Iterable[Row], what: str) -> Mapping[str, list[Row]]:
+    """The rows by this attribute of their cases."""
     groups = defaultdict(list)
     for row in rows:
-        groups[BY_NAME[row["name"]].family, BY_NAME[row["name"]].direction].append(row)
+        groups[getattr(BY_NAME[row["name"]], what)].append(row)
     return groups
 
 
-def families(report: Report) -> None:
-    """Print geometric means over the cases of each family and direction."""
-    others, rows = _others(report), []
-    for group, members in _families(report["rows"]).items():
-        rows.append((*group, len(members), *(_mean(members, other) for other in others)))
-    print(f"Geometric means on {title(report)}: how many times longer the others take\n")
-    table(("family", "direction", "cases", "of clone", *others[1:]), rows, texts=2)
+def means(report: Report, what: str, at_most: float = math.inf) -> None:
+    """Print geometric means of cases: this package's time, and the others' as multiples of it.
+
+    The last column is of the case in which torch.nn takes least. Only groups in which that is at
+    most ``at_most`` are printed.
+    """
+    others = dict.fromkeys(name for row in report["rows"] for name in row["results"])
+    del others[OURS]
+    rows = []
+    for group, members in _groups(report["rows"], what).items():
+        time = geometric_mean(row["results"][OURS]["quartiles"][1] for row in members)
+        cells = [group, len(members), f"{time * 1e6:.1f}"]
+        for other in others:
+            known = [ratio for row in members if (ratio := times(row, other))]
+            cells.append(f"{geometric_mean(known):.2f}" if known else "")
+        least = min(times(row, TORCH) for row in members)
+        if least <= at_most:
+            rows.append((*cells, f"{least:.2f}"))
+    table((what, "cases", "time, us", *others, "torch.nn's least"), rows)
 
 
-def compare(report: Report, before: Report, tolerance: float) -> list[str]:
+def compare(report: Report, before: Report) -> list[str]:
     """Print how much longer each family takes than in an earlier run.
 
     Returns:
-        The families whose geometric mean grew by more than the tolerance, both beside the clone and
-        beside torch.nn of the same run: a machine that is slower today slows all three.
+        The families whose geometric mean grew by more than 10 %, both beside the clone and beside
+        torch.nn of the same run: a machine that is slower today slows all three.
     """
     earlier = {row["name"]: row for row in before["rows"]}
     both = [row for row in report["rows"] if row["name"] in earlier and CLONE in row["results"]]
     rows, slower = [], []
-    for group, members in _families(both).items():
-        growth = [
-            geometric_mean(
-                times(row, OURS, other) / times(earlier[row["name"]], OURS, other)
-                for row in members
-            )
-            for other in (CLONE, TORCH)
-        ]
-        slower += [", ".join(group)] * (min(growth) > 1 + tolerance)
-        rows.append((*group, len(members), *(f"{ratio:.2f}" for ratio in growth)))
+
+    def growth(row: Row, other: str) -> float:
+        return times(row, OURS, other) / times(earlier[row["name"]], OURS, other)
+
+    for family, members in _groups(both, "family").items():
+        ratios = [geometric_mean(growth(row, other) for row in members) for other in (CLONE, TORCH)]
+        slower += [family] * (min(ratios) > 1.1)
+        rows.append((family, len(members), *(f"{ratio:.2f}" for ratio in ratios)))
     print(f"Times now, {title(report)}, over those before, {title(before)}\n")
-    table(("family", "direction", "cases", "beside a clone", "beside torch.nn"), rows, texts=2)
+    table(("family", "cases", "beside a clone", "beside torch.nn"), rows)
     return slower
-
-
-def training(report: Report) -> None:
-    """Print the MiB of all pools' values and indices, and the peak of a step."""
-    whats, rows = ("values", "indices", "peak"), []
-    for row in report["rows"]:
-        sizes = (f"{row[what] / 2**20:.1f}" for what in whats)
-        rows.append((row["dtype"], row["contender"], *sizes))
-    print(f"SegNet's training step on {title(report)}; MiB\n")
-    table(("dtype", "pooling", *whats), rows, texts=2)
 
 
 def show(report: Report) -> None:
     """Print the tables there are of the results."""
-    for tables in (training,) if "training" in report else (cases, families):
-        tables(report)
+    if "training" in report:
+        print(f"The peak of SegNet's training step on {title(report)}\n")
+        rows = []
+        for row in report["rows"]:
+            rows.append((f"{row['dtype']}, {row['contender']}", f"{row['peak'] / 2**20:.0f}"))
+        return table(("dtype, pooling", "MiB"), rows)
+    print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
+    means(report, "name")
+    means(report, "family")
+    print("Calls that take torch.nn at most 0.9 of this package's time, in any dtype\n")
+    means(report, "call", at_most=0.9)

@@ -1,7 +1,4 @@
-"""One case: check every result, then time everyone in rounds, since the machine's state drifts.
-
-torch.utils.benchmark.Timer would time one after the other.
-"""
+"""One case: check every result, then time everyone in rounds, since the machine's state drifts."""
 
 import ctypes
 import functools
@@ -18,8 +15,6 @@ from .cases import Case
 from .contenders import CLONE, TORCH, Call
 
 FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
-# About 0.25 ms at 2 GHz, in which the host queues a call and its events.
-HEAD_START_CYCLES = 500_000
 
 
 def keep_pages() -> bool:
@@ -51,11 +46,10 @@ def cuda_clock(call: Call, with_host: bool = False) -> float:
     if with_host:
         torch.cuda.synchronize()
     else:
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        torch.cuda._sleep(500_000)  # cycles: 0.25 ms at 2 GHz
     start.record()
-    result = call()
+    call()
     end.record()
-    del result
     end.synchronize()
     return start.elapsed_time(end) * 1e-3
 
@@ -98,7 +92,7 @@ def calls(case: Case, device: str) -> dict[str, list[Call]]:
 def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
     """Check and time everyone: ``results`` has the quartiles of everyone's seconds."""
     calls_of = networks.calls if case.operation == "network" else calls
-    on_cuda = functools.partial(cuda_clock, with_host=case.family in ("sweep", "tiny"))
+    on_cuda = functools.partial(cuda_clock, with_host=case.layer.startswith("tiny"))
     clock = on_cuda if device == "cuda" else cpu_clock
     found = interleave(calls_of(case, device), clock, seconds).items()
     rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}

@@ -1,7 +1,4 @@
-"""Max unpooling as a naive kernel, in Triton: fill with zeros, then scatter.
-
-Importing it needs Triton; running it a GPU, or Triton's interpreter (``TRITON_INTERPRET=1``).
-"""
+"""Max unpooling as a naive kernel, in Triton: fill with zeros, then scatter."""
 
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations)
 

@@ -1,6 +1,5 @@
 // Python bindings: facts about the build, and the operators with their schemas' arguments. A call
 // through these costs half as much as one through torch.ops; both go through the dispatcher.
-#include "cuda/limits.h"
 #include "errors.h"
 #include "handles.h"
 
@@ -124,16 +123,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
   m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
   m.def("max_pool", torch::wrap_pybind_function(&max_pool));
-#ifdef WITH_CUDA
-  const Limits usual;
-  m.def(
-      "set_cuda_limits", // for tests; limits that are not named get their defaults
-      [](int64_t max_32bit_offset, int64_t shared_bytes) {
-        limits() = {max_32bit_offset, shared_bytes};
-      },
-      pybind11::kw_only(), pybind11::arg("max_32bit_offset") = usual.max_32bit_offset,
-      pybind11::arg("shared_bytes") = usual.shared_bytes);
-#endif
   m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
 

@@ -1,6 +1,7 @@
 // Errors for bad indices.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstdint>
@@ -14,10 +15,7 @@ namespace maxunpool_cuda {
 inline std::string invalid_index(
     int rank, const int64_t (&out)[3], bool in_window, int64_t index, int64_t position,
     int64_t plane) {
-  std::string volume;
-  for (int a = 3 - rank; a < 3; ++a) {
-    volume += (volume.empty() ? "" : "x") + std::to_string(out[a]);
-  }
+  const auto volume = c10::Join("x", c10::ArrayRef<int64_t>(out).slice(3 - rank));
   return c10::str(
       "max_unpool", rank,
       "d: expected indices in the output plane but got: Found an invalid max index: ", index,

@@ -42,11 +42,11 @@ MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) {
 // p * stride - padding + kernel), clipped to [0, out).
 template <class Offset>
 struct Axis {
-  Offset in;  // pooled size
-  Offset out; // unpooled size
-  Offset kernel;
-  Offset stride;
-  Offset padding;
+  Offset in = 1;  // pooled size
+  Offset out = 1; // unpooled size
+  Offset kernel = 1;
+  Offset stride = 1;
+  Offset padding = 0;
 };
 
 // A pooled tensor is a dense array [outer][depth][height][width][inner], and so is an unpooled one:

@@ -9,9 +9,6 @@
 
 namespace maxunpool_cuda {
 
-using UnpoolOperator = decltype(run<c10::SymInt, true>);
-using PoolOperator = decltype(run_pool<c10::SymInt>);
-
 template <class Operator>
 c10::TypedOperatorHandle<Operator> handle_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Operator>();
@@ -20,13 +17,13 @@ c10::TypedOperatorHandle<Operator> handle_of(const char* name) {
 // max_unpool, or max_unpool_backward.
 template <bool kForward>
 const auto& unpool_handle() {
-  static const auto handle = handle_of<UnpoolOperator>(
+  static const auto handle = handle_of<decltype(run<c10::SymInt, true>)>(
       kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward");
   return handle;
 }
 
 inline const auto& pool_handle() {
-  static const auto handle = handle_of<PoolOperator>("maxunpool_cuda::max_pool");
+  static const auto handle = handle_of<decltype(run_pool<c10::SymInt>)>("maxunpool_cuda::max_pool");
   return handle;
 }
 

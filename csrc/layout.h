@@ -90,9 +90,6 @@ inline Geometry<int64_t> make_geometry(
   const bool contiguous = layout == at::MemoryFormat::Contiguous;
   Geometry<int64_t> geometry{
       contiguous ? batch * channels : batch, contiguous ? 1 : channels, {}, static_cast<int>(rank)};
-  for (size_t a = 0; a < added; ++a) {
-    geometry.axis[a] = {1, 1, 1, 1, 0};
-  }
   for (size_t d = 0; d < rank; ++d) {
     geometry.axis[added + d] = {
         pooled[leading + d], unpooled[leading + d], window.kernel_size[d], window.stride[d],

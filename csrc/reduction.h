@@ -5,7 +5,6 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-#include <c10/util/complex.h>
 
 #include <cstdint>
 #include <type_traits>

@@ -57,7 +57,7 @@ def load_brain(step: int) -> tuple[Tensor, Tensor]:
 
     def volume(kind: str) -> np.ndarray:
         name = f"mni_icbm152_{kind}_tal_nlin_sym_09a_converted.nii.gz"
-        image = nibabel.load(str(files("nilearn.datasets") / "data" / name))
+        image = nibabel.load(str(files("nilearn") / "datasets" / "data" / name))
         axial = np.asarray(image.dataobj).transpose(2, 1, 0)[:, ::-1]
         return axial[::step, ::step, ::step].astype(np.float32) / 255
 

@@ -105,7 +105,7 @@ class _Mode(TorchFunctionMode):
                     return _call_subclasses(func, subclasses, args, kwargs)
             ours, kind = _OURS[func]
             return ours(*args, **kwargs, **self.options[kind])
-        if _redispatch and func in _SHOWN and not torch.compiler.is_compiling():
+        if _redispatch and func in _SHOWN:
             with self:  # on in hooks, and in checkpoints that are computed again
                 return _redispatch(func, types, args, kwargs)
         # Not for a region, which Dynamo looks up by its code: every wrapper has the same.

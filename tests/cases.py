@@ -41,27 +41,14 @@ MOVABLE = (
 REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
-INDEX_KINDS = ("own window", "wrapped window", "one stray", "anywhere", "few")
-
-# Sizes from which on the CUDA kernels do a call in another way (csrc/cuda/limits.h): the usual
-# ones, and ones so low that a test's small tensors are done as large ones are.
-LIMITS = {
-    "max_32bit_offset": (2**31, 2**31, 1),
-    "shared_bytes": (32 << 10, 1 << 10, 64),
-}
+INDEX_KINDS = ("own window", "maxima", "wrapped window", "one stray", "anywhere", "few")
 
 # Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
 # kernel, stride and padding in every dimension.
-WINDOWS = {
-    "2x2/2": (2, 2, 0),
-    "3x3/3": (3, 3, 0),
-    "4x4/4": (4, 4, 0),
-    "3x3/4": (3, 4, 0),
-    "3x3/2 padded": (3, 2, 1),
-    "3x3/2": (3, 2, 0),
-    "3x3/1 padded": (3, 1, 1),
-    "2x2/1": (2, 1, 0),
-}
+WINDOWS = (
+    *((2, 2, 0), (3, 3, 0), (4, 4, 0), (3, 4, 0)),
+    *((3, 2, 1), (3, 2, 0), (3, 1, 1), (2, 1, 0)),
+)
 
 # How kernels cut up a call: rows of contiguous tensors that divide into vectors, rows that do not,
 # or vectors of channels.
@@ -71,11 +58,6 @@ WAYS = ("even rows", "uneven rows", "channels")
 def scaled(count: int) -> int:
     """The number of random cases to try: ``count`` with --all, a quarter of it without."""
     return count if os.environ["MAXUNPOOL_ALL"] == "1" else max(1, count // 4)  # see conftest.py
-
-
-def random_limits(rng: Random) -> dict[str, int]:
-    """For one call of the CUDA kernels."""
-    return {name: rng.choice(choices) for name, choices in LIMITS.items()}
 
 
 # Geometries
@@ -141,30 +123,26 @@ def random_geometry(
 
     Those of pooling may be dilated; those of offsets all hold an element.
     """
-    dims = rng.choice((1, 2, 3))
-    dilated = rng.choice((1, 1, 3)) if operator == "pool" else 1
-    kind = rng.choice(("usual", "disjoint", "any", "any"))
-    most = 8 * most_cells if operator == "pool" else most_cells
+    dims, pools = rng.choice((1, 2, 3)), operator == "pool"
+    most, dilated = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
     while True:
         sizes: Sizes = ()
         for _ in range(dims):
             sizes += (rng.randint(1, max(1, min(longest, most // math.prod(sizes)))),)
         sizes = tuple(rng.sample(sizes, dims))
         kernel = tuple(rng.randint(1, 5) for _ in range(dims))
-        if kind == "usual":
-            window = [(n,) * dims for n in rng.choice([*WINDOWS.values()])]
-        elif kind == "disjoint":
-            window = [kernel, kernel, (0,) * dims]
-        else:
-            stride = tuple(rng.randint(1, 6) for _ in range(dims))
-            window = [kernel, stride, tuple(rng.randint(0, k // 2) for k in kernel)]
-        if operator == "pool":
+        stride = tuple(rng.randint(1, 6) for _ in range(dims))
+        padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
+        usual = [(n,) * dims for n in rng.choice(WINDOWS)]
+        disjoint, other = (kernel, kernel, (0,) * dims), (kernel, stride, padding)
+        window = rng.choice((usual, disjoint, other, other))
+        if pools:
             dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
-            output, other = default_output_size(sizes, *window), rng.choice((0, 1))
-            more = (rng.randint(1 - s, s - 1) * other for s in window[1])
-            output = tuple(n + k for n, k in zip(output, more, strict=True))
+            default, differs = default_output_size(sizes, *window), rng.choice((0, 1))
+            more = (rng.randint(1 - s, s - 1) * differs for s in window[1])
+            output = tuple(n + k for n, k in zip(default, more, strict=True))
             geometry = Geometry(sizes, *window, output)
         cells, positions = math.prod(geometry.pooled), math.prod(geometry.output)
         usable = cells <= most_cells and positions <= max(2000, 32 * most_cells)
@@ -173,28 +151,30 @@ def random_geometry(
             return geometry
 
 
-def aimed(rng: Random, operator: str, way: str, window: str, dims: int = 0) -> dict[str, Any]:
+def aimed(
+    rng: Random, operator: str, way: str = "", window: Sizes = (), dims: int = 0
+) -> dict[str, Any]:
     """What ``draw`` takes for a call that kernels are made for: one of WAYS, with one of WINDOWS.
 
-    Unless given, ``dims`` is random.
+    What is not given is random. No window is empty.
     """
+    way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
+    dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    stride = WINDOWS[window][1]
-    while True:
-        dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
-        pooled = [rng.randint(1, 4) for _ in range(dims)]
-        if way == "even rows":
-            pooled[-1] = rng.choice((8, 16))
-        output = [stride * n for n in pooled]
-        if way != "even rows":
-            pooled[-1], more = rng.randint(2, 9), rng.choice((1, -1, stride - 1 or 1))
-            output[-1] = stride * pooled[-1] + more
-        geometry = geometry_of(tuple(pooled), WINDOWS[window], tuple(output))
-        if operator == "pool":
-            dilation, ceil = (1,) * dims, way != "even rows" and rng.random() < 0.5
-            geometry = Geometry.of_pooling(geometry.output, *geometry.window, dilation, ceil)
-        if min(geometry.pooled) > 0 and not geometry.has_empty_window:
-            return {"geometry": geometry, "leading": leading, "layouts": (layout,)}
+    even, (_, stride, padding) = way == "even rows", window
+    columns = rng.choice((8, 16)) if even else rng.randint(2, 9)
+    pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
+    *output, width = geometry_of(pooled, window).output
+    output = [n + rng.randrange(stride) for n in output]
+    last = (columns - 1) * stride - padding  # where the last window begins
+    widths = range(max(width - stride, last) + 1, width + stride)
+    widths = [n for n in widths if (n == stride * columns) == even]
+    output = (*output, rng.choice(widths or [width]))
+    geometry = geometry_of(pooled, window, output)
+    if operator == "pool":
+        ceil = not even and rng.random() < 0.5
+        geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
+    return {"geometry": geometry, "leading": leading, "layout": layout}
 
 
 @functools.lru_cache(maxsize=16)
@@ -212,14 +192,6 @@ def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
         positions = (positions[:, None, :, None] * size + at).reshape(shape)
         inside = (inside[:, None, :, None] & (at >= 0) & (at < size)).reshape(shape)
     return positions, inside
-
-
-def position_of(geometry: Geometry, cell: int, offset: int) -> int | None:
-    """The position in the output plane of an offset in the window of a cell, if it has one."""
-    positions, inside = windows_of(geometry)
-    if offset >= positions.shape[1] or not inside[cell, offset]:
-        return None
-    return int(positions[cell, offset])
 
 
 def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
@@ -242,17 +214,25 @@ def _generator(rng: Random) -> torch.Generator:
 
 
 def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """Any bytes that are numbers, subnormal ones too: sums are exact or rounded, never NaN."""
+    """Any bytes that are numbers, subnormal ones and both zeros too: sums are never NaN."""
     generator = _generator(rng)
     if dtype.is_floating_point or dtype.is_complex:
+        scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
         parts = (*shape, 2 if dtype.is_complex else 1)
         real = torch.randn(parts, generator=generator, dtype=torch.float64)
-        small = torch.rand(*shape, 1, generator=generator) < 0.3
-        real = torch.where(small, real * torch.finfo(dtype).smallest_normal, real)
+        drawn = torch.randint(len(scales), parts, generator=generator)
+        real *= torch.tensor(scales, dtype=torch.float64)[drawn]
         return (torch.view_as_complex(real) if dtype.is_complex else real[..., 0]).to(dtype)
     numbers = 2 if dtype == torch.bool else 256  # of a byte
     drawn = torch.randint(numbers, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
     return drawn.view(dtype)[..., 0]
+
+
+def random_bits(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
+    """Made of few bytes: quiet and signalling NaNs, infinities, zeros and subnormal numbers."""
+    few = torch.tensor([0, 1] if dtype == torch.bool else [0, 1, 0x7F, 0x80, 0xF0, 0xFF]).byte()
+    drawn = torch.randint(len(few), (*shape, dtype.itemsize), generator=_generator(rng))
+    return few[drawn].view(dtype)[..., 0]
 
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
@@ -298,7 +278,10 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
 
 
 def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
-    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any."""
+    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any.
+
+    As pooling finds them, "maxima" of windows that overlap are often one.
+    """
     planes, plane = math.prod(leading), math.prod(geometry.output)
     shape, dtype = (*leading, *geometry.pooled), rng.choice((torch.int64, torch.int32))
     if kind in ("anywhere", "few"):
@@ -306,12 +289,15 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
         if kind == "few":
             choices = torch.tensor(rng.choices(range(plane), k=3))
         return choices[torch.randint(len(choices), shape, generator=_generator(rng))].to(dtype)
-    _, allowed = windows_of(geometry)
+    positions, allowed = windows_of(geometry)
     if kind == "wrapped window":
         allowed = torch.ones_like(allowed)
     allowed = allowed | ~allowed.any(1, keepdim=True)
-    drawn = torch.multinomial(allowed.float(), max(planes, 1), True, generator=_generator(rng))
-    offsets = drawn.T[:planes].reshape(shape).contiguous()
+    if kind == "maxima" or (kind == "offset" and rng.random() < 0.5):
+        values = torch.rand(planes, plane, generator=_generator(rng))[:, positions % plane]
+    else:
+        values = torch.rand(planes, *positions.shape, generator=_generator(rng))
+    offsets = values.where(allowed, -1).argmax(-1).reshape(shape)
     if kind == "offset":
         return offsets.byte()
     # What leaves the plane on one side comes in on another.
@@ -383,18 +369,14 @@ class Call:
         return self.on(*(tensor.to(device) for tensor in self.tensors))
 
     def check(self, device: str = "cpu") -> None:
-        """Compare all results with the reference's, bit for bit."""
-        self.compare(self.results(device))
+        """Compare all results with the reference's, bit for bit. They are no tensor of the call."""
+        results = self.results(device)
+        self.compare(results)
+        assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in self.tensors} - {0}
 
     def compare(self, results: Sequence[Tensor]) -> None:
         for result, right in zip(results, self.reference(), strict=True):
             assert same(result, right), (self.operator, self.geometry, self.arguments)
-
-    def laid_out(self, *layouts: str) -> "Call":
-        """The same call in one layout, or in one for each tensor."""
-        each = zip(self.tensors, layouts * 2 if len(layouts) == 1 else layouts, strict=False)
-        tensors = tuple(laid_out(tensor, layout, self.dims) for tensor, layout in each)
-        return replace(self, tensors=tensors)
 
 
 def draw(
@@ -404,42 +386,43 @@ def draw(
     *,
     reduce: str = "",
     kind: str = "",  # of indices that are no offsets
-    layouts: tuple[str, ...] = (),
+    layout: str = "",
     leading: Sizes = (),
     geometry: Geometry | None = None,
-    most_cells: int = 64,
-    longest: int = 9,
+    any_bits: bool = False,
+    **limits: int,
 ) -> Call:
-    """A call of one of OPERATORS. All that is not given is random."""
-    geometry = geometry or random_geometry(rng, operator, most_cells, longest)
-    layouts = layouts or tuple(rng.choices(LAYOUTS, k=1 if rng.random() < 0.7 else 2))
+    """A call of one of OPERATORS. All that is not given is random.
+
+    any_bits: the values may be NaNs, unless they are added up.
+    limits: of ``random_geometry``.
+    """
+    if not (layout or leading or geometry or limits) and rng.random() < 0.4:
+        aim = aimed(rng, operator)
+        return draw(rng, operator, dtype, reduce=reduce, kind=kind, any_bits=any_bits, **aim)
+    geometry = geometry or random_geometry(rng, operator, **limits)
+    layout, other = (layout or rng.choice(LAYOUTS) for _ in range(2))
+    if rng.random() < 0.7:
+        other = layout
     shape = leading or random_leading(rng)
     while not leading and math.prod((*shape, *geometry.output)) > 2**17:
         shape = random_leading(rng)
     if operator == "pool":
-        x = random_input(rng, (*shape, *geometry.output), dtype or rng.choice(POOLED))
+        dtype = dtype or rng.choice(POOLED)
+        make = random_bits if any_bits else random_input
+        x = laid_out(make(rng, (*shape, *geometry.output), dtype), layout, geometry.dims)
         arguments = (*geometry.pooling, rng.choice(geometry.index_dtypes()))
-        return Call(_ops.max_pool, (x,), arguments).laid_out(*layouts)
+        return Call(_ops.max_pool, (x,), arguments)
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
-    kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
-    indices = random_indices(rng, geometry, shape, kind)
-    function, spatial = _ops.max_unpool_backward, geometry.output
+    function, spatial, adds = _ops.max_unpool_backward, geometry.output, False
     if operator.startswith("unpool"):
-        function, spatial = _ops.max_unpool, geometry.pooled
-    values = random_values(rng, (*shape, *spatial), dtype)
-    arguments = (geometry.output, *geometry.window, reduce)
-    return Call(function, (values, indices), arguments).laid_out(*layouts)
-
-
-def with_whole_numbers(call: Call, rng: Random) -> Call:
-    """The call with small multiples of 1 or of the smallest number: sums are equal in any order."""
-    x, *indices = call.tensors
-    if not (x.dtype.is_floating_point or x.dtype.is_complex):
-        return call
-    unit = rng.choice((1.0, torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps))
-    whole = random_values(rng, tuple(x.shape), torch.int8).to(x.dtype) * unit
-    return replace(call, tensors=(whole, *indices))
+        function, spatial, adds = _ops.max_unpool, geometry.pooled, reduce == "sum"
+    make = random_bits if any_bits and not adds else random_values
+    values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
+    kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
+    indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
+    return Call(function, (values, indices), (geometry.output, *geometry.window, reduce))
 
 
 def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str, int, int]:
@@ -451,8 +434,8 @@ def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str, int, int]:
     g, (values, indices) = call.geometry, call.tensors
     cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
     if indices.dtype == torch.uint8:
-        volume = math.prod(g.kernel)
-        bad = [at for at in range(volume) if position_of(g, cell, at) is None] + [volume, 255]
+        inside = windows_of(g)[1][cell]
+        bad = [*(~inside).nonzero().flatten().tolist(), len(inside), 255]
     else:
         bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
     if indices.dtype == torch.int64:

@@ -11,9 +11,8 @@ import emulation
 import numpy as np
 import pytest
 import torch
-from cases import random_limits
 
-from maxunpool_cuda import _C, _ops
+from maxunpool_cuda import _ops
 
 # The seed of all random inputs.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
@@ -30,12 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    lines = [
-        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
+    left_out = "left out: slow tests, and most of the random cases; make test-all has them"
+    return [
+        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others",
+        *([] if config.getoption("--all") else [left_out]),
     ]
-    if not config.getoption("--all"):
-        lines.append("left out: slow tests, and most of the random cases; make test-all has them")
-    return lines
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,53 +57,33 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return generator(request.node)
 
 
-# A GPU, as it is and under limits at which it does small tensors as large ones, and as huge ones.
-# Limits that are not named are random. And csrc/cuda on the CPU, under random limits.
-GPUS: dict[str, dict[str, int] | None] = {
-    "cuda": {},
-    "cuda, low limits": {"max_32bit_offset": 2**31},
-    "cuda, 64-bit offsets": {"max_32bit_offset": 1},
-    "emulated": None,
-}
+# A GPU, and csrc/cuda on the CPU.
+GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
 
 
-@contextlib.contextmanager
-def on_device(request: pytest.FixtureRequest) -> Iterator[str]:
-    rng = generator(request.node, " device")
-    if request.param in ("cpu", "emulated"):
-        with emulation.cpu() if request.param == "cpu" else emulation.emulated_gpu(rng):
-            yield "cpu"
-    elif limits := GPUS[request.param]:
-        _C.set_cuda_limits(**random_limits(rng) | limits)
-        yield "cuda"
-        _C.set_cuda_limits()
-    else:
-        yield "cuda"
-
-
-every_gpu = [pytest.param(gpu, marks=[pytest.mark.cuda] * ("cuda" in gpu)) for gpu in GPUS]
-
-
-@pytest.fixture(params=["cpu", *every_gpu])
+@pytest.fixture(params=["cpu", *GPUS])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors. A bad index is an error at once."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
-    with on_device(request) as name:
-        yield name
+    emulated = emulation.emulated_gpu(generator(request.node, " device"))
+    contexts = {"cpu": emulation.cpu(), "emulated": emulated, "cuda": contextlib.nullcontext()}
+    with contexts[request.param]:
+        yield "cuda" if request.param == "cuda" else "cpu"
 
 
-@pytest.fixture(params=["cpu", every_gpu[0]])
+@pytest.fixture(params=["cpu", GPUS[0]])
 def real_device(request: pytest.FixtureRequest) -> str:
     """The device of a test's tensors, where it is not the kernels that may go wrong."""
     return request.param
 
 
-@pytest.fixture(params=every_gpu)
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device of a test's tensors. A bad index is an error later."""
-    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
-    with on_device(request) as name:
-        yield name
+@pytest.fixture(params=[1, 2, 5, 16])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The number of threads that operators on the CPU take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

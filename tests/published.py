@@ -1,15 +1,13 @@
 """The ways in which published models pool and unpool, each in a small network written anew.
 
-The sources are named by repository and file. What is kept is how indices go from pool to unpool;
-channels are few, blocks short, and every norm is a BatchNorm. All parameters and inputs are small
-whole numbers, so every sum of products is exact in any order: what compilers, runtimes and devices
-return is equal to the definition, whatever the seed.
+The sources are named by repository and file. What is kept is how indices go from pool to unpool.
+All parameters and inputs are small whole numbers, and no more than four convolutions of at most
+four channels follow one another. So all sums are exact in any order, in float32 too: what
+compilers, runtimes and devices return is equal to the definition, whatever the seed.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,94 +16,86 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parent.parent))  # last, as in test_benchmarks
-
-from benchmarks.segnet import SegNet
-
 
 def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
-    """A convolution that keeps the sizes, a norm and ReLU, in place."""
-    convolution, norm = (getattr(nn, f"{name}{dims}d") for name in ("Conv", "BatchNorm"))
-    layers = convolution(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU(inplace=True)
-    return nn.Sequential(*layers)
+    """A convolution that keeps the sizes, and ReLU, in place."""
+    convolution = getattr(nn, f"Conv{dims}d")(inputs, outputs, 3, padding=1)
+    return nn.Sequential(convolution, nn.ReLU(inplace=True))
 
 
 class Encoder(nn.Module):
     """Returns what is pooled, what it is pooled from, and the indices."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.conv = convolved(inputs, outputs)
-        self.maxpool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
+        self.conv = convolved(3, 4)
+        self.pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         skip = self.conv(x)
-        out, indices = self.maxpool(skip)
+        out, indices = self.pool(skip)
         return out, skip, indices
 
 
-class FastSurferDecoder(nn.Module):
+class Decoder(nn.Module):
+    """What is unpooled competes with the skip connection."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
-        self.conv = convolved(4, 4)
+        self.unpool, self.conv = nn.MaxUnpool2d(kernel_size=2, stride=2), convolved(4, 3)
 
     def forward(self, x: Tensor, skip: Tensor, indices: Tensor) -> Tensor:
-        return self.conv(torch.maximum(self.unpool(x, indices), skip))
+        return self.conv(torch.maximum(self.unpool(x, indices, output_size=skip.size()), skip))
 
 
-class FastSurfer(nn.Module):
-    """Deep-MI/FastSurfer, FastSurferCNN/models/{sub_module,networks}.py.
-
-    Blocks return triples with the indices, and are called by their forward, without hooks. What is
-    unpooled competes with the skip connection.
-    """
+class PhotoWCT(nn.Module):
+    """NVIDIA/FastPhotoStyle, models.py: two models, of which one takes what the other returns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode1, self.encode2, self.last = Encoder(3, 4), Encoder(4, 4), convolved(4, 4)
-        self.decode2, self.decode1 = FastSurferDecoder(), FastSurferDecoder()
+        self.encoder, self.decoder = Encoder(), Decoder()
 
     def forward(self, x: Tensor) -> Tensor:
-        x, skip1, indices1 = self.encode1.forward(x)
-        x, skip2, indices2 = self.encode2.forward(x)
-        x = self.decode2.forward(self.last(x), skip2, indices2)
-        return self.decode1.forward(x, skip1, indices1)
+        return self.decoder(*self.encoder(x))
+
+
+class FastSurfer(PhotoWCT):
+    """Deep-MI/FastSurfer, FastSurferCNN/models/{sub_module,networks}.py.
+
+    Blocks return triples with the indices, and are called by their forward, without hooks.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder.forward(*self.encoder.forward(x))
 
 
 class QuickNATBlock(nn.Module):
     """All its children but those that pool or unpool, between a pool and an unpool."""
 
-    def __init__(self, inside: nn.Module, max_pool: nn.Module, un_pool: nn.Module) -> None:
+    def __init__(self, inside: nn.Module, pool: nn.Module, unpool: nn.Module) -> None:
         super().__init__()
-        self.first, self.inside, self.last = convolved(4, 4), inside, convolved(4, 4)
-        self.max_pool, self.un_pool = max_pool, un_pool
+        self.conv, self.inside, self.pool, self.unpool = convolved(4, 4), inside, pool, unpool
 
     def forward(self, x: Tensor) -> Tensor:
-        x, indices = self.max_pool(x)
+        x, indices = self.pool(x)
         for child in self.children():
             if not isinstance(child, (nn.MaxPool2d, nn.MaxUnpool2d)):
                 x = child(x)
-        return self.un_pool(x, indices)
+        return self.unpool(x, indices)
 
 
-class QuickNAT(nn.Module):
+class QuickNAT(nn.Sequential):
     """Project-MONAI/MONAI, monai/networks/nets/quicknat.py.
 
     One pool in ceil mode and one unpool, which are children of many blocks, that leave them out of
-    their children by what they are instances of.
+    their children by what they are instances of. The unpool gets no output size.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True, ceil_mode=True)
         unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
         inner = QuickNATBlock(nn.Dropout2d(), pool, unpool)
-        self.first, self.outer = convolved(3, 4), QuickNATBlock(inner, pool, unpool)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return torch.cat((x, self.outer(x)), 1)
+        super().__init__(convolved(3, 4), QuickNATBlock(inner, pool, unpool))
 
 
 class SegResNet(nn.Module):
@@ -118,36 +108,12 @@ class SegResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-        self.first_conv = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), *convolved(4, 4)[1:], pool)
+        self.first, self.last = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), pool), convolved(4, 4)
         pool.return_indices = True
-        self.encoder, self.decoder = convolved(4, 6), convolved(6, 4)
-        self.last_conv = nn.ConvTranspose2d(4, 2, 2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, indices = self.first_conv(x)
-        x = F.max_unpool2d(self.decoder(self.encoder(x)), indices, kernel_size=2, stride=2)
-        return self.last_conv(x)
-
-
-class PhotoWCTDecoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv2, self.conv1 = convolved(4, 4), nn.Conv2d(4, 3, 1)
-        self.unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
-
-    def forward(self, x: Tensor, skip: Tensor, indices: Tensor) -> Tensor:
-        return self.conv1(self.unpool(self.conv2(x), indices, output_size=skip.size()))
-
-
-class PhotoWCT(nn.Module):
-    """NVIDIA/FastPhotoStyle, models.py: two models, of which one takes what the other returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = Encoder(3, 4), PhotoWCTDecoder()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(*self.encoder(x))
+        x, indices = self.first(x)
+        return self.last(F.max_unpool2d(x, indices, kernel_size=2, stride=2))
 
 
 class InceptionTime(nn.Module):
@@ -180,7 +146,6 @@ class UNet3d(nn.Module):
         super().__init__()
         self.down1, self.down2 = convolved(2, 3, dims=3), convolved(3, 3, dims=3)
         self.pool, self.unpool = nn.MaxPool3d(2, 2, return_indices=True), nn.MaxUnpool3d(2, 2)
-        self.up1 = convolved(6, 2, dims=3)
 
     def forward(self, x: Tensor) -> Tensor:
         skip1 = self.down1(x)
@@ -188,8 +153,7 @@ class UNet3d(nn.Module):
         skip2 = self.down2(x)
         x, indices2 = self.pool(skip2)
         x = self.unpool(x, indices2, output_size=skip2.size())
-        x = self.unpool(x, indices1, output_size=skip1.size())
-        return self.up1(torch.cat((skip1, x), 1))
+        return torch.cat((skip1, self.unpool(x, indices1, output_size=skip1.size())), 1)
 
 
 class FunctionalSegNet(nn.Module):
@@ -197,14 +161,11 @@ class FunctionalSegNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down1, self.down2 = convolved(3, 4), convolved(4, 5)
-        self.up2, self.up1 = convolved(5, 4), nn.Conv2d(4, 2, 3, padding=1)
+        self.down, self.up = convolved(3, 4), convolved(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, id1 = F.max_pool2d(self.down1(x), kernel_size=2, stride=2, return_indices=True)
-        x, id2 = F.max_pool2d(self.down2(x), kernel_size=2, stride=2, return_indices=True)
-        x = self.up2(F.max_unpool2d(x, id2, kernel_size=2, stride=2))
-        return self.up1(F.max_unpool2d(x, id1, kernel_size=2, stride=2))
+        x, indices = F.max_pool2d(self.down(x), kernel_size=2, stride=2, return_indices=True)
+        return self.up(F.max_unpool2d(x, indices, kernel_size=2, stride=2))
 
 
 ALONE = "there is no MaxUnpool2d to take the indices"
@@ -212,40 +173,31 @@ ALONE = "there is no MaxUnpool2d to take the indices"
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A model, and what is to be expected of it.
+    """A model, the shape of its input, and what is to be expected of it.
 
     reasons: of replace_max_pooling, for uint8. parts: those that are converted, each by itself.
-    modules, functions: whether modules, and whether functions that a forward calls, pool or unpool.
-    overlaps: whether windows do, where torch.nn's gradient is wrong. strays: whether indices lie
-    outside the windows of the unpool, so that offsets mean nothing to it.
+    functions: whether functions that a forward calls pool or unpool. strays: whether indices lie
+    outside the windows of the unpool, where offsets mean nothing.
     """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ("",)
-    modules: bool = True
     functions: bool = False
-    overlaps: bool = False
     strays: bool = False
 
 
 PUBLISHED = {
-    "SegNet": Published(lambda: SegNet(widths=(4, 5), depths=(1, 2)), (2, 3, 9, 14)),
     "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
     "QuickNAT": Published(QuickNAT, (2, 3, 8, 12)),
     "SegResNet": Published(
-        SegResNet,
-        (2, 3, 16, 24),
-        {"first_conv.3": ALONE},
-        functions=True,
-        overlaps=True,
-        strays=True,
+        SegResNet, (2, 3, 16, 24), {"first.1": ALONE}, functions=True, strays=True
     ),
-    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"maxpool": ALONE}, ("encoder", "decoder")),
-    "InceptionTime": Published(InceptionTime, (2, 2, 17), overlaps=True),
+    "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"pool": ALONE}, ("encoder", "decoder")),
+    "InceptionTime": Published(InceptionTime, (2, 2, 17)),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
-    "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), modules=False, functions=True),
+    "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), parts=(), functions=True),
 }
 
 Results = dict[str, Tensor]
@@ -268,25 +220,8 @@ def results(
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 
-def whole(shape: tuple[int, ...], fewest: int, most: int) -> Tensor:
-    return torch.randint(fewest, most + 1, shape, dtype=torch.float64)
-
-
-def with_whole_numbers(model: nn.Module) -> nn.Module:
-    """In eval mode. Half of the weights of convolutions, or more, are zero: sums stay small."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eps = 2.0**-60  # 1 + this is 1
-            module.running_mean = whole(module.running_mean.shape, -1, 1)
-    for name, parameter in model.double().named_parameters():
-        if parameter.dim() > 1:
-            values = whole(parameter.shape, -1, 1) * whole(parameter.shape, 0, 1)
-        elif name.endswith("bias"):
-            values = whole(parameter.shape, -2, 1)
-        else:  # of norms
-            values = whole(parameter.shape, 0, 1) * 2 - 1
-        parameter.data = values
-    return model.eval()
+def whole(shape: tuple[int, ...], most: int) -> Tensor:
+    return torch.randint(-most, most + 1, shape, dtype=torch.float64)
 
 
 def defined(unpool: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -306,21 +241,16 @@ def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
 
     Expected is what torch.nn's pooling gives, whose gradient is right, and unpooling by definition.
     """
-    for _ in range(50):
-        model, x = with_whole_numbers(published.make()), whole(published.shape, -3, 3)
+    while True:
+        model, x = published.make().double().eval(), whole(published.shape, 3)
+        for parameter in model.parameters():
+            parameter.data = whole(parameter.shape, 1)
         with pytest.MonkeyPatch.context() as patch:
             for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d"):
                 patch.setattr(F, name, defined(getattr(F, name)))
             expected = results(model, x)
-        parts = [tensor for tensor in expected.values() if tensor.dim() > 1]
-        # Far below 2^24, in steps far above its inverse: nothing was rounded.
-        small = all(float(tensor.abs().max()) < 2**20 for tensor in expected.values())
-        if small and all(bool(tensor.any()) for tensor in parts):
-            break
-    else:
-        pytest.fail("every model that was drawn has parts without a gradient, or large numbers")
-    assert not any(bool((tensor * 2**10).frac().any()) for tensor in expected.values())
-    return model, x, expected
+        if all(bool(tensor.any()) for tensor in expected.values()):
+            return model, x, expected
 
 
 def pooling_in(module: torch.fx.GraphModule) -> set[str]:

@@ -78,34 +78,28 @@ def max_pool(
     index_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     dims = len(kernel)
-    axes = tuple(zip(input.shape[-dims:], kernel, stride, padding, dilation, strict=True))
+    sizes = tuple(input.shape[-dims:])
+    axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
     pooled = tuple(pooled_size(*axis, ceil_mode) for axis in axes)
     elements, numbers = _planes(input, dims), _numbers(input, dims)
+    every_plane = np.arange(len(elements))
     real = input.dtype.is_floating_point
     lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
     values = np.empty((len(elements), math.prod(pooled), elements.shape[2]), np.uint8)
     values[:] = as_bytes(lowest).numpy()
     indices = np.empty(values.shape[:2], np.int64)
+    steps = np.array([*np.ndindex(*kernel)]) * dilation - padding
+    to_position = [math.prod(sizes[axis + 1 :]) for axis in range(dims)]
     for j, cell in enumerate(np.ndindex(*pooled)):
-        # Offset in the window and position in the plane; an empty window gets the first of those
-        # that lie before no axis.
-        found, empty = [], None
-        for offset, steps in enumerate(np.ndindex(*kernel)):
-            position, inside = 0, True
-            for p, k, (size, _, s, pad, d) in zip(cell, steps, axes, strict=True):
-                at = p * s - pad + k * d
-                if at < 0:
-                    break
-                position, inside = position * size + at, inside and at < size
-            else:
-                empty = empty or (offset, position)
-                found += [(offset, position)] if inside else []
-        places = np.array(found or [empty])
-        best = np.zeros(len(elements), np.int64)
-        if found:
-            best = _largest(numbers[:, places[:, 1]])
-            values[:, j] = elements[np.arange(len(elements)), places[best, 1]]
-        indices[:, j] = places[best, int(index_dtype != torch.uint8)]
+        places = np.array(cell) * stride + steps  # of the window's elements, in each dimension
+        positions = places @ to_position
+        (found,) = ((places >= 0) & (places < sizes)).all(1).nonzero()
+        if len(found):
+            best = found[_largest(numbers[:, positions[found]])]
+            values[:, j] = elements[every_plane, positions[best]]
+        else:  # the first element that lies before no axis
+            best = (places >= 0).all(1).argmax()
+        indices[:, j] = best if index_dtype == torch.uint8 else positions[best]
     shape = (*input.shape[: input.dim() - dims], *pooled)
     return (
         _from_bytes(values, shape, input.dtype),

@@ -1,13 +1,7 @@
 """captum's and shap's DeepLIFT: attributions add up to the difference of outputs."""
 
-import importlib
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +14,12 @@ import maxunpool_cuda
 attr = pytest.importorskip("captum.attr", reason="captum is in the extra attribution")
 shap = pytest.importorskip("shap", reason="shap is in the extra attribution")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what the tools say of their hooks
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # what the tools say of their hooks
+    pytest.mark.usefixtures("single_threaded_torch"),  # they call torch.nn's unpooling
+]
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 # Kernel size, stride and, if there is any, padding: windows overlap.
 WINDOWS = [(4, 2), (10, 5), (3, 1), (3, 2), (3, 2, 1)]
@@ -78,17 +75,6 @@ def error(tool: Tool, net: nn.Module, x: Tensor, baselines: Tensor) -> float:
     return abs(float(tool(net, x, baselines).sum() - difference))
 
 
-def clone_inputs(net: nn.Module) -> None:
-    """Make the input of every pool a tensor of its own."""
-    for pool in filter(lambda module: isinstance(module, POOLS), net.modules()):
-        pool.register_forward_pre_hook(lambda _, inputs: inputs[0].clone())
-
-
-@pytest.fixture(autouse=True)
-def use_torch_nn(single_threaded_torch: None) -> None:
-    """torch.nn's unpooling, which the tools call, raises in deterministic mode."""
-
-
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -100,16 +86,10 @@ def test_attributions_add_up(tool: Any, dims: int, window: tuple[int, ...], relu
     if relu and tool in CAPTUM:  # the input of the pool is the ReLU's output: no rule for the pool
         with maxunpool_cuda.patched(reduce="sum"):
             assert error(tool, net, *given) > 0.1
-        clone_inputs(net)
+        net[2].register_forward_pre_hook(lambda _, inputs: inputs[0].clone())
         assert error(tool, net, *given) > 0.1
     with maxunpool_cuda.patched(reduce="sum"):
         assert error(tool, net, *given) < 1e-9
-
-
-@pytest.mark.parametrize("tool", CAPTUM)
-def test_captum_after_relu_with_a_constant_baseline(tool: Tool) -> None:
-    net, x, baselines = case(2, (3, 2), relu=True)
-    assert error(tool, net, x, torch.full_like(baselines, 0.5)) < 1e-9
 
 
 def test_converted_pools() -> None:
@@ -122,44 +102,8 @@ def test_converted_pools() -> None:
         assert error(deep_lift, maxunpool_cuda.restore_max_pooling(net), *given) < 1e-9
 
 
-def test_of_equal_maxima_the_first_gets_everything() -> None:
-    net = nn.Sequential(nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 1, dtype=torch.float64))
-    x = torch.ones(1, 1, 2, dtype=torch.float64)
-    with maxunpool_cuda.patched(reduce="sum"):
-        first, second = deep_lift(net, x, torch.zeros_like(x)).flatten().tolist()
-    assert first == net[2].weight.item()
-    assert second == 0
-
-
-UPSTREAM = Path(__file__).parent.parent / "docs" / "upstream.md"
-REPLAYED = """
-import torch, test_attribution as t
-torch.set_num_threads(1)
-cases = [t.case(2, window, relu) for window in t.WINDOWS for relu in (False, True)]
-print(t.attr.__file__, *(t.error(tool, *case) < 1e-9 for tool in t.TOOLS for case in cases))
-"""
-
-
-def test_patches_for_upstream(tmp_path: Path) -> None:
-    """Applied to copies of captum and shap, they make attributions add up without patched."""
-    text = UPSTREAM.read_text()
-    for package in ("captum", "shap"):
-        if f"{package} {(found := version(package))}" not in text:
-            pytest.skip(f"the patch is not for {package} {found}")
-        source = importlib.import_module(package).__path__[0]
-        shutil.copytree(source, tmp_path / package)
-    patch = "".join(re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S))
-    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
-    command = [sys.executable, "-W", "ignore", "-c", REPLAYED]
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    environment = os.environ | {"PYTHONPATH": path}
-    # Not from the source tree, whose package may be without its library.
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
-    assert done.stdout.split() == [str(tmp_path / "captum/attr/__init__.py"), *["True"] * 30]
-
-
 def test_the_lines_of_the_readme() -> None:
-    (lines,) = re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S)
+    (lines,) = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     names: dict[str, Any] = {}
     exec(lines, names)
     model, x, baseline = (names[name] for name in ("model", "x", "baseline"))

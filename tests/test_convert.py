@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import INDEX_DTYPES, same
-from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from cases import INDEX_DTYPES
+from torch import nn
 
 import maxunpool_cuda
 from maxunpool_cuda import (
@@ -23,7 +21,6 @@ from maxunpool_cuda import (
     MaxPool2d,
     MaxUnpool1d,
     MaxUnpool2d,
-    MaxUnpool3d,
     converted,
     replace_max_pooling,
     restore_max_pooling,
@@ -33,24 +30,15 @@ from maxunpool_cuda import (
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
-THEIRS = POOLS + ADAPTIVE + UNPOOLS
-OURS = tuple(getattr(maxunpool_cuda, theirs.__name__) for theirs in THEIRS)
-
-pytestmark = pytest.mark.usefixtures("single_threaded_torch")
-
+OURS = {kind: getattr(maxunpool_cuda, kind.__name__) for kind in (*POOLS, *ADAPTIVE, *UNPOOLS)}
 
 OwnPool = type("OwnPool", (nn.MaxPool2d,), {})
 OwnUnpool = type("OwnUnpool", (nn.MaxUnpool2d,), {})
+OwnAdaptive = type("OwnAdaptive", (nn.AdaptiveMaxPool2d,), {})
 OwnOfOurs = type("OwnOfOurs", (MaxPool2d,), {})
 OwnSum = type("OwnSum", (MaxUnpool1d,), {})
-OwnAdaptive = type("OwnAdaptive", (nn.AdaptiveMaxPool2d,), {})
-
-
-class Foreign(nn.modules.pooling._MaxUnpoolNd):
-    """As another library's, none of torch.nn's three."""
-
-    kernel_size = stride = (2, 2)
-    padding = (0, 0)
+# As another library's, none of torch.nn's three.
+Foreign = type("Foreign", (nn.modules.pooling._MaxUnpoolNd,), {})
 
 
 def state(model: nn.Module) -> list[Any]:
@@ -78,6 +66,7 @@ def round_trip() -> nn.Sequential:
 
 
 FINE, ALONE = "fine", "there is no MaxUnpool{}d to take the indices".format
+LEFT = "{}, a subclass of {}, is left alone".format
 OLD = pool((3, 3))
 OLD.stride = None  # as in pickles of old modules
 EVERY_UNPOOL = [unpool(2) for unpool in UNPOOLS]
@@ -86,6 +75,7 @@ NO_OFFSETS = "adaptive windows, of many sizes, have no offsets"
 NO_SUCH = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
 MAY_WANT = "{}, a subclass of {}, may want int64 indices".format
 UINT8, SMALL = {torch.uint8}, {torch.uint8, torch.int32}
+OWN_INT32 = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
 # Why the first of some modules, and no other, returns no indices of some dtypes; the modules.
 CASES: list[tuple[Any, ...]] = [
     (ELEMENTS, UINT8, pool(17, 2), nn.MaxUnpool2d(17, 2)),
@@ -103,9 +93,10 @@ CASES: list[tuple[Any, ...]] = [
     (ALONE(1), SMALL, pool(2, of=nn.MaxPool1d), nn.MaxUnpool2d(2), nn.MaxUnpool3d(2)),
     (ALONE(2), SMALL, pool(2), nn.MaxUnpool1d(2), nn.MaxUnpool3d(2)),
     (ALONE(3), SMALL, pool(2, of=nn.MaxPool3d), nn.MaxUnpool1d(2), nn.MaxUnpool2d(2)),
-    # A pool that nothing unpools keeps what it returns.
+    # A pool that nothing unpools keeps what it returns; so does a subclass of this package's.
     *((ALONE(2), SMALL - {t}, pool(2, of=MaxPool2d, index_dtype=t)) for t in INDEX_DTYPES),
     *((FINE, set(), pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
+    (LEFT("OwnOfOurs", "MaxPool2d"), {torch.int64, torch.uint8}, OWN_INT32, MaxUnpool2d(2)),
     (FINE, set(), nn.MaxUnpool2d(3), pool(2), nn.MaxUnpool2d(2), OwnPool(2)),
     (FINE, set(), pool(2, of=OwnPool), OwnUnpool(2), Foreign(), nn.MaxPool2d(2)),
     (FINE, set(), nn.MaxPool1d(2), MaxPool1d(2, index_dtype=torch.int32), nn.AdaptiveMaxPool3d(2)),
@@ -119,10 +110,10 @@ CASES: list[tuple[Any, ...]] = [
 
 
 def left_alone(model: nn.Sequential) -> dict[str, str]:
-    """The reasons of subclasses, which hold for every dtype."""
+    """The reasons of subclasses of torch.nn's, which hold for every dtype."""
     bases = {OwnPool: "MaxPool2d", OwnUnpool: "MaxUnpool2d", Foreign: "_MaxUnpoolNd"}
     return {
-        path: f"{type(module).__name__}, a subclass of {bases[type(module)]}, is left alone"
+        path: LEFT(type(module).__name__, bases[type(module)])
         for path, module in model.named_children()
         if type(module) in bases and getattr(module, "return_indices", True)
     }
@@ -130,12 +121,8 @@ def left_alone(model: nn.Sequential) -> dict[str, str]:
 
 def returned_dtypes(model: nn.Sequential) -> dict[str, torch.dtype]:
     """Of the indices of every pool that returns any."""
-    return {
-        name: module(torch.rand(1, *[20] * dims))[1].dtype
-        for name, module in model.named_children()
-        for dims, kinds in enumerate(zip(POOLS, ADAPTIVE, strict=True), 1)
-        if isinstance(module, kinds) and module.return_indices
-    }
+    each = ((path, m) for path, m in model.named_children() if getattr(m, "return_indices", False))
+    return {path: getattr(module, "index_dtype", torch.int64) for path, module in each}
 
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
@@ -149,88 +136,44 @@ def test_which_pools_return_what(case: tuple[Any, ...], dtype: torch.dtype) -> N
     for _ in range(2):
         assert replace_max_pooling(model, dtype) == reasons
         assert returned_dtypes(model) == returned
-    for module, kind in zip(model, map(type, modules), strict=True):
-        assert type(module) is (OURS[THEIRS.index(kind)] if kind in THEIRS else kind)
-    if all(type(module) not in OURS for module in modules):
+    assert [*map(type, model)] == [OURS.get(type(module), type(module)) for module in modules]
+    if not any(isinstance(module, (*OURS.values(),)) for module in modules):
         assert restore_max_pooling(model) is model
         assert state(model) == before
 
 
-def test_subclasses_of_this_packages() -> None:
-    """They are named if they do not do what is asked for, and are left as they are."""
-    reason = "{}, a subclass of {}, is left alone"
-    own = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
-    assert replace_max_pooling(own, torch.int32) == {}
-    assert replace_max_pooling(own) == {"": reason.format("OwnOfOurs", "MaxPool2d")}
-    assert own.index_dtype == torch.int32
-    adds = OwnSum(2, reduce="sum")
-    assert replace_max_pooling(adds) == replace_max_pooling(adds, reduce="sum") == {}
-    assert replace_max_pooling(adds, reduce="last") == {"": reason.format("OwnSum", "MaxUnpool1d")}
-    assert adds.reduce == "sum"
-
-
-def test_paths_in_reasons() -> None:
-    """A shared module has one; that of the model itself is empty."""
-    model = nn.Module()
-    model.first = model.second = nn.Sequential(pool(2))
-    assert replace_max_pooling(model, torch.uint8) == {"first.0": ALONE(2)}
-    assert replace_max_pooling(nn.AdaptiveMaxPool1d(2, True), torch.int32) == {"": ALONE(1)}
-
-
 def test_reduce() -> None:
     """It is given to all unpools but subclasses; without it, this package's keep theirs."""
-    model = nn.Sequential(nn.MaxUnpool2d(2), nn.Sequential(nn.MaxUnpool1d(3)), OwnUnpool(2))
-    model.append(MaxUnpool3d(2, reduce="sum"))
-    assert replace_max_pooling(model) == left_alone(model)
-    unpools = [model[0], model[1][0], model[3]]
-    assert [unpool.reduce for unpool in unpools] == ["last", "last", "sum"]
-    for reduce in ("sum", "last"):
+    model = nn.Sequential(nn.MaxUnpool2d(2), MaxUnpool2d(2, reduce="sum"), OwnUnpool(2))
+    for reduce, given in (None, ["last", "sum"]), ("sum", ["sum"] * 2), ("last", ["last"] * 2):
         assert replace_max_pooling(model, reduce=reduce) == left_alone(model)
-        assert [unpool.reduce for unpool in unpools] == [reduce] * 3
+        assert [model[0].reduce, model[1].reduce] == given
     assert not hasattr(model[2], "reduce")
+    adds = OwnSum(2, reduce="sum")
+    assert replace_max_pooling(adds) == replace_max_pooling(adds, reduce="sum") == {}
+    assert replace_max_pooling(adds, reduce="last") == {"": LEFT("OwnSum", "MaxUnpool1d")}
+    assert adds.reduce == "sum"
 
 
 def test_modules_stay_the_same_objects() -> None:
     """With their hooks and all else, replaced, restored and meanwhile; shared ones, too."""
     model = nn.ModuleDict({"pool": pool(2), "deep": nn.Sequential(nn.MaxUnpool2d(2))}).eval()
     model["again"], model["pool"].note = model["pool"], "mine"
-    calls: list[torch.dtype] = []
-    model["pool"].register_forward_hook(lambda _, __, out: calls.append(out[1].dtype))
-    identities = [id(module) for module in model.modules()]
-
-    def check_replaced() -> None:
-        assert [id(module) for module in model.modules()] == identities
-        assert [type(model["again"]), type(model["deep"][0])] == [MaxPool2d, MaxUnpool2d]
-        assert (model["again"].training, model["again"].note) == (False, "mine")
-        model["again"](torch.rand(1, 4, 4))
-
+    model["pool"].register_forward_hook(lambda *_: None)
+    before = state(model)
     for dtype in INDEX_DTYPES:
         with unchanged(model):
             assert replace_max_pooling(model, dtype) == {}
-            check_replaced()
+            replaced = state(model)
             assert restore_max_pooling(model) is model
         with unchanged(model), converted(model, dtype) as given:
             assert given is model
-            check_replaced()
-    assert calls == [dtype for dtype in INDEX_DTYPES for _ in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "exception", "words"),
-    [
-        ({"index_dtype": torch.int16}, ValueError, "index_dtype to be .* but got torch.int16"),
-        ({"model": [nn.MaxPool2d(2)]}, TypeError, "model to be a Module but got list"),
-        ({"reduce": "first"}, ValueError, "reduce .* but got 'first'"),
-    ],
-)
-def test_wrong_arguments(wrong: dict[str, Any], exception: type[Exception], words: str) -> None:
-    """Which dtypes are wrong: test_patched."""
-    model = round_trip()
-    functions: list[Any] = [replace_max_pooling, converted]
-    for function in [*functions, restore_max_pooling] if "model" in wrong else functions:
-        expected = pytest.raises(exception, match=f"^{function.__name__}: expected {words}")
-        with unchanged(model), expected, contextlib.ExitStack() as end:
-            end.enter_context(function(**{"model": model, **wrong}))
+            assert state(model) == replaced
+        for (kept, _, theirs), (module, kind, ours) in zip(before, replaced, strict=True):
+            assert (kept, theirs.items() <= ours.items()) == (module, True)
+            assert kind in (nn.ModuleDict, nn.Sequential, MaxPool2d, MaxUnpool2d)
+    del model["deep"]  # the path of a shared module is its first
+    assert replace_max_pooling(model, torch.uint8) == {"pool": ALONE(2)}
 
 
 def test_a_warning_where_there_is_nothing_to_replace() -> None:
@@ -251,6 +194,35 @@ def test_a_warning_where_there_is_nothing_to_replace() -> None:
         restore_max_pooling(model)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_warning_names_what_is_left_alone() -> None:
+    """With the path and the reason, whether or not it has to do with indices."""
+    own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
+    for module in own_forward:
+        module.forward = module.forward
+    scripted = torch.jit.script(nn.Sequential(nn.AdaptiveMaxPool3d(2), nn.ReLU()))
+    subclasses = nn.Sequential(OwnPool(2), OwnAdaptive(2))
+    model = nn.Sequential(nn.MaxPool3d(2), subclasses, scripted, *own_forward, pool(2))
+    on_instance = "whose forward is set on the instance, is left alone"
+    left = {
+        "1.0": LEFT("OwnPool", "MaxPool2d"),
+        "1.1": LEFT("OwnAdaptive", "AdaptiveMaxPool2d"),
+        "2.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
+        **{str(n): f"{type(m).__name__}, {on_instance}" for n, m in enumerate(own_forward, 3)},
+    }
+    with unchanged(model):
+        with pytest.warns(UserWarning, match="^replace_max_pooling: expected ") as caught:
+            reasons = replace_max_pooling(model, torch.uint8)
+        changed = [path for path, module in model.named_modules() if type(module) in OURS.values()]
+        restore_max_pooling(model)
+    (warning,) = caught
+    assert f"but got Sequential with {left}" in str(warning.message)
+    # An unpool that is left alone takes flat indices.
+    wants = "MaxUnpool2d, whose forward is set on the instance, may want int64 indices"
+    assert reasons == {"5": left["5"], "6": left["6"], "7": wants}
+    assert changed == ["0", "7"]
+
+
 def test_restoring_what_was_not_torchs_to_begin_with() -> None:
     """By hand, in part, or from the start: as torch.nn makes it. Subclasses are left alone."""
     model, other, own = round_trip(), round_trip(), OwnOfOurs(2, index_dtype=torch.uint8)
@@ -263,82 +235,59 @@ def test_restoring_what_was_not_torchs_to_begin_with() -> None:
         restore_max_pooling(own)
 
 
-@pytest.fixture
-def alone_in_the_world() -> Any:
-    store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
+OWN_FORWARD = maxunpool_cuda.AdaptiveMaxPool1d(2)
+OWN_FORWARD.forward = OWN_FORWARD.forward  # which may be that of this package's class
+RETURNS = "OwnOfOurs, a subclass of MaxPool2d, would still return torch.int32 indices"
+MAY_CALL = "AdaptiveMaxPool1d, whose forward is set on the instance, may call this package's"
+REDUCE = "torch.nn has no reduce='sum'"
+DTYPE = "index_dtype to be torch.int64, .* but got torch.int16"
+# By whom what is refused, and the words.
+REFUSED: list[tuple[Any, dict[str, Any], nn.Module, str]] = [
+    (replace_max_pooling, {"index_dtype": torch.int16}, nn.ReLU(), DTYPE),
+    (converted, {"index_dtype": torch.int16}, nn.ReLU(), DTYPE),
+    (replace_max_pooling, {"reduce": "first"}, nn.ReLU(), "reduce .* but got 'first'"),
+    (converted, {"reduce": "first"}, nn.ReLU(), "reduce .* but got 'first'"),
+    # FSDP's fully_shard makes such subclasses.
+    (restore_max_pooling, {}, OWN_INT32, re.escape(f"got { {'3.0': RETURNS} }")),
+    (restore_max_pooling, {}, OWN_FORWARD, re.escape(f"got { {'3.0': MAY_CALL} }")),
+    (restore_max_pooling, {}, MaxUnpool2d(2, reduce="sum"), re.escape(f"got { {'3.0': REDUCE} }")),
+]
 
 
-def test_what_cannot_be_restored(alone_in_the_world: Any) -> None:
-    """It is refused by name before anything is changed."""
-    sharded = nn.Sequential(*round_trip(), nn.AdaptiveMaxPool2d(2, True))
-    replace_max_pooling(sharded, torch.int32)
-    for module in (sharded[0], sharded[3]):
-        fully_shard(module, mesh=alone_in_the_world)
-    own = nn.Sequential(pool(2, of=OwnOfOurs, index_dtype=torch.uint8), nn.MaxUnpool2d(2))
-    adds = nn.Sequential(*round_trip(), nn.ModuleDict({"up": MaxUnpool2d(2, reduce="sum")}))
-    replace_max_pooling(adds)
-    own_forward = nn.Sequential(MaxPool1d(2), maxunpool_cuda.AdaptiveMaxPool1d(2))
-    own_forward[1].forward = own_forward[1].forward  # which may be that of this package's class
-    may_call = "AdaptiveMaxPool1d, whose forward is set on the instance, may call this package's"
-    returns = "{}, a subclass of {}, would still return {} indices".format
-    fsdp = {
-        "0": returns("FSDPMaxPool2d", "MaxPool2d", torch.int32),
-        "3": returns("FSDPAdaptiveMaxPool2d", "AdaptiveMaxPool2d", torch.int32),
-    }
-    for model, reasons in (
-        (adds, {"3.up": "torch.nn has no reduce='sum'"}),
-        (own, {"0": returns("OwnOfOurs", "MaxPool2d", torch.uint8)}),
-        (own_forward, {"1": may_call}),
-        (sharded, fsdp),
-    ):
-        words = re.escape(f"but got {reasons}")
-        with (
-            unchanged(model),
-            pytest.raises(ValueError, match=f"^restore_max_pooling: expected .*{words}$"),
-        ):
-            restore_max_pooling(model)
-    with converted(adds, torch.uint8):  # whose end has nothing to do with that
+@pytest.mark.parametrize(("function", "wrong", "other", "words"), REFUSED)
+def test_refusals(function: Any, wrong: dict[str, Any], other: nn.Module, words: str) -> None:
+    """Nothing is changed before. What cannot be restored may be converted for a while."""
+    model = nn.Sequential(*round_trip(), nn.Sequential(other))
+    replace_max_pooling(model[:3])
+    refused = pytest.raises(ValueError, match=f"^{function.__name__}: expected .*{words}")
+    with unchanged(model), converted(model, torch.uint8):
         pass
-    sharded[0].index_dtype = sharded[3].index_dtype = torch.int64
-    restore_max_pooling(sharded)
-    assert [*map(type, sharded[1:3])] == [nn.MaxUnpool2d, nn.MaxPool2d]
-    x = torch.rand(1, 3, 4, 4)
-    assert all(map(same, sharded[3](x), nn.AdaptiveMaxPool2d(2, True)(x)))
-    model, conversion = round_trip(), contextlib.ExitStack()
-    conversion.enter_context(converted(model, torch.uint8))
-    fully_shard(model[0], mesh=alone_in_the_world)
-    words = r"^converted: .* but got \{'0': 'FSDPMaxPool2d'\}$"
-    with unchanged(model), pytest.raises(ValueError, match=words):
-        conversion.close()
+    with unchanged(model), refused, contextlib.ExitStack() as end:
+        end.enter_context(function(model, **wrong))
+    with pytest.raises(TypeError, match=f"^{function.__name__}: .* a Module but got list"):
+        contextlib.ExitStack().enter_context(function([model]))
 
 
-def test_only_what_was_done_is_undone() -> None:
-    """Also after an exception, and whatever the body has done to the model."""
+def test_converted_undoes_what_it_did() -> None:
+    """And nothing else: also after an exception, and whatever the body has done to the model."""
     model = nn.Sequential(*round_trip(), pool(2, of=MaxPool2d, index_dtype=torch.int32))
     model.append(MaxUnpool2d(3, reduce="sum"))
-
-    def fails() -> None:
-        with converted(model, torch.uint8, reduce="last"):
-            assert {type(module) for module in model} <= set(OURS)
+    with unchanged(model):
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            converted(model, torch.uint8, reduce="last"),
+        ):
+            assert {type(module) for module in model} <= {*OURS.values()}
             assert (model[3].index_dtype, model[4].reduce) == (torch.uint8, "last")
             model.extend([MaxPool2d(2), nn.MaxPool2d(2)])
             raise ZeroDivisionError
-
-    with unchanged(model):
-        with pytest.raises(ZeroDivisionError):
-            fails()
         assert [type(module) for module in model[5:]] == [MaxPool2d, nn.MaxPool2d]
         del model[5:]
-    with unchanged(model):
         with converted(model, torch.uint8):
             removed = model.pop(0)
             model[0].reduce = "sum"  # which was converted, and
             model[3].reduce = "last"  # which was not
-        assert type(removed) is nn.MaxPool2d
-        assert model[3].reduce == "last"
+        assert (type(removed), model[3].reduce) == (nn.MaxPool2d, "last")
         model[3].reduce = "sum"
         model.insert(0, removed)
 
@@ -355,31 +304,11 @@ def test_conversion_inside_of_conversion() -> None:
             restore_max_pooling(model)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_one_warning_names_what_is_left_alone() -> None:
-    """With the path and the reason, whether or not it has to do with indices."""
-    own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
-    for module in own_forward:
-        module.forward = module.forward
-    scripted = torch.jit.script(nn.Sequential(nn.AdaptiveMaxPool3d(2), nn.ReLU()))
-    subclasses = nn.Sequential(OwnPool(2), OwnAdaptive(2))
-    model = nn.Sequential(nn.MaxPool3d(2), subclasses, scripted, *own_forward, pool(2))
-    on_instance = "whose forward is set on the instance, is left alone"
-    left = {
-        "1.0": "OwnPool, a subclass of MaxPool2d, is left alone",
-        "1.1": "OwnAdaptive, a subclass of AdaptiveMaxPool2d, is left alone",
-        "2.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
-        **{str(n): f"{type(m).__name__}, {on_instance}" for n, m in enumerate(own_forward, 3)},
-    }
-    before = state(model)
-    with pytest.warns(UserWarning, match="^replace_max_pooling: expected ") as caught:
-        reasons = replace_max_pooling(model, torch.uint8)
-    (warning,) = caught
-    assert f"but got Sequential with {left}" in str(warning.message)
-    # An unpool that is left alone takes flat indices.
-    wants = "MaxUnpool2d, whose forward is set on the instance, may want int64 indices"
-    assert reasons == {"5": left["5"], "6": left["6"], "7": wants}
-    changed = [a[1] for a, b in zip(state(model), before, strict=True) if a[1] != b[1]]
-    assert changed == [maxunpool_cuda.MaxPool3d, MaxPool2d]
-    restore_max_pooling(model)
-    assert state(model) == before
+def test_converted_refuses_classes_that_it_did_not_give() -> None:
+    """As FSDP2's fully_shard gives them."""
+    model, conversion = round_trip(), contextlib.ExitStack()
+    conversion.enter_context(converted(model, torch.uint8))
+    model[0].__class__ = OwnOfOurs
+    words = r"^converted: .* but got \{'0': 'OwnOfOurs'\}$"
+    with unchanged(model), pytest.raises(ValueError, match=words):
+        conversion.close()

@@ -1,7 +1,6 @@
 """What only a GPU can show: streams, graphs, errors that come late, calls that do not wait."""
 
 import contextlib
-import math
 import random
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from cases import OPERATORS, draw, same
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
 
 pytestmark = pytest.mark.cuda
 
@@ -31,8 +29,8 @@ def cells(index: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.tensor([[[[0, 2], [index, 10]]]], device="cuda")
 
 
-def raises(words: str = "108 ") -> contextlib.AbstractContextManager:
-    return pytest.raises(RuntimeError, match=f"Found an invalid max index: {words}")
+def raises() -> contextlib.AbstractContextManager:
+    return pytest.raises(RuntimeError, match="Found an invalid max index: 108 ")
 
 
 def test_a_bad_call_raises_once() -> None:
@@ -137,32 +135,8 @@ def test_a_training_step_in_a_graph() -> None:
         assert all(map(same, results, step()))
 
 
-def test_memory_of_another_stream(rng: random.Random) -> None:
-    """Inputs made on one stream, used on another and freed at once; of every device."""
-    for device in [*range(torch.cuda.device_count())] * 20:
-        call, side = draw(rng, "unpool"), torch.cuda.Stream(device)
-        tensors = [tensor.to(f"cuda:{device}") for tensor in call.tensors]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            (output,) = call.on(*tensors)
-        while tensors:
-            tensors.pop().record_stream(side)
-        torch.full((4096,), math.nan, device=f"cuda:{device}")  # takes the memory, if it is free
-        side.synchronize()
-        assert same(output, *call.reference())
-
-
-@pytest.mark.sanitized
-@pytest.mark.parametrize("size", [20, 224, 640], ids=["one launch", "shared memory", "workspace"])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_any_indices(size: int, layout: torch.memory_format) -> None:
-    """The kernels for stray indices, in planes of each size: the CPU's results in every run."""
-    x = torch.rand(2, 40, size // 2, size // 2).contiguous(memory_format=layout)
-    indices = torch.randint_like(x, size**2, dtype=torch.int64)
-    grad = torch.rand(2, 40, size, size).contiguous(memory_format=layout)
-    geometry = ((size, size), (2, 2), (2, 2), (0, 0), "last")
-    for operator, values in ((_ops.max_unpool, x), (_ops.max_unpool_backward, grad)):
-        expected = operator(values, indices, *geometry)
-        values, on_device = values.cuda(), indices.cuda()
-        for _ in range(5):
-            assert same(operator(values, on_device, *geometry).cpu(), expected)
+def test_every_gpu(rng: random.Random) -> None:
+    """Also those that are not the current one."""
+    for index in range(torch.cuda.device_count()):
+        for operator in OPERATORS:
+            draw(rng, operator).check(f"cuda:{index}")

@@ -1,6 +1,5 @@
 """The demo runs, in short, and finds what it says."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,12 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     command = [sys.executable, DEMO, "--dims", str(dims), "--iterations", "2", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "2 losses of two runs are equal, bit for bit" in done.stdout
-    sizes = re.search(r"indices take (\d+\.\d+) MiB; int64 ones take (\d+\.\d+)", done.stdout)
-    assert sizes
-    assert float(sizes[2]) == pytest.approx(8 * float(sizes[1]), abs=0.05)
-    assert "does not have a deterministic implementation" in " ".join(done.stdout.split())
-    rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
-    gradients = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in rows}
-    assert gradients[f"torch.nn.functional.max_unpool{dims}d"] == "[1.0, 1.0, 1.0]"
-    assert gradients["maxunpool_cuda"] == gradients["finite differences"] == "[0.0, 0.0, 1.0]"
+    printed = " ".join(done.stdout.split())
+    for words in (
+        "2 losses of two runs are equal, bit for bit",
+        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
+        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
+        "finite differences │ [0.0, 0.0, 1.0]",
+    ):
+        assert words in printed
     assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000

@@ -1,7 +1,7 @@
-"""Several processes train a model as one does; DTensor inputs are refused."""
+"""Several processes train a model as one does. How DTensors are refused: docs/pytorch.md."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,13 +11,12 @@ from published import PUBLISHED, drawn
 from torch import Tensor, distributed, nn
 
 import maxunpool_cuda
-import maxunpool_cuda.functional as F
 
 if not (distributed.is_available() and distributed.is_gloo_available()):
     pytest.skip("no gloo", allow_module_level=True)
 
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, init_device_mesh
 
 
 def train_step(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -61,25 +60,3 @@ def test_two_processes_train_as_one(
         # A zero of either sign is a zero.
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert any(p.grad.any() for p in model.parameters())
-
-
-@pytest.fixture
-def two_processes() -> Iterator[DeviceMesh]:
-    """Pretended ones."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_dtensors_are_refused(two_processes: DeviceMesh, requires_grad: bool) -> None:
-    tensors = torch.rand(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
-    x, indices = (distribute_tensor(tensor, two_processes, [Shard(0)]) for tensor in tensors)
-    x.requires_grad_(requires_grad)
-    words = "maxunpool_cuda.max_{}.default does not have a sharding strategy registered".format
-    with pytest.raises(NotImplementedError, match=words("pool")):
-        F.max_pool2d(x, 2)
-    with pytest.raises(NotImplementedError, match=words("unpool")):
-        F.max_unpool2d(x, indices, 2)

@@ -1,4 +1,4 @@
-"""What surrounds an operator: autocast, threads, processes, subclasses of Tensor, Inductor."""
+"""What surrounds an operator: threads, processes, subclasses of Tensor, Inductor."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import same
+from cases import same, scaled
 from published import pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
@@ -20,17 +20,6 @@ from torch.utils.data import DataLoader
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import patched
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype: torch.dtype) -> None:
-    """Operators keep the dtype they are given."""
-    x = torch.rand(2, 3, 8, 8, requires_grad=True)
-    with torch.autocast("cpu", dtype):
-        for given in (x, x.to(dtype)):
-            values, indices = F.max_pool2d(given, 2, return_indices=True)
-            assert values.dtype == F.max_unpool2d(values, indices, 2).dtype == given.dtype
-
 
 # Threads and processes
 
@@ -51,7 +40,7 @@ def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
 
     indices = torch.zeros(1, 1, 4, 4, dtype=torch.int64)
     with ThreadPoolExecutor(2) as threads:
-        for n in range(2000):
+        for n in range(scaled(2000)):
             x = torch.rand(1, 1, 4, 4, requires_grad=True)
             output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
             outcomes |= set(threads.map(backward, (output, output), (False, n % 2 == 0)))
@@ -69,25 +58,23 @@ torch.set_num_threads(1)
 ending, kept, running = Ending(), [], threading.Semaphore(0)
 x = torch.rand(1, 16, 512, 512)
 values, indices = F.max_pool2d(x, 2, return_indices=True)
-work = lambda: F.max_pool2d(x, 2) if sys.argv[1] == "pool" else F.max_unpool2d(values, indices, 2)
 
-def forever():
+def forever(work):
     while True:
         running.release()
         kept.append(work())  # PyTorch takes the GIL to free a tensor
 
-for _ in range(3):
-    threading.Thread(target=forever, daemon=True).start()
-for _ in range(6):
+for work in (lambda: F.max_pool2d(x, 2), lambda: F.max_unpool2d(values, indices, 2)) * 2:
+    threading.Thread(target=forever, args=[work], daemon=True).start()
+for _ in range(8):
     running.acquire()
 """
 
 
-@pytest.mark.parametrize("operator", ["pool", "unpool"])
-def test_daemon_threads_outlive_the_interpreter(operator: str) -> None:
-    command = [sys.executable, "-c", DAEMONS, operator]
+def test_daemon_threads_outlive_the_interpreter() -> None:
     # Not from the root, where the package may have no compiled extension.
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=600)
+    command, folder = [sys.executable, "-c", DAEMONS], Path(__file__).parent
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -95,14 +82,12 @@ def unpooled(images: list[Tensor]) -> Tensor:
     return F.max_unpool2d(*F.max_pool2d(torch.stack(images), 2, return_indices=True), 2)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader(start: str) -> None:
     images = list(torch.rand(6, 1, 4, 4))
     expected = unpooled(images)  # starts threads, which a fork does not inherit
-    loader = DataLoader(
-        images, 2, collate_fn=unpooled, num_workers=2, multiprocessing_context=start
-    )
-    assert same(torch.cat(list(loader)), expected)
+    processes = {"num_workers": 2, "multiprocessing_context": start}
+    assert same(torch.cat([*DataLoader(images, 2, collate_fn=unpooled, **processes)]), expected)
 
 
 # Tensors of other kinds
@@ -119,38 +104,34 @@ class Tagged(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-POOL = {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
-UNPOOL = {"stride": 2, "padding": 1}
+POOL = {"padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
 
 
-@pytest.mark.parametrize("place", [F, nn.functional], ids=["ours", "patched"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
-def test_tensor_subclasses(kind: str, which: int, dims: int, place: Any) -> None:
+def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
     """Each tensor may be one; it is handed the function that was called, with all its arguments.
 
-    Inside of patched() that is PyTorch's, for subclasses know no other; what they call is ours.
-    Its unpooling looks at the input alone, and leaves a subclass of indices to ours.
+    Inside of patched() subclasses are handed PyTorch's pooling, and what they call is ours.
     """
     tensors: list[Tensor] = [torch.rand(2, 3, *[4] * dims)]
     own, options = {"index_dtype": torch.int32}, POOL
     if kind == "unpool":
         tensors.append(torch.randint(5, tensors[0].shape))
-        own, options = {"reduce": "sum"}, UNPOOL | {"output_size": [6] * dims}
-    ours, function = (getattr(of, f"max_{kind}{dims}d") for of in (F, place))
-    expected = leaves(ours(*tensors, 3, **options, **own))
+        own, options = {"reduce": "sum"}, {"padding": 1, "output_size": [6] * dims}
+    ours, theirs = (getattr(of, f"max_{kind}{dims}d") for of in (F, nn.functional))
+    expected = leaves(ours(*tensors, 3, 2, **options, **own))
     tensors[which] = tensors[which].as_subclass(Tagged)
-    Tagged.asked.clear()
-    if place is F:
-        found, asked = function(*tensors, 3, **options, **own), function
-    else:
-        asked = ours if which else getattr(place, f"{function.__name__}_with_indices", function)
+    with_indices = getattr(nn.functional, f"max_{kind}{dims}d_with_indices", theirs)
+    # PyTorch's unpooling looks at the input alone, and leaves a subclass of indices to ours.
+    for called, given, asked in (ours, own, ours), (theirs, {}, ours if which else with_indices):
+        Tagged.asked.clear()
         with patched(), patched(**own):
-            found = function(*tensors, 3, **options)
-    assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
-    assert {type(tensor) for tensor in leaves(found)} == {Tagged}
-    plain = (tensor.as_subclass(Tensor) for tensor in leaves(found))
-    assert all(map(same, plain, expected))
+            found = called(*tensors, 3, 2, **options, **given)
+        assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
+        assert {type(tensor) for tensor in leaves(found)} == {Tagged}
+        plain = (tensor.as_subclass(Tensor) for tensor in leaves(found))
+        assert all(map(same, plain, expected))
 
 
 # Inductor
@@ -173,7 +154,7 @@ INDUCTORS = {
 def test_inductor_fuses_plain_2d_pools(
     pool: Callable[..., Tensor], x: Tensor, theirs: bool
 ) -> None:
-    """PyTorch's operator is in its graph; all other pools are this package's."""
+    """PyTorch's operator is in its graph; all other pools are this package's, and in exports."""
     backend = AotEagerAndRecordGraphs()
     compiled = torch.compile(pool, backend=backend, fullgraph=True)
     found, expected = (of(x, 3, 2, 1, 1, True).detach() for of in (compiled, pool))
@@ -181,9 +162,5 @@ def test_inductor_fuses_plain_2d_pools(
     assert found.stride() == expected.stride()
     (operator,) = pooling_in(*backend.fw_graphs)
     assert operator.startswith("aten." if theirs else "maxunpool_cuda.")
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_programs_keep_this_packages_pool(strict: bool) -> None:
-    program = torch.export.export(maxunpool_cuda.MaxPool2d(2), (IMAGES,), strict=strict)
+    program = torch.export.export(maxunpool_cuda.MaxPool2d(2), (IMAGES,), strict=theirs)
     assert pooling_in(program.graph_module) == {"maxunpool_cuda.max_pool.default"}

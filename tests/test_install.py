@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maxunpool_cuda import __version__, _library
+from maxunpool_cuda import _library
 
 ROOT = Path(__file__).parent.parent
 PY = EXTENSION_SUFFIXES[0].split(".")[1]
@@ -29,42 +29,33 @@ def library(folder: Path, python: str = PY, **built_for: str | None) -> Path:
     return folder
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the package, beside PyTorch 2.13.1 with CUDA 13.0."""
-    monkeypatch.setattr(torch, "__version__", "2.13.1")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    return tmp_path
-
-
 def refused(package: Path, words: str) -> None:
     with pytest.raises(ImportError, match=rf"^maxunpool_cuda: expected .*{re.escape(words)}"):
         _library.built_for(package)
 
 
-def test_a_library_that_fits(package: Path) -> None:
+def test_which_libraries_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.13.1 with CUDA 13.0, then without CUDA."""
+    monkeypatch.setattr(torch, "__version__", "2.13.1")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    which = ", which its library was built for, but got"
+    refused(tmp_path, f"its compiled library in {tmp_path} but got none: build it")
     for cuda in (None, "13"):
-        assert _library.built_for(library(package, cuda=cuda)) == RECORD | {"cuda": cuda}
-
-
-def test_another_release_or_cuda(package: Path) -> None:
-    words = ", which its library was built for, but got PyTorch 2.13.1"
-    refused(library(package, torch="2.1"), f"PyTorch 2.1{words}: build it anew with `pip install")
-    refused(library(package, torch="2.131"), f"PyTorch 2.131{words}: build it anew")
-    refused(library(package, cuda="12"), f"2.13 with CUDA 12{words} with CUDA 13.0: build it anew")
+        assert _library.built_for(library(tmp_path, cuda=cuda)) == RECORD | {"cuda": cuda}
+    for torch_release in ("2.1", "2.131"):
+        words = f"PyTorch {torch_release}{which} PyTorch 2.13.1: build it anew with `pip install"
+        refused(library(tmp_path, torch=torch_release), words)
+    refused(
+        library(tmp_path, cuda="12"), f"2.13 with CUDA 12{which} PyTorch 2.13.1 with CUDA 13.0:"
+    )
     torch.version.cuda = None
-    refused(library(package, cuda="13"), f"2.13 with CUDA 13{words} without CUDA: build it anew")
-
-
-def test_no_library(package: Path) -> None:
-    (package / "_C.pyi").touch()
-    refused(package, f"its compiled library in {package} but got none: build it")
-    library(package, "cpython-37m-linux-gnu")
-    refused(package, f"cpython-37m-linux-gnu, which its library was built for, but got Python {PY}")
-    (library(package) / f"_C.{PY}.json").unlink()
-    refused(package, f"a record of what its library was built for, {package}")
-    (package / "setup.py").touch()
-    refused(package / "any", "build_ext --inplace` in the source tree, or import what is installed")
+    refused(library(tmp_path, cuda="13"), f"2.13 with CUDA 13{which} PyTorch 2.13.1 without CUDA:")
+    (tmp_path / f"_C.{PY}.json").unlink()
+    refused(tmp_path, f"a record of what its library was built for, {tmp_path}")
+    (tmp_path / f"_C.{PY}.so").unlink()
+    refused(library(tmp_path, "cpython-37m"), f"Python cpython-37m{which} Python {PY}")
+    (tmp_path / "setup.py").touch()
+    refused(tmp_path / "any", "build_ext --inplace` in the source tree, or import what")
 
 
 def last_line(*command: str, cwd: Path = ROOT, **environment: str) -> str:
@@ -98,18 +89,17 @@ def CUDAExtension(*_, **__): raise SystemExit(f"builds with {CUDA_HOME}")
 """
 
 
-def another_torch(folder: Path, cuda: str | None = None) -> str:
-    """A folder in which Python finds PyTorch 9.9.0, which finds no CUDA toolkit."""
-    (folder / "torch" / "utils").mkdir(parents=True)
+def setup_says(folder: Path, cuda: str | None = None, **environment: str) -> str:
+    """Why setup.py fails beside a PyTorch 9.9.0 in this folder, which finds no CUDA toolkit."""
+    (folder / "torch" / "utils").mkdir(parents=True, exist_ok=True)
     (folder / "torch" / "__init__.py").write_text(ANOTHER_TORCH.format(cuda))
     (folder / "torch" / "utils" / "cpp_extension.py").write_text(ITS_EXTENSIONS)
-    return str(folder)
+    return last_line(sys.executable, "setup.py", "--name", PYTHONPATH=str(folder), **environment)
 
 
 def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
-    """A PyTorch of its own, in a folder named as pip names those that it builds in."""
-    folder = another_torch(tmp_path / "pip-build-env-0")
-    words = last_line(sys.executable, "setup.py", "--version", PYTHONPATH=folder)
+    """The folder is named as pip names those that it builds in."""
+    words = setup_says(tmp_path / "pip-build-env-0")
     installed = importlib.metadata.version("torch")
     assert f"PyTorch {installed}, which is installed, but pip builds for 9.9.0," in words
     assert "`pip install --no-build-isolation .` builds for what is installed" in words
@@ -117,17 +107,15 @@ def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
 
 def test_forced_cuda_names_what_is_missing_first(tmp_path: Path) -> None:
     """Which toolkit is wanted, the build of PyTorch decides. pip installs one beside PyTorch."""
-    for cuda in (None, "99.0"):
-        forced = {"PYTHONPATH": another_torch(tmp_path / str(cuda), cuda), "FORCE_CUDA": "1"}
-        words = last_line(sys.executable, "setup.py", "--name", **forced, FORCE_CPU="0")
-        missing = "toolkit (CUDA_HOME names" if cuda else "build of PyTorch (this is 9.9.0)"
-        assert words.startswith(f"maxunpool_cuda: FORCE_CUDA=1 needs a CUDA {missing}")
-        assert ("toolkit" in words) == bool(cuda)
-    toolkit = tmp_path / "99.0" / "nvidia" / "cu99"
+    forced = {"FORCE_CUDA": "1", "FORCE_CPU": "0"}
+    needs = "maxunpool_cuda: FORCE_CUDA=1 needs a CUDA"
+    words = setup_says(tmp_path, None, **forced)
+    assert words == f"{needs} build of PyTorch (this is 9.9.0)"
+    assert setup_says(tmp_path, "99.0", **forced).startswith(f"{needs} toolkit (CUDA_HOME names")
+    toolkit = tmp_path / "nvidia" / "cu99"
     (toolkit / "bin").mkdir(parents=True)
     (toolkit / "bin" / "nvcc").touch()
-    words = last_line(sys.executable, "setup.py", "--name", **forced, FORCE_CPU="0")
-    assert words == f"builds with {toolkit}"
+    assert setup_says(tmp_path, "99.0", **forced) == f"builds with {toolkit}"
 
 
 CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
@@ -150,18 +138,11 @@ def test_kernels_that_make_builds(given: str, gpu: bool, kernels: str, tmp_path:
     program.write_text(f"#!/bin/sh\n{'echo a GPU' if gpu else 'exit 9'}")
     program.chmod(0o755)
     command = ["make", "--dry-run", "test", *given.split(), f"VENV={tmp_path / 'venv'}"]
-    # The make that runs the tests may have set more variables.
-    alone = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    alone = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}  # no variables of another make
     output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
     (build,) = [line for line in output.splitlines() if "--no-build-isolation" in line]
     assert build.startswith(f"{kernels}{tmp_path}")
     assert ("CUDA=1 builds them" in output) == (not given and not gpu)
-
-
-def test_one_version() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    version = __version__.split("+")[0]  # a wheel's version has a suffix
-    assert re.findall(r'^version = "(.+)"$', text, re.M) == [version]
 
 
 @pytest.mark.slow
@@ -169,8 +150,8 @@ def test_the_source_archive_is_whole(tmp_path: Path) -> None:
     """It has every tracked file but those whose names begin with a dot."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone")
-    at = ["egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path]
-    subprocess.run([sys.executable, "setup.py", "--quiet", *at], cwd=ROOT, check=True)
+    sdist = ["egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path]
+    subprocess.run([sys.executable, "setup.py", "--quiet", *sdist], cwd=ROOT, check=True)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}

@@ -3,7 +3,6 @@ torch.nn's if it asks for nothing that torch.nn lacks. And PyTorch's quantizatio
 """
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -87,9 +86,10 @@ def check_refused(x: Tensor, kind: str) -> None:
 def test_pt2e() -> None:
     """torchao's quantizer knows nothing of this package, and quantizes what is around its calls."""
     reason = "PyTorch's quantization is in torchao, whose releases refuse older ones of PyTorch"
-    torchao = functools.partial(pytest.importorskip, reason=reason, exc_type=ImportError)
-    pt2e = torchao("torchao.quantization.pt2e.quantize_pt2e")
-    x86 = torchao("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    pt2e, x86 = (
+        pytest.importorskip(f"torchao.quantization.pt2e.{name}", None, reason, exc_type=ImportError)
+        for name in ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
+    )
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
     model, x = PUBLISHED["FastSurfer"].make().eval(), torch.randn(2, 3, 8, 12)

@@ -146,12 +146,14 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
       kernel = moving_kernel<Element>(call, single);
     });
   }
+  const bool reverse = !call.forward && call.reduce == Reduce::last && !single;
   const Plan plan(call, any_index);
   const Targets targets(call, plan, own_window);
   std::atomic<int64_t> missed{Part::kNone};
   at::parallel_for(0, plan.total, plan.grain, [&](int64_t begin, int64_t end) {
     std::vector<std::max_align_t> memory;
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t k = begin; k < end; ++k) { // a walk in reverse comes from the stacks behind
+      const int64_t i = reverse ? begin + end - 1 - k : k;
       const int64_t stack = i / plan.parts;
       kernel({call, plan, targets, missed, memory, stack, plan.part(stack, i % plan.parts)});
     }

@@ -4,7 +4,6 @@
 #include "../dtypes.h"
 #include "machine.h"
 
-#include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <cstdint>
@@ -18,52 +17,40 @@ namespace maxunpool_cuda {
 // The element with the larger key wins, and a NaN over all that came before. A mark says which
 // element of a window has won; it is as wide as a key, so that vectors hold as many of both.
 template <class T>
-struct Numbers {
-  using Element = T;
+struct Order {
+  static constexpr bool kHalf = sizeof(T) == 2 && !std::is_integral_v<T>;
+  static constexpr int16_t kInfinity = std::is_same_v<T, c10::Half> ? 0x7c00 : 0x7f80;
+  static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max();
+
+  using Element = std::conditional_t<kHalf, int16_t, T>; // of halves, the bits
   using Mark = std::conditional_t<sizeof(T) == 1, uint8_t, std::make_signed_t<Bytes<sizeof(T)>>>;
 
-  static constexpr T kLowest = std::is_integral_v<T> ? std::numeric_limits<T>::lowest()
-                                                     : -std::numeric_limits<T>::infinity();
+  static constexpr Element kLowest =
+      kHalf ? Element(kInfinity | std::numeric_limits<int16_t>::min())
+      : std::numeric_limits<Element>::has_infinity ? -std::numeric_limits<Element>::infinity()
+                                                   : std::numeric_limits<Element>::lowest();
 
+  // Keys of halves are integers in the same order: both zeros have one, and all NaNs the largest.
   template <class V>
   MAXUNPOOL_INLINE static V key(const V& value) {
-    return value;
+    if constexpr (kHalf) {
+      const V magnitude = value & kNaN, sign = value >> 15; // -1: negative
+      const V number = (magnitude ^ sign) - sign;
+      return magnitude > kInfinity ? V{} + kNaN : number;
+    } else {
+      return value;
+    }
   }
   template <class V>
   MAXUNPOOL_INLINE static auto takes(const V& key, const V& best) {
     if constexpr (std::is_integral_v<T>) {
       return key > best;
+    } else if constexpr (kHalf) {
+      return (key > best) | (key == kNaN);
     } else {
       return (key > best) | (key != key);
     }
   }
 };
-
-// 16-bit floating-point numbers, given the bits of infinity. Keys are integers in the same order:
-// both zeros have one key, and all NaNs the largest.
-template <int16_t kInfinity>
-struct HalfNumbers {
-  using Element = int16_t;
-  using Mark = int16_t;
-
-  static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max();
-  static constexpr int16_t kLowest = kInfinity | std::numeric_limits<int16_t>::min();
-
-  template <class V>
-  MAXUNPOOL_INLINE static V key(const V& bits) {
-    const V magnitude = bits & kNaN, sign = bits >> 15; // -1: negative
-    const V number = (magnitude ^ sign) - sign;
-    return magnitude > kInfinity ? V{} + kNaN : number;
-  }
-  template <class V>
-  MAXUNPOOL_INLINE static auto takes(const V& key, const V& best) {
-    return (key > best) | (key == kNaN);
-  }
-};
-
-template <class T>
-using OrderOf = std::conditional_t<
-    std::is_same_v<T, c10::Half>, HalfNumbers<0x7c00>,
-    std::conditional_t<std::is_same_v<T, c10::BFloat16>, HalfNumbers<0x7f80>, Numbers<T>>>;
 
 } // namespace maxunpool_cuda

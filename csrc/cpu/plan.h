@@ -27,10 +27,11 @@ struct Range {
   }
 };
 
-// Elements that are read at a time, and follow each other in memory. A stack is a slab, or several
-// small ones that follow each other; elements and outputs are counted from its begin.
+// Elements that are read at a time, and follow each other in memory: so few that processors read
+// ahead in the indices, the values and the result at once. A stack is a slab, or several small ones
+// that follow each other; elements and outputs are counted from its begin.
 struct Chunk {
-  static constexpr int64_t kMost = 1 << 10; // elements
+  static constexpr int64_t kMost = 1 << 8; // elements
 
   int64_t stack;
   Range elements;
@@ -46,42 +47,44 @@ struct Plan {
   Plan(const UnpoolCall& call, bool any_index) : geometry(call.geometry), any_index(any_index) {
     constexpr int64_t kGrain = 1 << 15; // outputs that are worth a thread
     const Axis<int64_t>* axis = geometry.axis;
-    // Unit: the largest of slab, slice, row, cell and element that a chunk has room for.
-    unit_ = geometry.in_slab();
-    slabs = std::min(Chunk::kMost / unit_, kGrain / geometry.out_slab());
+    // A chunk is some units of a row of them. Unit: the largest of slab, slice, row, cell and
+    // element that it has room for.
+    int64_t unit = geometry.in_slab();
+    slabs = std::min(Chunk::kMost / unit, kGrain / geometry.out_slab());
     slabs = std::clamp<int64_t>(slabs, 1, geometry.outer);
+    int64_t units = slabs;
     for (const int64_t length : {axis[0].in, axis[1].in, axis[2].in, geometry.inner}) {
-      if (unit_ > Chunk::kMost) {
-        unit_ /= length;
-        units_ = length;
+      if (unit > Chunk::kMost) {
+        unit /= length;
+        units = length;
       }
     }
-    chunk_units_ = divide_up(units_, divide_up(units_, Chunk::kMost / unit_));
-    row_chunks_ = divide_up(units_, chunk_units_);
-    chunks = geometry.in_slab() / (unit_ * units_) * row_chunks_;
-    longest_chunk = slabs * chunk_units_ * unit_;
-    while (first_ < 2 && axis[first_].in == 1 && axis[first_].out == 1) {
-      ++first_;
+    row_ = units * unit;
+    longest_chunk = divide_up(units, divide_up(units, Chunk::kMost / unit)) * unit;
+    row_chunks_ = divide_up(row_, longest_chunk);
+    chunks = divide_up(geometry.in_slab(), row_) * row_chunks_;
+    while (axis_ < axis + 2 && axis_->in == 1 && axis_->out == 1) {
+      ++axis_;
     }
+    step_ = geometry.in_slab() / axis_->in;
+    out_step_ = geometry.out_slab() / axis_->out;
     const int64_t outputs = slabs * geometry.out_slab(), threads = at::get_num_threads();
     const int64_t stacks = divide_up(geometry.outer, slabs);
     if (slabs == 1) { // as many for each thread; and 32 bits tell the outputs of a part apart
       parts = stacks < 8 * threads ? threads / std::gcd(threads, stacks) : 1;
       parts = std::max(std::min(parts, outputs / kGrain + 1), (outputs >> 31) + 1);
     }
-    const auto size = static_cast<int64_t>(call.element_size);
-    const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
-    const int64_t slab = geometry.in_slab() * (size + index_size) + geometry.out_slab() * size;
-    large = geometry.outer > (4 << 20) / slab;
     grain = std::max<int64_t>(1, kGrain * parts / outputs);
     total = stacks * parts;
   }
 
   // Chunk i of a stack, for the owner of `outputs`. The reaches of all chunks cover the stack.
   Chunk chunk(int64_t stack, int64_t i, const Range& outputs) const {
-    const int64_t end = slabs > 1 ? slabs_of(stack) * geometry.in_slab() : begin_of(i + 1);
-    const Range reach = any_index || chunks == 1 ? outputs_of(stack) : reach_of(i);
-    return {stack, {begin_of(i), end}, reach, reach.within(outputs)};
+    const int64_t row = i / row_chunks_, begin = row * row_ + i % row_chunks_ * longest_chunk;
+    const int64_t most = slabs_of(stack) * geometry.in_slab();
+    const Range elements{begin, std::min({begin + longest_chunk, (row + 1) * row_, most})};
+    const Range reach = any_index || chunks == 1 ? outputs_of(stack) : reach_of(elements);
+    return {stack, elements, reach, reach.within(outputs)};
   }
 
   // Outputs of part i of a stack.
@@ -97,7 +100,6 @@ struct Plan {
 
   const Geometry<int64_t>& geometry;
   const bool any_index;
-  bool large;                       // the call reads and writes more than caches hold
   int64_t slabs, chunks, parts = 1; // of a stack; the last stack may have fewer slabs
   int64_t grain, total;             // parts that are worth a thread; parts of the call
   int64_t longest_chunk;
@@ -105,27 +107,25 @@ struct Plan {
  private:
   int64_t slabs_of(int64_t stack) const { return std::min(slabs, geometry.outer - stack * slabs); }
   Range outputs_of(int64_t stack) const { return {0, slabs_of(stack) * geometry.out_slab()}; }
-  int64_t begin_of(int64_t chunk) const {
-    const int64_t i = chunk % row_chunks_, row = chunk / row_chunks_;
-    return (row * units_ + i * chunk_units_) * unit_;
-  }
-  Range reach_of(int64_t chunk) const {
-    const Axis<int64_t>& axis = geometry.axis[first_];
-    const int64_t row = geometry.in_slab() / axis.in, out_row = geometry.out_slab() / axis.out;
-    const auto begin = [&](int64_t k) { // the reach before ends here at the earliest
-      const int64_t window = begin_of(k) / row * axis.stride - axis.padding;
-      return k == 0        ? 0
-             : k == chunks ? geometry.out_slab()
-                           : std::clamp<int64_t>(window, 0, axis.out - 1) * out_row;
+
+  Range reach_of(const Range& elements) const {
+    const auto window = [&](int64_t element) { // where it begins, along the axis
+      return element / step_ * axis_->stride - axis_->padding;
     };
-    const int64_t last = (begin_of(chunk + 1) - 1) / row * axis.stride - axis.padding + axis.kernel;
-    const int64_t end = std::max(begin(chunk + 1), std::min(last, axis.out) * out_row);
-    return {begin(chunk), std::max(begin(chunk) + 1, end)};
+    const auto begin = [&](int64_t element) { // the reach before ends here at the earliest
+      return element == 0 ? 0
+             : element == geometry.in_slab()
+                 ? geometry.out_slab()
+                 : std::clamp<int64_t>(window(element), 0, axis_->out - 1) * out_step_;
+    };
+    const int64_t first = begin(elements.begin), next = begin(elements.end);
+    const int64_t last = std::min(window(elements.end - 1) + axis_->kernel, axis_->out) * out_step_;
+    return {first, std::max({first + 1, next, last})};
   }
 
-  int64_t unit_, units_ = 1;         // elements of a unit; units of the next larger one, a row
-  int64_t chunk_units_, row_chunks_; // units of a chunk that is not its row's last; chunks of a row
-  int first_ = 0;                    // the first axis that is longer than 1
+  int64_t row_, row_chunks_;                  // elements of a row of units, and chunks
+  const Axis<int64_t>* axis_ = geometry.axis; // the first that is longer than 1
+  int64_t step_, out_step_;                   // elements and outputs of one step along it
 };
 
 } // namespace maxunpool_cuda

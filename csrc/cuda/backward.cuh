@@ -1,5 +1,5 @@
 // Gradient of the input: each pooled element gets the gradient of the output that its index names.
-// Its owner writes every element of grad_input once. If an index is stray, a thread flags that (see
+// A thread writes each element that it owns once. If an index is stray, the thread flags that (see
 // Report), and the second kernel rewrites the slab.
 //
 // A thread owns one cell in two or four planes (see Planes). Of a contiguous tensor with windows of
@@ -32,14 +32,14 @@ constexpr int kLaterCells = 4;
 struct GatherPlan {
   Planes planes;
   bool takes_stray;             // stray indices are valid: "sum"
-  uint32_t shared[kLaterCells]; // bits of the window offsets of outputs that both windows cover
+  uint32_t shared[kLaterCells]; // a bit for each window offset: whether both windows cover it
 };
 
 // Gradient for 32-bit offsets.
 //
-// kDropsLosers: "last" of windows that overlap, but no others than those of kLaterCells. Of the
-// cells whose indices name one output, only the last gets its gradient, so a thread compares its
-// index with those of later cells.
+// kDropsLosers: "last", of windows that overlap no later ones than kLaterCells. Of the cells whose
+// indices name one output, only the last gets its gradient. So a thread compares its index with
+// those of later cells.
 template <class T, bool kOffsets, bool kDropsLosers>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
     Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
   for_each_flagged_item(tiling.items, report.stray_flags, [&](uint32_t i) {
     const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
     const uint32_t outer = slabs * plan.planes.slabs;
-    // Where fewer planes are left than a thread has room for, the first one is done again, and
-    // written once.
+    // If fewer planes are left than a thread has room for, it reads the first one again, and writes
+    // it once.
     const uint32_t left = plan.planes.slabs == 1 ? kPlanes : g.outer - outer;
     const uint32_t first = tiling.pooled(outer, cell, channel);
     uint32_t own[kPlanes];
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
     }
 
     if constexpr (kDropsLosers) {
-      // All are read before one is used. For a cell that does not exist, the own one is read.
+      // All are read before one is used. In place of a cell that does not exist, the own is read.
       RawIndex<kOffsets> later[kLaterCells][kPlanes];
       bool exists[kLaterCells];
 #pragma unroll
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
       }
 #pragma unroll
       for (int n = 0; n < kLaterCells; ++n) {
-        // In the later window, the offset of one output is less by so much.
+        // In the later window, the offset of the same output is less by so much.
         const uint32_t down = n > 0 ? height.stride : 0, right = n == 0 ? 1 : n - 2;
         const uint32_t less = down * width.kernel + right * width.stride;
 #pragma unroll

@@ -2,7 +2,7 @@
 // does the launches, so that the choice can be tested without a GPU:
 //   launch(kernel, blocks, threads, shared_bytes, arguments...)
 //   launch.workspace(count)   address of so many uint32_t
-//   launch.most_blocks        that a second kernel is worth
+//   launch.most_blocks        of a second kernel
 #pragma once
 
 #include "../calls.h"
@@ -11,7 +11,6 @@
 #include "../reduction.h"
 #include "backward.cuh"
 #include "forward.cuh"
-#include "limits.h"
 #include "report.cuh"
 #include "slots.cuh"
 #include "tiling.cuh"
@@ -30,18 +29,17 @@ namespace maxunpool_cuda {
 template <class Launch>
 class Dispatch {
  public:
-  Dispatch(const Launch& launch, const UnpoolCall& call, const Errors& errors, const Limits& limits)
+  Dispatch(const Launch& launch, const UnpoolCall& call, const Errors& errors)
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        limits_(limits),
         report_{nullptr, errors},
         last_(call.reduce == Reduce::last),
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_stray_(!offsets_ && (call.forward || last_)) {}
 
   void run() {
-    if (fits_32bit(geometry_, limits_.max_32bit_offset)) {
+    if (fits_32bit(geometry_)) {
       call_.forward ? forward() : backward();
     }
     if (!launched_) {
@@ -62,7 +60,7 @@ class Dispatch {
       offsets_ ? (forward_if<Combine, true, Windows>(), ...)
                : (forward_if<Combine, false, Windows>(), ...);
     };
-    // In disjoint windows an output has one element at most, so a sum moves it.
+    // Where windows are disjoint, an output has one element at most, so a sum only moves it.
     if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
       with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(T) <= sizeof(uint64_t)) {
@@ -118,7 +116,7 @@ class Dispatch {
         }
       }
     }
-    if constexpr (Window::S == 2) { // larger windows are rare, and fall to slots
+    if constexpr (Window::S == 2) { // larger windows are rare: slots() does them
       constexpr int kPlanes = elements_of_thread<T, Window, Elements::planes>();
       const Planes planes(*geometry, kPlanes);
       launch.template operator()<Elements::planes>(
@@ -130,9 +128,9 @@ class Dispatch {
     }
   }
 
-  // The geometry, if windows are these in height and width and do not overlap in depth. A row of
-  // windows is taken for a row of windows as high as wide, of which one row is not clipped: its
-  // positions are the same, and so are offsets in a single slice unless rows above it are clipped.
+  // The geometry, if windows are these in height and width and do not overlap in depth. A plane of
+  // one row is done as if its windows were as high as wide, with all rows but one clipped. This
+  // changes no position; it changes no offset if there is one slice and no row above is clipped.
   template <class Window>
   std::optional<Geometry<int64_t>> with_windows() const {
     Geometry<int64_t> g = geometry_;
@@ -163,7 +161,7 @@ class Dispatch {
       }
       for (int64_t bit = 0; bit < height.kernel * width.kernel; ++bit) {
         const int64_t y = bit / width.kernel, x = bit % width.kernel;
-        for (int n = 0; n < kLaterCells; ++n) { // of which the window begins there:
+        for (int n = 0; n < kLaterCells; ++n) { // its window begins so far down and right
           const int64_t down = n > 0 ? height.stride : 0;
           const int64_t right = (n == 0 ? 1 : n - 2) * width.stride;
           const bool is_shared = y >= down && x >= right && x < width.kernel + right;
@@ -210,12 +208,13 @@ class Dispatch {
   template <class T, class Kernel, class... Rest>
   void launch_parts(Kernel* kernel, int64_t value_bytes, const Rest&... rest) {
     constexpr int64_t kWarp = 32, kOutputsOfThread = 8;
+    constexpr int64_t kSharedBytes = 32 << 10; // of a block's slots
     const int64_t cells = geometry_.in_plane(), outputs = geometry_.out_plane();
     TORCH_CHECK(
         cells < std::numeric_limits<uint32_t>::max(), "max_unpool", geometry_.rank,
         "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ", cells);
     const int64_t slot = value_bytes + sizeof(uint32_t);
-    const int64_t room = std::clamp<int64_t>(limits_.shared_bytes / slot, 1, outputs);
+    const int64_t room = std::clamp<int64_t>(kSharedBytes / slot, 1, outputs);
     const int64_t part = divide_up(outputs, divide_up(outputs, room));
     const int64_t count = divide_up(outputs, part), planes = geometry_.outer * geometry_.inner;
     Parts parts{
@@ -249,7 +248,7 @@ class Dispatch {
 
   // ---- what both need
 
-  // Launches a first kernel of items, of so many slabs each.
+  // Launches a first kernel whose items are in so many slabs each.
   template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
       Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t slabs, const Plan& plan,
@@ -288,7 +287,6 @@ class Dispatch {
   const Launch& launch_;
   const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  const Limits& limits_;
   Report report_;
   const bool last_, offsets_, may_stray_;
   StrayFlags stray_flags_{};

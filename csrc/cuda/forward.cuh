@@ -7,8 +7,8 @@
 //              | oo |
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
-// the last match is kept, or all are added. It checks the indices of its own cell; if one is stray,
-// it flags that (see Report), and the second kernel rewrites the slab.
+// the last match is kept, or all are added. It also checks the indices of its own cell. If one is
+// stray, the thread flags that (see Report), and the second kernel rewrites the slab.
 #pragma once
 
 #include "report.cuh"
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       row_exists[k] = S * p + k < height.out;
       column_exists[k] = kOfCells || S * q + k < width.out;
     }
-    // Of the planes, from the first one. Where fewer than V are left, the last one is read again.
+    // Distance of each plane from the first. If fewer than V are left, the last is read again.
     const bool all_left = kOf != Elements::planes || planes.slabs == 1;
     const int left = all_left ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    // All cells are read before any is looked at. Names are positions, or offsets in this slice of
-    // the window.
+    // All cells are read before any is looked at. A name is the position that an index names, or
+    // the offset in this slice of the window.
     uint32_t named[kCells][kCells][V];
     Held value[kCells][kCells][V];
     const auto name_of = [&](RawIndex<kOffsets> raw) {
@@ -148,10 +148,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
           }
         }
       }
-      if constexpr (kOfCells && kCells > 1) { // neighbours are a thread's own too, but for one
+      if constexpr (kOfCells && kCells > 1) { // but for one, neighbours are the thread's own cells
         constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kLast = kSide > 0 ? V - 1 : 0;
         constexpr int kAway = kSide > 0 ? V : -1;
-        if (exists && q + kAway < width.in) {
+        if (exists && q + static_cast<uint32_t>(kAway) < width.in) {
           named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
           value[y][kOther][kLast] = static_cast<Held>((input + row)[kAway]);
         }
@@ -165,12 +165,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    // Whether the own indices are in their windows, as far as that is told at little cost.
+    // Whether all own indices are in their windows. The test is cheap: it may doubt one that is.
     const uint32_t top = S * p - P, first_column = S * q - P; // of the window
-    // Of a disjoint window, so many offsets are not clipped, or more.
-    uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : depth.kernel == 1 ? K : 0;
+    // Offsets below this one are not clipped from a disjoint window.
+    uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : row_exists[0] ? K : 0;
     end = column_exists[S - 1] && z + depth.kernel <= depth.out ? end : 0;
-    // The way to the second slice of a disjoint window, or 0 where it has none.
+    // Distance to the second slice of a disjoint window, or 0 where it has none.
     const bool second_slice = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
     const uint32_t slice = second_slice ? height.out * width.out : 0;
     uint32_t all_inside = K > S || column_exists[S - 1];
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     for (int v = 0; v < V; ++v) {
       const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? S * v : 0;
       if constexpr (K == 3 && kOffsets) {
-        // Of a row that divides into vectors, the first column is clipped, or the last one.
+        // In rows that divide into vectors, a window's first column may be clipped, or its last.
         const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
         const uint32_t offsets =
             unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
 #pragma unroll
         for (int x = 0; x < kCells; ++x) {
 #pragma unroll
-          for (int e = 0; e < S; ++e) { // in the cell's window, the output has these coordinates
+          for (int e = 0; e < S; ++e) { // the output's coordinates in the cell's window:
             const int in_y = r - S * (y - kOwn) + P, in_x = e - S * (x - kOwn) + P;
             if (in_y < 0 || in_y >= K || in_x < 0 || in_x >= K) {
               continue;

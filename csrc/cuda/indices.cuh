@@ -32,7 +32,7 @@ struct AnyIndices {
 template <bool kOffsets>
 using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
-// Loads N neighbours from element `i` on, an aligned vector, or those `away` from these.
+// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`.
 template <bool kOffsets, int N>
 __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
     const AnyIndices& indices, uint32_t i, int away = 0) {
@@ -54,7 +54,7 @@ __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
   return raw;
 }
 
-// Index as an Offset. Of 32 bits, one that no plane has becomes kNowhere.
+// Index as an Offset. If that has 32 bits, an index that no plane has becomes kNowhere.
 constexpr uint32_t kNowhere = 0x80000000u;
 
 template <class Offset>

@@ -19,12 +19,11 @@ namespace maxunpool_cuda {
 template <class Launch>
 class PoolDispatch {
  public:
-  // `max_32bit_offset`: see Limits.
-  PoolDispatch(const Launch& launch, const PoolCall& call, int64_t max_32bit_offset)
+  PoolDispatch(const Launch& launch, const PoolCall& call)
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        fits_32bit_(fits_32bit(geometry_, max_32bit_offset, call.dilation, kMostRows)) {}
+        fits_32bit_(fits_32bit(geometry_, call.dilation, kMostRows)) {}
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {

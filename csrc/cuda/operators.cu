@@ -8,7 +8,6 @@
 #include "../max_unpool.h"
 #include "dispatch.cuh"
 #include "error_records.cuh"
-#include "limits.h"
 #include "max_pool.cuh"
 
 #include <ATen/core/Tensor.h>
@@ -61,7 +60,7 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   errors.raise_if_reported();
   at::Tensor memory;
   const StreamLaunch launch{device, memory};
-  Dispatch(launch, call, errors.for_call(), limits()).run();
+  Dispatch(launch, call, errors.for_call()).run();
   const char* checks_in_step = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
   if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1" && !is_capturing()) {
     C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
@@ -75,15 +74,10 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
       "d: expected CUDA tensors but got tensors on ", device);
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor no_memory;
-  PoolDispatch(StreamLaunch{device, no_memory}, call, limits().max_32bit_offset).run();
+  PoolDispatch(StreamLaunch{device, no_memory}, call).run();
 }
 
 } // namespace
-
-Limits& limits() {
-  static Limits usual;
-  return usual;
-}
 
 void check_errors() {
   for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {

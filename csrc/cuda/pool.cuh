@@ -29,8 +29,8 @@
 namespace maxunpool_cuda {
 
 // Coordinate below `size` that is nearest to `at`. Where a window without dilation leaves the
-// input, it thus reads one of its own elements again: its maximum stays the same, and so does the
-// name, for which the coordinate is brought inside as well.
+// input, one of its own elements is read again, under that element's name. So the window's maximum
+// stays the same.
 __device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
   const auto wanted = static_cast<int32_t>(at), last = static_cast<int32_t>(size - 1);
   const int32_t inside = wanted > 0 ? wanted : 0;
@@ -58,9 +58,9 @@ __device__ inline void for_each_row(
   }
 }
 
-// kEven: rows, of the input and of the windows, divide into vectors, and the windows' first column
-// is K == 3 elements left of the thread's vector. Else V is 1, under any padding: neighbouring
-// threads still write neighbouring elements, and R rows share the work.
+// kEven: rows, of the input and of the windows, divide into vectors, and a thread's first window
+// begins where its vector does, or one element left of it if K is 3. Else V is 1, under any
+// padding: neighbouring threads still write neighbouring elements, and R rows share the work.
 template <class T, int K, int S, int V, int R, bool kEven>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     pool_rows(Tiling<uint32_t> tiling, const T* __restrict__ input, Pooled<T> pooled) {
@@ -182,8 +182,8 @@ struct Dilation {
   // Taps of window p, in dimension a, that lie in the input: numbers [first, end).
   __device__ Range taps_inside(const Geometry<Offset>& g, int a, Offset p) const {
     const auto& [in, out, kernel, stride, padding] = g.axis[a];
-    const Offset start = p * stride, past = out + padding; // both count the padding
-    const Offset end = start < past ? axis[a].divide(past - start - 1) + 1 : 0;
+    const Offset start = p * stride, last = out + padding - 1; // of the input; both count padding
+    const Offset end = axis[a].divide(last - start) + 1;       // no window begins after that
     const Offset first = start < padding ? axis[a].divide(padding - start - 1) + 1 : 0;
     return {first, end < kernel ? end : kernel};
   }

@@ -47,8 +47,8 @@ struct ErrorRecord {
   BadIndex found[2]; // of even and of odd epochs
 };
 
-// Where kernels report bad indices: one of those that calls of one epoch find, so that one error
-// stands for all of them.
+// Where kernels report bad indices. Of all that the calls of one epoch find, one is reported: one
+// error stands for all of them.
 struct Errors {
   static constexpr uint32_t kUnknown = ~0u;
   ErrorRecord* record;
@@ -124,10 +124,11 @@ __device__ inline void for_each_flagged_item(
 // Stray flags, as the second kernel reads them. A chunk that two slabs share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
-  Divider<uint64_t> chunk_items, slabs; // a chunk has so many items,
-  uint64_t slab_items;                  // and so many slabs have so many
+  Divider<uint64_t> chunk_items; // items of a chunk
+  Divider<uint64_t> slabs;       // that threads do together, see Planes
+  uint64_t slab_items;           // items of these slabs
 
-  // Whether slabs [first, end) are flagged, as far as this thread looks.
+  // Whether a chunk of slabs [first, end) is flagged, of those that this thread reads.
   __device__ bool any(uint64_t first, uint64_t end) const {
     const uint64_t begin = chunk_items.divide(slabs.divide(first) * slab_items);
     const uint64_t last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);

@@ -37,7 +37,7 @@ class Piece {
  public:
   uint64_t pooled, unpooled; // the plane's first elements
   uint64_t first, count;     // outputs of the part
-  uint64_t begin, end;       // cells that are looked at
+  uint64_t begin, end;       // cells that are looked at; none, if end is not above begin
 
   __device__ Piece(const Parts& parts, uint64_t plane, uint64_t number) : all_(parts) {
     const Decoder<uint64_t>& decoder = parts.decoder;
@@ -52,7 +52,6 @@ class Piece {
     if (!parts.all_cells) {
       begin = edge(first, first + count - 1, false);
       end = edge(first + count - 1, first, true);
-      end = begin < end ? end : begin; // no window covers an output of the part
     }
   }
 
@@ -64,14 +63,13 @@ class Piece {
   }
   __device__ bool holds(uint64_t target) const { return target - first < count; }
 
-  // Output that a cell names, or a number beyond the plane. As the first kernel, finds stray
+  // Output that a cell names, or a number beyond the plane. The first kernel also finds stray
   // indices and reports bad ones.
   __device__ uint64_t
   target(const AnyIndices& indices, uint64_t cell, const Errors& errors, bool& stray) const {
     const Decoder<uint64_t>& decoder = all_.decoder;
-    if (all_.is_second) { // flat indices alone have one
-      const auto index = static_cast<uint64_t>(indices[element(cell)]);
-      return index < decoder.out_plane ? index : ~uint64_t{0};
+    if (all_.is_second) { // only flat indices have one
+      return static_cast<uint64_t>(indices[element(cell)]);
     }
     const auto found =
         decoded_or_reported(decoder, errors, indices, element(cell), window_start(cell));
@@ -102,28 +100,28 @@ class Piece {
   __device__ Position<uint64_t> window_start(uint64_t cell) const {
     return all_.decoder.window_start(coordinates(cell, all_.height, all_.width));
   }
-  // Number of the first cell whose window covers output `at`, the part's first one; or of the first
-  // cell behind those whose windows cover `at`, its last one. Where the part has more than one row,
-  // a window may begin, or end, anywhere in it. `other` is the part's last or first output.
+  // Begin or end of the cells whose windows may reach into the part. `at` is the part's first
+  // output for the begin, and its last one for the end; `other` is the opposite one. After the
+  // first dimension in which these two differ, a window may lie anywhere.
   __device__ uint64_t edge(uint64_t at, uint64_t other, bool is_end) const {
     const Decoder<uint64_t>& decoder = all_.decoder;
     const auto here = coordinates(at, decoder.out_height, decoder.out_width);
     const auto there = coordinates(other, decoder.out_height, decoder.out_width);
-    bool one_row = true;
+    bool equal = true; // in the dimensions before
     uint64_t cell = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
       const Axis<uint64_t>& axis = decoder.geometry.axis[a];
       const uint64_t shifted = here[a] + axis.padding, last = axis.in - 1;
       uint64_t to = is_end ? last : 0;
-      if (one_row && is_end) {
+      if (equal && is_end) {
         const uint64_t covering = all_.stride[a].divide(shifted);
         to = covering < last ? covering : last;
-      } else if (one_row && shifted >= axis.kernel) {
+      } else if (equal && shifted >= axis.kernel) {
         to = all_.stride[a].divide(shifted - axis.kernel) + 1; // axis.in, if no window covers it
       }
       cell = cell * axis.in + to;
-      one_row = one_row && here[a] == there[a];
+      equal = equal && here[a] == there[a];
     }
     return cell + (is_end ? 1 : 0);
   }
@@ -164,7 +162,7 @@ __device__ inline void for_each_piece(
     const uint64_t inner = parts.decoder.geometry.inner;
     return __syncthreads_or(parts.stray_flags.any(first / inner, (end - 1) / inner + 1)) != 0;
   };
-  if (begin >= end || (parts.is_second && !is_flagged(begin, end))) {
+  if (parts.is_second && !is_flagged(begin, end)) { // one look at all, for a quick end
     return;
   }
   for (uint64_t plane = begin; plane < end; ++plane) {

@@ -12,7 +12,7 @@ namespace maxunpool_cuda {
 
 constexpr int kThreads = 128; // of a block that does items
 
-// Tiling: what the threads of a kernel own, each an item, which is a tile of a group of channels.
+// Tiling: what the threads of a kernel own. Each owns an item: a tile of a group of channels.
 // Offset is as in Decoder.
 template <class Offset>
 struct Tiling : Decoder<Offset> {
@@ -22,7 +22,7 @@ struct Tiling : Decoder<Offset> {
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> groups;   // of channels
 
-  // Tiling of so many `tiles` in each dimension, `groups` of channels, and `slabs` to a thread.
+  // Tiling by `count` tiles in each dimension and groups of channels, of `slabs` slabs a thread.
   Tiling(
       const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t group_count,
       int64_t slabs = 1)
@@ -73,10 +73,10 @@ struct Tiling : Decoder<Offset> {
 //   plane 2  0 1 2 3 4 5 ..    two planes do not wait for each other; and the place of a tile is
 //                              computed once for all planes.
 //
-// Of a channels_last tensor, threads that follow each other own channels that do, and planes are
-// channels too where these divide.
+// In a channels_last tensor, neighbouring threads own neighbouring channels. A thread's planes are
+// channels of one image, if the number of channels divides by that of the planes.
 struct Planes {
-  uint32_t slabs;                    // slabs of a thread's planes: as many, or one
+  uint32_t slabs;                    // that a thread's planes lie in: one for each, or one
   uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
   bool deep;                         // depth is not one everywhere
   Divider<uint32_t> depth_stride;
@@ -91,11 +91,11 @@ struct Planes {
   }
 };
 
-// Whether all intermediate values of all kernels stay below the limit, for windows of that
-// dilation, and `more` rows of windows beyond those of the geometry.
+// Whether all intermediate values of all kernels stay below 2^31, for windows of that dilation, and
+// `more` rows of windows beyond those of the geometry.
 inline bool fits_32bit(
-    const Geometry<int64_t>& geometry, int64_t limit, const int64_t (&dilation)[3] = {1, 1, 1},
-    int64_t more = 0) {
+    const Geometry<int64_t>& geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
+  constexpr int64_t kMost32BitOffset = int64_t{1} << 31;
   double elements = static_cast<double>(geometry.outer) * static_cast<double>(geometry.inner);
   double kernel_volume = 1, extent = 0;
   for (int a = 0; a < 3; ++a) {
@@ -108,7 +108,7 @@ inline bool fits_32bit(
         extent, (size + 1) * static_cast<double>(axis.stride) + size +
                     static_cast<double>(axis.padding) + (kernel + 1) * apart);
   }
-  return std::max({elements, extent, kernel_volume}) < static_cast<double>(limit);
+  return std::max({elements, extent, kernel_volume}) < static_cast<double>(kMost32BitOffset);
 }
 
 // Calls visit(i) for this thread's share of `items`, under any grid and block size.

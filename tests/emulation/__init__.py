@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import random_limits
 
 import maxunpool_cuda._C
 from maxunpool_cuda import _ops
@@ -27,14 +26,16 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 # The kernels are registered for other operators, of the library itself: see replaced_kernels().
 REGISTRATION = r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, \w+,"
-# What g++ cannot take as it is: launches, headers of CUDA, the device. And blocks are small, so
-# that few cells take several, and a second kernel has few of them.
+# What g++ cannot take as it is: launches, headers of CUDA, the device. And small tensors are done
+# as large ones are: in many blocks, in parts, by a second kernel in few blocks, with long offsets.
 EDITS = {
     r"(?s)(\w+)<<<(.*?)>>>\(": r"shim::launch(\1, \2)(",
     r"#include <(c10/cuda/|cuda).*>": "",
-    r"\bc10::Device\b": "shim::Device",
+    r"\bdevice\.is_cuda\(\)": "device.is_cpu()",
     r"constexpr int kThreads = \d+;": "constexpr int kThreads = 8;",
     r"most_blocks = \d+;": "most_blocks = 4;",
+    r"kSharedBytes = 32 << 10;": "kSharedBytes = 512;",
+    r"kMost32BitOffset = int64_t\{1\} << 31;": "kMost32BitOffset = 1 << 17;",
     r"\bErrorRecords\b": "EmulatedErrorRecords",  # else both libraries share them
     REGISTRATION: "TORCH_LIBRARY_IMPL(LIBRARY, CPU,",
 }
@@ -56,28 +57,23 @@ OPTIONS = {
 }
 
 
-def copy(backend: str, folder: Path) -> list[Path]:
-    """Copy csrc, with the edits, and return the files of the backend that are to be compiled."""
-    shutil.copytree(ROOT / "csrc", folder, dirs_exist_ok=True)
+def edited(backend: str) -> dict[Path, str]:
+    """All files of csrc that the backend needs, with the edits, by their paths in csrc."""
+    files = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / backend).iterdir()]
     edits = EDITS if backend == "cuda" else {REGISTRATION: EDITS[REGISTRATION]}
-    left = set(edits)
-    for path in (folder / backend).iterdir():
+    texts, left = {}, set(edits)
+    for path in sorted(files):
         text = path.read_text()
-        for pattern, replacement in edits.items():
+        for pattern, replacement in edits.items() if path.parent.name == backend else ():
             text, count = re.subn(pattern, replacement, text)
             left -= {pattern} if count else set()
-        path.write_text(text)
+        texts[path.relative_to(ROOT / "csrc")] = text
     assert not left, left
-    return [path for path in (folder / backend).iterdir() if path.suffix in (".cpp", ".cu")]
-
-
-def digest(*content: Any) -> str:
-    texts = [each.read_text() if isinstance(each, Path) else each for each in content]
-    return hashlib.sha256(str(texts).encode()).hexdigest()[:16]
+    return texts
 
 
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
-    """The library of csrc/cuda or csrc/cpu. No content of a file is compiled twice."""
+    """The library of csrc/cuda or csrc/cpu. The same files are not compiled twice."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
@@ -85,32 +81,35 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     includes = (torch_headers, torch_headers / API, sysconfig.get_path("include"))
     command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
     command.append(f"-DLIBRARY=maxunpool_emulated_{backend}")
-    headers = sorted((*ROOT.glob("csrc/*.h"), *ROOT.glob(f"csrc/{backend}/*"), *HERE.glob("*.h")))
-    folder = ROOT / "build" / "emulation" / digest(command, EDITS, *headers)
-    folder.mkdir(parents=True, exist_ok=True)
-    command += [f"-iquote{path}" for path in (folder / "csrc", HERE)]
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
+    texts, shim, grid = edited(backend), HERE / "cuda_shim.h", HERE / "grid.cpp"
+    content = [*map(str, texts.items()), shim.read_text(), grid.read_text()]
+    digest = hashlib.sha256(str((command, sanitize, content)).encode()).hexdigest()
+    folder = ROOT / "build" / "emulation" / digest[:16]
+    library = folder / "library.so"
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one builds
-        shim = ["-include", str(HERE / "cuda_shim.h")] if backend == "cuda" else []
-        options = {path: [*sanitize, *shim] for path in copy(backend, folder / "csrc")}
+        if library.exists():
+            return library
+        for path, text in texts.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(text)
+        included = ["-include", str(shim)] if backend == "cuda" else []
+        sources = [folder / path for path in texts if path.suffix in (".cpp", ".cu")]
+        options = {source: [*sanitize, *included] for source in sources}
         if backend == "cuda":
-            options[HERE / "grid.cpp"] = ["-DTHREADS"] if sanitizers == "thread" else []
-        objects = {
-            folder / f"{source.stem}-{digest(each, source)}.o": [*each, "-c", str(source)]
-            for source, each in options.items()
-        }
-        library = folder / f"library-{digest(str([*objects]))}.so"
-        if not library.exists():
-            running = [
-                subprocess.Popen([*command, *each, "-o", str(to)])
-                for to, each in objects.items()
-                if not to.exists()
-            ]
-            assert [process.wait() for process in running] == [0] * len(running)
-            link = [compiler, "-shared", "-o", str(library), *map(str, objects), *sanitize]
-            link += [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
-            subprocess.run(link, check=True)
+            options[grid] = ["-DTHREADS"] if sanitizers == "thread" else []
+        command += [f"-iquote{path}" for path in (folder, HERE)]
+        objects = [str(folder / f"{source.stem}.o") for source in options]
+        running = [
+            subprocess.Popen([*command, *each, "-c", str(source), "-o", to])
+            for (source, each), to in zip(options.items(), objects, strict=True)
+        ]
+        assert [process.wait() for process in running] == [0] * len(running)
+        torch_libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
+        link = [compiler, "-shared", "-o", str(library), *objects, *sanitize, *torch_libraries]
+        subprocess.run(link, check=True)
     return library
 
 
@@ -139,13 +138,13 @@ def replaced_kernels(backend: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def emulated_gpu(rng: Random, skips: str = "", **limits: int) -> Iterator[None]:
-    """CPU tensors go to the CUDA kernels. Limits that are not given are random.
+def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
+    """CPU tensors go to the CUDA kernels.
 
     ``skips`` is a mistake on purpose: "barriers", or "a block" of each grid.
     """
-    ops, values = library("cuda"), random_limits(rng) | limits
-    ops.configure(rng.getrandbits(31), list(values.values()), skips)
+    ops = library("cuda")
+    ops.configure(rng.getrandbits(31), skips)
     with pytest.MonkeyPatch.context() as patch, replaced_kernels("cuda"):
         patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
         yield
@@ -178,17 +177,15 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-@functools.cache
-def kernels() -> dict[int, str]:
-    """All kernels of the library, by their addresses in its file."""
+def kernels() -> set[str]:
+    """The symbols of all kernels."""
     sources = "".join(path.read_text() for path in ROOT.glob("csrc/cuda/*"))
     names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", sources)
     assert len(names) == sources.count("__global__")
-    nm = subprocess.run(["nm", "-C", build("cuda")], check=True, capture_output=True, text=True)
-    pattern = rf"(\w+) [tTW] void (?:\w+::|\(anonymous namespace\)::)*((?:{'|'.join(names)})<.*>)\("
-    return {int(at, 16): name for at, name in re.findall(pattern, nm.stdout)}
+    symbols = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
+    return set(re.findall(rf"_ZN14maxunpool_cuda\d+(?:{'|'.join(names)})I\w+", symbols))
 
 
-def launched() -> list[str]:
+def launched() -> set[str]:
     """The kernels that ran since the last call."""
-    return [kernels()[address] for address in library("cuda").take_launched()]
+    return {*library("cuda").take_launched()}

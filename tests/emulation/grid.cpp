@@ -1,6 +1,5 @@
 // Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
 // without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
-#include "cuda/limits.h"
 #include "cuda_shim.h"
 #include "errors.h"
 
@@ -10,7 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,133 +17,113 @@
 #ifdef THREADS
 #include <sanitizer/tsan_interface.h>
 #else
-static void* __tsan_get_current_fiber() {
-  return nullptr;
-}
-static void* __tsan_create_fiber(unsigned) {
-  return nullptr;
-}
-static void __tsan_switch_to_fiber(void*, unsigned) {}
-static void __tsan_acquire(void*) {}
-static void __tsan_release(void*) {}
+#define __tsan_get_current_fiber() nullptr
+#define __tsan_create_fiber(flags) nullptr
+#define __tsan_switch_to_fiber(fiber, flags) static_cast<void>(fiber)
+#define __tsan_acquire(address) static_cast<void>(address)
+#define __tsan_release(address) static_cast<void>(address)
 #endif
 
 namespace shim {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr unsigned kResident = 4; // blocks at once
-constexpr unsigned kNoSync = 1;   // of a switch: orders nothing
-
-struct Fiber;
-
-struct Block {
-  Dim3 index;
-  size_t shared_bytes;
-  std::unique_ptr<char[]> shared;
-  std::vector<Fiber*> waiting;       // at a barrier
-  bool any = false;                  // of the predicates
-  unsigned turn = 0;                 // of two barriers that alternate
-  int64_t barriers[2], begins, ends; // what ThreadSanitizer takes them for, by their addresses
-};
+[[maybe_unused]] constexpr unsigned kNoSync = 1; // of a switch: orders nothing
 
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   void* thread = __tsan_create_fiber(0);
-  Block* block;
   Dim3 index;
-  enum { ready, waits, ended } state;
-  bool any;
+  bool any; // what its barrier returns
+};
+
+// Blocks run one after the other, but nothing tells ThreadSanitizer so: the addresses that order
+// threads at barriers, `turns`, differ from block to block.
+struct Block {
+  std::unique_ptr<char[]> shared;
+  std::vector<Fiber*> ready, waiting; // to run; at a barrier
+  bool any = false;                   // of the predicates
+  int64_t turns[2];                   // barriers alternate
+  unsigned turn = 0;
 };
 
 std::mutex one_grid;
-std::deque<Fiber> fibers; // those of a block are kept for the next
+std::deque<Fiber> fibers; // kept for later blocks
 Fiber* running;
+Block* block;
 ucontext_t scheduler;
 void* scheduler_thread;
+int64_t begins, ends; // of the grid, by their addresses
 c10::function_ref<void()> body = nullptr;
 std::mt19937 random;
-std::vector<const void*> launched; // kernels
+std::vector<std::string> launched; // kernels
 bool skips_a_block = false;        // a mistake on purpose
 
 unsigned below(unsigned end) {
   return random() % end;
 }
 
-// To the scheduler, which may go on with any fiber.
+// To the scheduler, which goes on with any fiber that is ready.
 void leave() {
   __tsan_switch_to_fiber(scheduler_thread, kNoSync);
   swapcontext(&running->context, &scheduler);
 }
 
 void run_fiber() {
-  __tsan_acquire(&running->block->begins);
+  __tsan_acquire(&begins);
   body();
-  __tsan_release(&running->block->ends);
-  running->state = Fiber::ended;
+  __tsan_release(&ends);
   leave();
 }
 
-void start(Fiber& fiber, Block& block, unsigned thread) {
-  fiber.block = &block;
+void start(Fiber& fiber, unsigned thread) {
   fiber.index = {thread};
-  fiber.state = Fiber::ready;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
   makecontext(&fiber.context, run_fiber, 0);
+  block->ready.push_back(&fiber);
 }
 
-void go_on(Fiber& fiber) {
-  running = &fiber;
-  threadIdx = fiber.index;
-  blockIdx = fiber.block->index;
-  __tsan_switch_to_fiber(fiber.thread, kNoSync);
-  swapcontext(&scheduler, &fiber.context);
+std::vector<unsigned> shuffled(unsigned count) {
+  std::vector<unsigned> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), random);
+  return numbers;
 }
 
-// Runs blocks that are resident together.
-void run_blocks(std::deque<Block*> blocks, unsigned threads) {
-  std::vector<Fiber*> ready;
-  for (Block* const block : blocks) {
-    for (unsigned thread = 0; thread < threads; ++thread) {
-      if (fibers.size() == ready.size()) {
-        fibers.emplace_back();
-      }
-      Fiber& fiber = fibers[ready.size()];
-      start(fiber, *block, thread);
-      ready.push_back(&fiber);
-    }
+void run_block(unsigned threads, size_t shared_bytes) {
+  block->shared.reset(new char[shared_bytes]); // not one byte more
+  std::memset(block->shared.get(), 0xa5, shared_bytes);
+  __tsan_release(&begins);
+  while (fibers.size() < threads) {
+    fibers.emplace_back();
   }
+  // A race is seen between two fibers alone, so a thread has another one in each block.
+  for (const unsigned i : shuffled(threads)) {
+    start(fibers[i], block->ready.size());
+  }
+  std::vector<Fiber*>& ready = block->ready;
   while (!ready.empty()) {
     std::swap(ready[below(ready.size())], ready.back());
-    Fiber& fiber = *ready.back();
-    go_on(fiber);
-    if (fiber.state == Fiber::ready) {
-      continue;
-    }
+    running = ready.back();
     ready.pop_back();
-    Block& block = *fiber.block;
-    if (fiber.state == Fiber::waits) {
-      block.waiting.push_back(&fiber);
-    }
-    if (block.waiting.size() == threads) {
-      for (Fiber* const each : block.waiting) {
-        each->state = Fiber::ready;
-        each->any = block.any;
-        ready.push_back(each);
+    threadIdx = running->index;
+    __tsan_switch_to_fiber(running->thread, kNoSync);
+    swapcontext(&scheduler, &running->context);
+    if (block->waiting.size() == threads) {
+      for (Fiber* const fiber : block->waiting) {
+        fiber->any = block->any;
       }
-      block.waiting.clear();
-      block.any = false;
-      block.turn ^= 1;
+      ready.swap(block->waiting);
+      block->any = false;
+      block->turn ^= 1;
     }
   }
-  for (Block* const block : blocks) {
-    TORCH_CHECK(
-        block->waiting.empty(), block->waiting.size(), " of ", threads,
-        " threads of a block wait at a barrier that the others do not reach");
-  }
+  TORCH_CHECK(
+      block->waiting.empty(), block->waiting.size(), " of ", threads,
+      " threads of a block wait at a barrier that the others do not reach");
 }
 
 } // namespace
@@ -156,45 +135,30 @@ void run_grid(
     c10::function_ref<void()> thread) {
   const std::lock_guard<std::mutex> lock(one_grid);
   TORCH_CHECK(blocks > 0 && threads > 0 && threads <= 1024, blocks, " blocks of ", threads);
-  launched.push_back(kernel);
+  Dl_info info{};
+  dladdr(kernel, &info);
+  launched.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
   // Kernels do all of their work under any number of blocks.
-  blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(kResident));
+  blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
   blockDim = {threads};
   body = thread;
   scheduler_thread = __tsan_get_current_fiber();
-  std::deque<Block> all(blocks);
-  std::deque<Block*> rest;
-  for (unsigned i = 0; i < blocks; ++i) {
-    Block& block = all[i];
-    block.index = {i};
-    block.shared.reset(new char[shared_bytes]); // not one byte more
-    std::memset(block.shared.get(), 0xa5, shared_bytes);
-    __tsan_release(&block.begins);
-    rest.push_back(&block);
+  std::vector<unsigned> order = shuffled(blocks);
+  order.resize(skips_a_block ? blocks - 1 : blocks);
+  std::deque<Block> done;
+  for (const unsigned number : order) {
+    block = &done.emplace_back();
+    blockIdx = {number};
+    run_block(threads, shared_bytes);
   }
-  std::shuffle(rest.begin(), rest.end(), random);
-  if (skips_a_block) {
-    rest.pop_back();
-  }
-  while (!rest.empty()) {
-    std::deque<Block*> resident;
-    while (!rest.empty() && resident.size() < kResident) {
-      resident.push_back(rest.back());
-      rest.pop_back();
-    }
-    run_blocks(std::move(resident), threads);
-  }
-  for (Block& block : all) {
-    __tsan_acquire(&block.ends);
-  }
+  __tsan_acquire(&ends);
 }
 
 bool barrier(bool predicate) {
-  Block& block = *running->block;
-  int64_t* const turn = &block.barriers[block.turn];
-  block.any |= predicate;
-  running->state = Fiber::waits;
+  int64_t* const turn = &block->turns[block->turn];
+  block->any |= predicate;
+  block->waiting.push_back(running);
   __tsan_release(turn);
   leave();
   __tsan_acquire(turn);
@@ -203,36 +167,27 @@ bool barrier(bool predicate) {
 
 void let_others_run() {
   if (below(4) == 0) {
+    block->ready.push_back(running);
     leave();
   }
 }
 
 void* shared_memory() {
-  return running->block->shared.get();
+  return block->shared.get();
 }
 
 namespace {
 
-// Limits are in the order of their declaration. `mistake` is what the grids should skip, or empty.
-void configure(int64_t seed, const std::vector<int64_t>& limits, const std::string& mistake) {
-  maxunpool_cuda::Limits& to = maxunpool_cuda::limits();
-  TORCH_CHECK(limits.size() * sizeof(int64_t) == sizeof(to));
-  std::copy(limits.begin(), limits.end(), reinterpret_cast<int64_t*>(&to));
+// `mistake` is what the grids should skip, or empty.
+void configure(int64_t seed, const std::string& mistake) {
   random.seed(static_cast<unsigned>(seed));
   skips_barriers = mistake == "barriers";
   skips_a_block = mistake == "a block";
 }
 
-// Kernels that ran since the last call, as addresses in the library's file.
-std::vector<int64_t> take_launched() {
-  Dl_info library{};
-  dladdr(reinterpret_cast<const void*>(&take_launched), &library);
-  std::vector<int64_t> found;
-  for (const void* const kernel : launched) {
-    found.push_back(static_cast<const char*>(kernel) - static_cast<char*>(library.dli_fbase));
-  }
-  launched.clear();
-  return found;
+// Symbols of the kernels that ran since the last call.
+std::vector<std::string> take_launched() {
+  return std::exchange(launched, {});
 }
 
 } // namespace
