@@ -41,11 +41,11 @@ class PoolDispatch {
   static constexpr int kMostRows = 4; // of windows of a thread
 
   // Runs a kernel compiled for undilated windows of K elements in height and width, if there is
-  // one. An input of one row may have windows of one row.
+  // one. Flat inputs of one row may have windows of one row.
   template <class T, int K>
   bool run_windows_of() const {
     const auto& [depth, height, width] = geometry_.axis;
-    const bool one_row = height.kernel == 1 && height.out == 1 && height.in == 1;
+    const bool one_row = depth.kernel == 1 && height.kernel == 1 && height.out == 1;
     const bool dilated =
         std::any_of(call_.dilation, call_.dilation + 3, [](int64_t step) { return step != 1; });
     if (dilated || width.kernel != K || (height.kernel != K && !one_row)) {
