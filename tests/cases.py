@@ -134,8 +134,9 @@ def random_geometry(
         stride = tuple(rng.randint(1, 6) for _ in range(dims))
         padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
         usual = [(n,) * dims for n in rng.choice(WINDOWS)]
+        mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
         disjoint, other = (kernel, kernel, (0,) * dims), (kernel, stride, padding)
-        window = rng.choice((usual, disjoint, other, other))
+        window = rng.choice((usual, mixed, disjoint, other, other))
         if pools:
             dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
