@@ -337,6 +337,38 @@ def test_an_offset_in_a_window_beyond_the_output_is_bad(device: str, size: Sizes
         _ops.max_unpool(x, x.byte() * 0, size, (2, 2), (2, 2), (0, 0), "last")
 
 
+CLIPPED = [
+    geometry_of((2, 2, 2), (2, 2, 0), (3, 3, 3)),
+    geometry_of((2, 2, 2), (3, 2, 1), (3, 4, 4)),
+    geometry_of((2, 2), (4, 4, 0), (7, 6)),
+    Geometry((2, 2, 2), (1, 2, 2), (3, 2, 2), (0, 0, 0), (4, 3, 4)),
+    Geometry((2, 2, 2), (2, 2, 2), (3, 2, 2), (0, 0, 0), (4, 4, 4)),
+]
+
+
+@pytest.mark.parametrize("geometry", CLIPPED, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_what_a_window_has_outside_of_the_plane_is_bad(
+    device: str, layout: str, geometry: Geometry
+) -> None:
+    positions, inside = windows_of(geometry)
+    first = inside.int().argmax(1, keepdim=True)  # offsets that are good
+    x = laid_out(torch.ones(1, 8, *geometry.pooled, device=device), layout, geometry.dims)
+    arguments = (geometry.output, *geometry.window, "last")
+    for cell, offset in (~inside).nonzero().tolist():
+        for good, bad in (
+            (first.byte(), offset),
+            (positions.gather(1, first), positions[cell, offset]),
+        ):
+            if good.dtype != torch.uint8 and 0 <= bad < math.prod(geometry.output):
+                continue
+            indices = good.flatten().repeat(8, 1)
+            indices[5, cell] = bad
+            indices = laid_out(indices.reshape(x.shape), layout, geometry.dims)
+            with pytest.raises(RuntimeError, match=f" {bad} .* at position {cell} of plane 5"):
+                _ops.max_unpool(x, indices.to(device), *arguments)
+
+
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
 @every_unpooling
