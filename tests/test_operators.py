@@ -305,12 +305,12 @@ def test_pooling_more_than_two_to_the_31_positions(real_device: str) -> None:
 # Bad indices
 
 
-def draw_bad(operator: str, rng: Random) -> tuple[Call, str, Tensor]:
+def draw_bad(operator: str, rng: Random, **chosen: Any) -> tuple[Call, str, Tensor]:
     """A call with a bad index, a pattern of the error, and flat planes of the result without it.
 
     The reference gets planes that are one position larger, and that position for the index.
     """
-    call = draw(rng, operator, rng.choice(ARITHMETIC))
+    call = draw(rng, operator, rng.choice(ARITHMETIC), **chosen)
     bad, words, cell, plane = with_a_bad_index(call, rng)
     size, reduce = math.prod(call.geometry.output), call.arguments[-1]
     flat = call.positions.long().flatten(-call.dims).contiguous().clone()
@@ -371,13 +371,18 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
+@pytest.mark.parametrize("geometry", [None, *CLIPPED], ids=str)
 @every_unpooling
 def test_bad_indices_are_dropped_and_named_later(
-    device: str, operator: str, rng: Random, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    operator: str,
+    geometry: Geometry | None,
+    rng: Random,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
-    for _ in range(scaled(120)):
-        call, words, expected = draw_bad(operator, rng)
+    for _ in range(scaled(40 if geometry else 120)):
+        call, words, expected = draw_bad(operator, rng, geometry=geometry)
         (result,) = call.results(device)
         with pytest.raises(RuntimeError, match=words):
             maxunpool_cuda.check_errors()
