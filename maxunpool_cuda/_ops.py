@@ -28,8 +28,8 @@ max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_po
 
 
 def is_traced() -> bool:
-    """Whether Dynamo or torch.jit.trace has to see a call, which ``_C`` would hide."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
+    """Whether Dynamo or torch.export has to see a call, which ``_C`` would hide."""
+    return torch.compiler.is_compiling()
 
 
 def call_max_unpool(arguments: tuple[Any, ...]) -> Tensor:

@@ -66,6 +66,9 @@ GEOMETRIES = [
     geometry_of((8, 8), (7, 4, 0)),
     Geometry.of_pooling((9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False),
     Geometry.of_pooling((9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False),
+    # Windows overlap beyond the next one, in one dimension.
+    Geometry((5, 4), (3, 2), (1, 2), (1, 0), (5, 8)),
+    Geometry((4, 5), (2, 3), (2, 1), (0, 1), (8, 5)),
     # A row has more windows than are pooled at once; a window has more elements than a vector.
     geometry_of((2, 1101), (3, 2, 1)),
     Geometry((3, 9), (1, 40), (1, 7), (0, 20), (3, 56)),
@@ -330,11 +333,12 @@ def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
             call.results(device)
 
 
-@pytest.mark.parametrize("size", [(6, 8), (8, 6)], ids=str)
+@pytest.mark.parametrize("size", [(6, 8), (8, 6), (6, 8, 8)], ids=str)
 def test_an_offset_in_a_window_beyond_the_output_is_bad(device: str, size: Sizes) -> None:
-    x = torch.ones(1, 4, 4, 4, device=device)
+    x = torch.ones(1, 4, *[4] * len(size), device=device)
+    window = geometry_of(x.shape[2:], (2, 2, 0)).window
     with pytest.raises(RuntimeError, match="invalid max index: 0 "):
-        _ops.max_unpool(x, x.byte() * 0, size, (2, 2), (2, 2), (0, 0), "last")
+        _ops.max_unpool(x, x.byte() * 0, size, *window, "last")
 
 
 CLIPPED = [
