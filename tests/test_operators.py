@@ -77,8 +77,13 @@ SIZES: list[dict[str, Any]] = [
     {"leading": (0, 3)},
     *({"most_cells": 4000, "longest": longest} for longest in (20, 100, 4000)),
     *({"geometry": geometry} for geometry in GEOMETRIES),
-    # A kernel of vectors takes windows of one row, but not if they are deep.
+    # Kernels of vectors take windows of one row, but not if they are deep; and rows that divide,
+    # but not with one window more.
     {"geometry": GEOMETRIES[1], "leading": (1, 8), "layout": "channels_last"},
+    {
+        "geometry": Geometry.of_pooling((4, 8), (3, 3), (2, 2), (1, 1), (1, 1), ceil=True),
+        "layout": "contiguous",
+    },
 ]
 
 

@@ -61,8 +61,8 @@ class PoolDispatch {
     const auto has_stride = [&](int64_t stride, bool also_in_one_row) {
       return width.stride == stride && (one_row ? also_in_one_row : height.stride == stride);
     };
-    const bool divides = width.padding == K - 2 && width.in % kInRow == 0 &&
-                         width.out % kVector == 0 && width.out >= 2 * width.in;
+    const bool divides =
+        width.padding == K - 2 && width.out % kVector == 0 && width.out == 2 * width.in;
     if (geometry_.inner == 1) {
       if (aligned && divides && has_stride(2, kRows == 1)) {
         return launch<T, uint32_t>(pool_rows<T, K, 2, kInRow, kRows, true>, kRows, kInRow, 1);
