@@ -331,8 +331,8 @@ def _adaptive(
     """Adaptive pooling over ``dims`` dimensions: ``function``, and its arguments as torch.nn's.
 
     torch.nn's function finds the maxima, and on a CPU its gradient is deterministic. Elsewhere, and
-    in graphs, which may be moved there, an operator of this package takes them, for its gradient.
-    That also has the forward-mode derivatives that torch.nn's lacks under PyTorch's older vmap.
+    in what is compiled or exported, an operator of this package takes them, for its gradient. That
+    also has the forward-mode derivatives that torch.nn's lacks under PyTorch's older vmap.
     """
     input, output_size, return_indices = arguments
     if has_torch_function_unary(input):
