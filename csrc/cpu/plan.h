@@ -31,7 +31,7 @@ struct Range {
 // ahead in the indices, the values and the result at once. A stack is a slab, or several small ones
 // that follow each other; elements and outputs are counted from its begin.
 struct Chunk {
-  static constexpr int64_t kMost = 1 << 8; // elements
+  static constexpr int64_t kMost = 1 << 9; // elements
 
   int64_t stack;
   Range elements;

@@ -59,40 +59,55 @@ struct Part {
       if (!targets.find(chunk, found)) {
         record_missed(chunk);
       } else if (chunk.owned == chunk.reach) {
-        visit_all<kReverse>(chunk, found, visit);
+        visit_all<kReverse, true>(chunk, found, visit);
       } else {
-        for (int64_t k = 0, count = chunk.elements.size(); k < count; ++k) {
-          const int64_t element = kReverse ? count - 1 - k : k;
-          const auto target = static_cast<uint32_t>(found[element] - chunk.lead());
-          if (target < chunk.owned.size()) {
-            visit(chunk.elements.begin + element, target);
-          }
-        }
+        visit_all<kReverse, false>(chunk, found, visit);
       }
     }
   }
 
  private:
-  // Visits all elements of a chunk. Processors do not foresee what a walk in reverse reads next: it
-  // prefetches indices, and two rows of what earlier windows read.
-  template <bool kReverse, class Visit>
+  // Visits the elements of a chunk that name owned outputs. Prefetches the indices of the next
+  // chunk and, in a gradient, what lies ahead in this row of outputs and the next. Processors
+  // foresee that themselves where gradients are read in order, but not in rows of large planes.
+  template <bool kReverse, bool kOwnsAll, class Visit>
   void visit_all(const Chunk& chunk, const uint32_t* found, const Visit visit) const {
-    constexpr int64_t kAhead = 8192, kOften = 8; // bytes, elements
+    constexpr int64_t kAhead = 8192, kOften = 8, kLarge = 1 << 17; // bytes, elements, bytes
+    constexpr int64_t kSign = kReverse ? -1 : 1;
+    const Geometry<int64_t>& geometry = plan.geometry;
     const int64_t count = chunk.elements.size(), size = static_cast<int64_t>(call.element_size);
     const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
-    const int64_t previous = plan.pooled(stack) + chunk.elements.begin - count;
-    const int64_t first = plan.unpooled(stack) + chunk.owned.begin;
-    const auto indices = reinterpret_cast<uintptr_t>(call.indices) + previous * index_size;
-    const auto values = reinterpret_cast<uintptr_t>(call.values) + first * size - kAhead;
-    const int64_t row = plan.geometry.axis[2].out * plan.geometry.inner * size;
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t element = kReverse ? count - 1 - k : k;
-      if (kReverse && k % kOften == 0) {
-        MAXUNPOOL_PREFETCH(indices + element * index_size);
-        MAXUNPOOL_PREFETCH(values + found[element] * size);
-        MAXUNPOOL_PREFETCH(values + found[element] * size - row);
+    const int64_t next = plan.pooled(stack) + chunk.elements.begin + kSign * count;
+    const int64_t first = plan.unpooled(stack) + chunk.reach.begin;
+    const auto indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
+    const auto values = reinterpret_cast<uintptr_t>(call.values) + first * size + kSign * kAhead;
+    const int64_t row = kSign * geometry.axis[2].out * geometry.inner * size;
+    const bool large = geometry.axis[1].kernel > 1 && geometry.out_slab() * size >= kLarge;
+    const bool foreseen = !kReverse && !call.forward && !large;
+    const auto element_of = [=](int64_t k) { return kReverse ? count - 1 - k : k; };
+    const auto visit_one = [=](int64_t element) MAXUNPOOL_INLINE {
+      const auto target = static_cast<uint32_t>(found[element] - (kOwnsAll ? 0 : chunk.lead()));
+      if (kOwnsAll || target < chunk.owned.size()) {
+        visit(chunk.elements.begin + element, target);
       }
-      visit(chunk.elements.begin + element, found[element]);
+    };
+    int64_t k = 0;
+    for (; k + kOften <= count; k += kOften) {
+      const int64_t element = element_of(k);
+      if (!foreseen) {
+        MAXUNPOOL_PREFETCH(indices + element * index_size);
+      }
+      if (!foreseen && !call.forward) {
+        MAXUNPOOL_PREFETCH(values + found[element] * size);
+        MAXUNPOOL_PREFETCH(values + found[element] * size + row);
+      }
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kOften; ++i) {
+        visit_one(element_of(k + i));
+      }
+    }
+    for (; k < count; ++k) {
+      visit_one(element_of(k));
     }
   }
 
