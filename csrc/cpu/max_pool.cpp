@@ -83,6 +83,7 @@ class Pool {
   static constexpr int64_t kBlock = 512;    // windows or channels that are compared at once
   static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
   static constexpr int kMany = 4; // vectors that are compared together, which registers hold
+  static constexpr int64_t kAhead = 2048 / sizeof(Element), kLine = 64 / sizeof(Element); // bytes
   static constexpr int64_t kStaged = (1 << 15) / sizeof(Element);
   typedef Element Elements __attribute__((vector_size(kVector)));
   typedef Mark Marks __attribute__((vector_size(kVector)));
@@ -243,9 +244,9 @@ class Pool {
       }
       for (int64_t e = 1; e < listed_; ++e) {
         const Element* from = base + offset_[e] + at;
-        if (kVectors > 1) { // the next cell's channels may lie in another page
-          MAXUNPOOL_PREFETCH(from + inner_ * stride_);
-          MAXUNPOOL_PREFETCH(from + inner_ * stride_ + 64 / sizeof(Element));
+        if (kVectors > 1) { // channels of cells ahead may lie in another page
+          MAXUNPOOL_PREFETCH(from + kAhead);
+          MAXUNPOOL_PREFETCH(from + kAhead + kLine);
         }
         for (int v = 0; v < kVectors; ++v) {
           const Elements next = load<kAtEnd>(from + v * kLanes);
