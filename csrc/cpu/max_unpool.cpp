@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace maxunpool_cuda {
@@ -84,23 +85,15 @@ void backward_sum(const Part& part) {
   });
 }
 
-// Gradient of "last": the last element to name an output, the first one in reverse, takes it.
-// Nothing branches on whether it is taken: that is as good as random.
+// Gradient of "last": the last element to name an output, the first one in reverse, takes its
+// gradient, and leaves zero to the others.
 template <class Element>
 void backward_last(const Part& part) {
-  const auto* grad_output = part.values<Element>();
   auto* grad_input = part.result<Element>();
-  Slots<bool> slots(part);
+  Slots<Element> slots(part, part.values<Element>());
   part.walk<true>([&](const Range& reach) {
-    return [taken = slots.hold(reach), from = grad_output + reach.begin, to = grad_input](
-               int64_t element, int64_t target) MAXUNPOOL_INLINE {
-      if constexpr (std::is_integral_v<Element>) {
-        to[element] = from[target] & (Element{taken[target]} - Element{1});
-      } else {
-        to[element] = taken[target] ? Element{} : from[target];
-      }
-      taken[target] = true;
-    };
+    return [left = slots.hold(reach), to = grad_input](int64_t element, int64_t target)
+               MAXUNPOOL_INLINE { to[element] = std::exchange(left[target], Element{}); };
   });
 }
 

@@ -98,6 +98,9 @@ struct Plan {
   int64_t pooled(int64_t stack) const { return stack * slabs * geometry.in_slab(); }
   int64_t unpooled(int64_t stack) const { return stack * slabs * geometry.out_slab(); }
 
+  // How many elements ahead of a chunk its walk prefetches: so many that their reach is another.
+  int64_t ahead() const { return std::max(step_, longest_chunk); }
+
   const Geometry<int64_t>& geometry;
   const bool any_index;
   int64_t slabs, chunks, parts = 1; // of a stack; the last stack may have fewer slabs

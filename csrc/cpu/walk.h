@@ -68,22 +68,22 @@ struct Part {
 
  private:
   // Visits the elements of a chunk that name owned outputs. Prefetches the indices of the next
-  // chunk and, in a gradient, what lies ahead in this row of outputs and the next. Processors
-  // foresee that themselves where gradients are read in order, but not in rows of large planes.
+  // chunk and, in a gradient, values for later elements: each has an equal share of the outputs.
   template <bool kReverse, bool kOwnsAll, class Visit>
   void visit_all(const Chunk& chunk, const uint32_t* found, const Visit visit) const {
-    constexpr int64_t kAhead = 8192, kOften = 8, kLarge = 1 << 17; // bytes, elements, bytes
+    constexpr int64_t kOften = 8, kLine = 64, kMost = 2048; // elements, bytes, bytes
     constexpr int64_t kSign = kReverse ? -1 : 1;
     const Geometry<int64_t>& geometry = plan.geometry;
     const int64_t count = chunk.elements.size(), size = static_cast<int64_t>(call.element_size);
     const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
     const int64_t next = plan.pooled(stack) + chunk.elements.begin + kSign * count;
-    const int64_t first = plan.unpooled(stack) + chunk.reach.begin;
     const auto indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
-    const auto values = reinterpret_cast<uintptr_t>(call.values) + first * size + kSign * kAhead;
-    const int64_t row = kSign * geometry.axis[2].out * geometry.inner * size;
-    const bool large = geometry.axis[1].kernel > 1 && geometry.out_slab() * size >= kLarge;
-    const bool foreseen = !kReverse && !call.forward && !large;
+    const double share = static_cast<double>(geometry.out_slab() * size) / geometry.in_slab();
+    const auto shares = [=](int64_t elements) { return static_cast<int64_t>(elements * share); };
+    const int64_t later = shares(chunk.elements.begin + kSign * plan.ahead());
+    const int64_t step = shares(kOften), prefetched = call.forward ? 0 : std::min(step, kMost);
+    const auto values =
+        reinterpret_cast<uintptr_t>(call.values) + plan.unpooled(stack) * size + later;
     const auto element_of = [=](int64_t k) { return kReverse ? count - 1 - k : k; };
     const auto visit_one = [=](int64_t element) MAXUNPOOL_INLINE {
       const auto target = static_cast<uint32_t>(found[element] - (kOwnsAll ? 0 : chunk.lead()));
@@ -94,12 +94,9 @@ struct Part {
     int64_t k = 0;
     for (; k + kOften <= count; k += kOften) {
       const int64_t element = element_of(k);
-      if (!foreseen) {
-        MAXUNPOOL_PREFETCH(indices + element * index_size);
-      }
-      if (!foreseen && !call.forward) {
-        MAXUNPOOL_PREFETCH(values + found[element] * size);
-        MAXUNPOOL_PREFETCH(values + found[element] * size + row);
+      MAXUNPOOL_PREFETCH(indices + element * index_size);
+      for (int64_t byte = 0; byte < prefetched; byte += kLine) {
+        MAXUNPOOL_PREFETCH(values + element * step / kOften + byte);
       }
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kOften; ++i) {
@@ -127,13 +124,14 @@ struct Part {
 template <class T>
 class Slots {
  public:
-  explicit Slots(const Part& part)
-      : memory_(part.memory), held_{part.outputs.begin, part.outputs.begin} {}
+  // A slot starts with the value of its output in `values`, if given, or with zero.
+  explicit Slots(const Part& part, const T* values = nullptr)
+      : memory_(part.memory), held_{part.outputs.begin, part.outputs.begin}, values_(values) {}
 
   const Range& held() const { return held_; }
   T* begin() { return reinterpret_cast<T*>(memory_.data()); }
 
-  // Slots of these outputs: zeros for those that were not held before.
+  // Slots of these outputs. Those that were not held before start anew.
   T* hold(const Range& reach) {
     static_assert(alignof(T) <= alignof(std::max_align_t));
     if (reach != held_) {
@@ -145,8 +143,15 @@ class Slots {
       if (!kept.empty()) {
         std::memmove(first, slots + (kept.begin - held_.begin), kept.size() * sizeof(T));
       }
-      std::fill(slots, first, T{});
-      std::fill(last, slots + reach.size(), T{});
+      const auto start = [&](T* from, T* to) {
+        if (values_ == nullptr) {
+          std::fill(from, to, T{});
+        } else {
+          std::copy_n(values_ + reach.begin + (from - slots), to - from, from);
+        }
+      };
+      start(slots, first);
+      start(last, slots + reach.size());
       held_ = reach;
     }
     return begin();
@@ -155,6 +160,7 @@ class Slots {
  private:
   std::vector<std::max_align_t>& memory_;
   Range held_;
+  const T* const values_;
 };
 
 } // namespace
