@@ -71,8 +71,8 @@ class Geometry:
     kernel: Sizes
     stride: Sizes
     padding: Sizes
-    output: Sizes  # of unpooling; it is the input of pooling
-    dilation: Sizes = (1, 1, 1)  # unpooling has none, and no ceil mode
+    output: Sizes  # of an unpooling; for a pooling, its input
+    dilation: Sizes = (1, 1, 1)  # unpooling has no dilation and no ceil mode
     ceil: bool = False
 
     @classmethod
@@ -93,7 +93,7 @@ class Geometry:
 
     @property
     def pooling(self) -> tuple[Any, ...]:
-        """What follows the input of a pooling, without the dtype of indices."""
+        """The arguments of a pooling between its input and index_dtype."""
         return *self.window, self.dilation[: self.dims], self.ceil
 
     @property
@@ -107,9 +107,9 @@ class Geometry:
 
 
 def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
-    """With a kernel, stride and padding that are the same in all dimensions.
+    """A geometry whose kernel, stride and padding are the same in all dimensions.
 
-    The default output size is the operators', and at least one.
+    The output size is the operators' default, but at least one, unless it is given.
     """
     sizes = [(n,) * len(pooled) for n in window]
     default = (max(n, 1) for n in default_output_size(pooled, *sizes))
@@ -119,9 +119,9 @@ def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
 def random_geometry(
     rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
 ) -> Geometry:
-    """Any windows: overlapping or apart, padded, of every output size the default allows.
+    """Windows that overlap or lie apart, may be padded, and have any output size that is allowed.
 
-    Those of pooling may be dilated; those of offsets all hold an element.
+    Pooling may be dilated. Every window that offsets count in holds an element.
     """
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
     most, dilated = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
@@ -155,9 +155,9 @@ def random_geometry(
 def aimed(
     rng: Random, operator: str, way: str = "", window: Sizes = (), dims: int = 0
 ) -> dict[str, Any]:
-    """What ``draw`` takes for a call that kernels are made for: one of WAYS, with one of WINDOWS.
+    """Arguments of ``draw`` for a call that some kernel was made for: one of WAYS and of WINDOWS.
 
-    What is not given is random. No window is empty.
+    Arguments that are not given are drawn at random. No window is empty.
     """
     way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
@@ -180,7 +180,7 @@ def aimed(
 
 @functools.lru_cache(maxsize=16)
 def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """For each cell and each offset in its window: the position, and whether it is in the plane.
+    """The position of each offset in each cell's window, and whether it lies in the plane.
 
     Both are (cells, offsets). A position outside the plane is the one it would wrap to.
     """
@@ -196,7 +196,7 @@ def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def positions_of(offsets: Tensor, geometry: Geometry) -> Tensor:
-    """Flat int64 indices for offsets that all lead into the plane."""
+    """Flat int64 indices of offsets, all of which must lead into the plane."""
     positions = windows_of(geometry)[0].to(offsets.device)
     each = torch.arange(len(positions), device=offsets.device)
     return positions[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
@@ -215,7 +215,7 @@ def _generator(rng: Random) -> torch.Generator:
 
 
 def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """Any bytes that are numbers, subnormal ones and both zeros too: sums are never NaN."""
+    """Random numbers, among them subnormal ones and both zeros, whose sums are never NaN."""
     generator = _generator(rng)
     if dtype.is_floating_point or dtype.is_complex:
         scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
@@ -230,14 +230,14 @@ def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
 
 
 def random_bits(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """Made of few bytes: quiet and signalling NaNs, infinities, zeros and subnormal numbers."""
+    """Bits of few bytes: quiet and signalling NaNs, infinities, zeros and subnormal numbers."""
     few = torch.tensor([0, 1] if dtype == torch.bool else [0, 1, 0x7F, 0x80, 0xF0, 0xFF]).byte()
     drawn = torch.randint(len(few), (*shape, dtype.itemsize), generator=_generator(rng))
     return few[drawn].view(dtype)[..., 0]
 
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """For pooling: any numbers, few so that many are equal, infinities and NaNs, or the lowest."""
+    """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
     kind = rng.choice(("any", "few", "special", "lowest"))
     if kind == "any":
         return random_values(rng, shape, dtype)
@@ -251,9 +251,9 @@ def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
 
 
 def distinct(like: Tensor) -> Tensor:
-    """No two elements are near each other, nor near zero, so that maxima stay where they are.
+    """Values so far apart, and from zero, that small changes leave every maximum where it is.
 
-    They are multiples of 1/8: sums of their powers are equal in any order.
+    All are multiples of 1/8, so sums of their powers are the same in any order.
     """
     return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
 
@@ -270,7 +270,7 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
         wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
         wide[..., ::2] = tensor
         return wide[..., ::2]
-    if layout == "unaligned":  # contiguous, but no vector of the processor's begins where it does
+    if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
         return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view_as(tensor).copy_(tensor)
     if layout == "channels_last" and dims > 1 and tensor.dim() == dims + 2:
         format = torch.channels_last if dims == 2 else torch.channels_last_3d
@@ -279,9 +279,9 @@ def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
 
 
 def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
-    """Contiguous indices of one of INDEX_KINDS; or of kind "offset", if all windows have any.
+    """Contiguous indices of one of INDEX_KINDS or, if no window is empty, of kind "offset".
 
-    As pooling finds them, "maxima" of windows that overlap are often one.
+    Overlapping windows often share their "maxima", as in a pooling.
     """
     planes, plane = math.prod(leading), math.prod(geometry.output)
     shape, dtype = (*leading, *geometry.pooled), rng.choice((torch.int64, torch.int32))
@@ -301,7 +301,7 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     offsets = values.where(allowed, -1).argmax(-1).reshape(shape)
     if kind == "offset":
         return offsets.byte()
-    # What leaves the plane on one side comes in on another.
+    # A position beyond one side of the plane wraps around to the other side.
     flat = positions_of(offsets, geometry).remainder(plane)
     if kind == "one stray" and flat.numel() > 0:
         flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
@@ -370,7 +370,7 @@ class Call:
         return self.on(*(tensor.to(device) for tensor in self.tensors))
 
     def check(self, device: str = "cpu") -> None:
-        """Compare all results with the reference's, bit for bit. They are no tensor of the call."""
+        """Compare with the reference, bit for bit. No result shares memory with an input."""
         results = self.results(device)
         self.compare(results)
         assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in self.tensors} - {0}
@@ -386,14 +386,14 @@ def draw(
     dtype: torch.dtype | None = None,
     *,
     reduce: str = "",
-    kind: str = "",  # of indices that are no offsets
+    kind: str = "",  # one of INDEX_KINDS
     layout: str = "",
     leading: Sizes = (),
     geometry: Geometry | None = None,
     any_bits: bool = False,
     **limits: int,
 ) -> Call:
-    """A call of one of OPERATORS. All that is not given is random.
+    """A call of one of OPERATORS. Arguments that are not given are drawn at random.
 
     any_bits: the values may be NaNs, unless they are added up.
     limits: of ``random_geometry``.
@@ -450,7 +450,7 @@ def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str, int, int]:
     return replace(call, tensors=(values, changed)), words, cell, plane
 
 
-# What derivatives are tested of, and under which reduce.
+# The operators that have derivatives, each with its values of reduce.
 DIFFERENTIABLE = [(op, reduce) for op in UNPOOLING for reduce in REDUCES] + [("pool", "last")]
 
 
@@ -459,7 +459,7 @@ def draw_differentiable(
 ) -> Call:
     """A small call, whose first tensor is distinct.
 
-    No window of a pooling is empty. Unpooling has an index that is twice in a plane.
+    Pooling has no empty window. Unpooling has an index that occurs twice in a plane.
     """
     while True:
         chosen = {"leading": leading or rng.choice(((2,), (2, 2))), "reduce": reduce}

@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def generator(node: pytest.Item, purpose: str = "") -> random.Random:
-    """Seeded by the test's name, so that a test draws the same inputs when it is run alone."""
+    """Random numbers seeded by the test's name: run alone, a test draws the same inputs."""
     return random.Random(f"{SEED} {node.nodeid}{purpose}")
 
 
@@ -57,7 +57,7 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return generator(request.node)
 
 
-# A GPU, and csrc/cuda on the CPU.
+# The devices that run csrc/cuda: a GPU, and the emulation on the CPU.
 GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
 
 
@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture(params=["cpu", GPUS[0]])
 def real_device(request: pytest.FixtureRequest) -> str:
-    """The device of a test's tensors, where it is not the kernels that may go wrong."""
+    """The device of a test's tensors, if it does not test kernels and so needs no emulation."""
     return request.param
 
 
@@ -88,13 +88,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adaptive pooling on a CPU is done as on a GPU and in graphs: not by torch.nn's alone."""
+    """Adaptive pooling on the CPU takes the way that it takes on a GPU and in graphs."""
     monkeypatch.setattr(_ops, "is_traced", lambda: True)
 
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
-    """The generators that all share are seeded for each test."""
+    """Each test begins with the same state of the global generators."""
     seed = generator(request.node, " shared").getrandbits(32)
     random.seed(seed)
     np.random.seed(seed)
@@ -103,7 +103,7 @@ def seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    """What a test has compiled is forgotten, and does not count towards the limit in the next."""
+    """Each test begins without compiled code, which would count towards Dynamo's limit."""
     yield
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()

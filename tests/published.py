@@ -24,7 +24,7 @@ def convolved(inputs: int, outputs: int, dims: int = 2) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Returns what is pooled, what it is pooled from, and the indices."""
+    """Returns pooled values, the values before pooling, and the indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What is unpooled competes with the skip connection."""
+    """The unpooled values compete with the skip connection's, as the larger one goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
 
 
 class PhotoWCT(nn.Module):
-    """NVIDIA/FastPhotoStyle, models.py: two models, of which one takes what the other returns."""
+    """NVIDIA/FastPhotoStyle, models.py: two models; the second takes the results of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class FastSurfer(PhotoWCT):
 
 
 class QuickNATBlock(nn.Module):
-    """All its children but those that pool or unpool, between a pool and an unpool."""
+    """Pools, calls every child that neither pools nor unpools, and unpools."""
 
     def __init__(self, inside: nn.Module, pool: nn.Module, unpool: nn.Module) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class QuickNATBlock(nn.Module):
 class QuickNAT(nn.Sequential):
     """Project-MONAI/MONAI, monai/networks/nets/quicknat.py.
 
-    One pool in ceil mode and one unpool, which are children of many blocks, that leave them out of
-    their children by what they are instances of. The unpool gets no output size.
+    All blocks share one pool, in ceil mode, and one unpool, which gets no output size. Blocks tell
+    them from their other children by isinstance.
     """
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class QuickNAT(nn.Sequential):
 class SegResNet(nn.Module):
     """yassouali/pytorch-segmentation, models/segnet.py.
 
-    The pool is the one of torchvision's ResNet, told to return indices once it is made. Its windows
-    overlap; those of the unpool, which is a function's call, do not.
+    The pool of torchvision's ResNet gets return_indices after it was made. Its windows overlap. The
+    windows of the unpooling, a function's call, do not.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class SegResNet(nn.Module):
 class InceptionTime(nn.Module):
     """TheMrGhostman/InceptionTime-Pytorch, inception.py, as an autoencoder.
 
-    The windows of its pools and unpools, of stride one, overlap; indices are kept in a list.
+    Pools and unpools have windows of stride one, which overlap. A list keeps the indices.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class InceptionTime(nn.Module):
 
 
 class UNet3d(nn.Module):
-    """A U-Net that unpools, with one pool and one unpool for all levels, as many volumes' have."""
+    """A 3d U-Net that unpools. All levels share one pool and one unpool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class UNet3d(nn.Module):
 
 
 class FunctionalSegNet(nn.Module):
-    """delta-onera/segnet_pytorch, segnet.py: all pooling and unpooling is functions' calls."""
+    """delta-onera/segnet_pytorch, segnet.py: it pools and unpools by functions alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,11 +173,11 @@ ALONE = "there is no MaxUnpool2d to take the indices"
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A model, the shape of its input, and what is to be expected of it.
+    """A model, the shape of its input, and facts about it.
 
-    reasons: of replace_max_pooling, for uint8. parts: those that are converted, each by itself.
-    functions: whether functions that a forward calls pool or unpool. strays: whether indices lie
-    outside the windows of the unpool, where offsets mean nothing.
+    reasons: the dict that replace_max_pooling(model, torch.uint8) returns. parts: the submodules
+    that are converted, each by itself. functions: whether its forward calls functions that pool or
+    unpool. strays: whether indices lie outside the unpool's windows, where offsets mean nothing.
     """
 
     make: Callable[[], nn.Module]
@@ -208,7 +208,7 @@ def results(
 ) -> Results:
     """The output, and the gradients of the input and, by name, of every parameter.
 
-    called: instead of the model, whose parameters it has.
+    called: a function that is called in the model's place, and uses its parameters.
     """
     x = x.detach().clone().requires_grad_()
     out = (called or model)(x)
@@ -225,7 +225,7 @@ def whole(shape: tuple[int, ...], most: int) -> Tensor:
 
 
 def defined(unpool: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.nn's unpooling, with every output from the cell that the reference takes it from."""
+    """torch.nn's unpooling, but each output comes from the cell that the definition says."""
 
     def function(input: Tensor, indices: Tensor, *window: Any, **named: Any) -> Tensor:
         size = tuple(unpool(input.detach(), indices, *window, **named).shape[2:])
@@ -237,9 +237,9 @@ def defined(unpool: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
-    """A model of torch.nn, its input and what is expected; no part of it is cut off by zeros.
+    """A model of torch.nn, a random input, and the expected results, each of them not all zeros.
 
-    Expected is what torch.nn's pooling gives, whose gradient is right, and unpooling by definition.
+    They come from torch.nn's pooling, whose gradient is right, and from unpooling by definition.
     """
     while True:
         model, x = published.make().double().eval(), whole(published.shape, 3)

@@ -54,10 +54,10 @@ def max_unpool_backward(
 def pooled_size(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
 ) -> int:
-    """How many windows there are.
+    """The number of windows along an axis.
 
-    They fit the padded input or, in ceil mode, reach beyond it by less than a stride, but begin in
-    the input or its left padding.
+    Windows fit the padded input. In ceil mode a window may reach beyond it by less than a stride,
+    if it begins in the input or its left padding.
     """
     end = size + 2 * padding + (stride - 1 if ceil else 0)
     count = 0
@@ -97,7 +97,7 @@ def max_pool(
         if len(found):
             best = found[_largest(numbers[:, positions[found]])]
             values[:, j] = elements[every_plane, positions[best]]
-        else:  # the first element that lies before no axis
+        else:  # an empty window: its first element that lies before no axis' begin
             best = (places >= 0).all(1).argmax()
         indices[:, j] = best if index_dtype == torch.uint8 else positions[best]
     shape = (*input.shape[: input.dim() - dims], *pooled)
@@ -108,7 +108,7 @@ def max_pool(
 
 
 def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor]:
-    """Of m windows along n elements, window i is from floor(i * n / m) to ceil((i + 1) * n / m)."""
+    """Window i of m along n elements is from floor(i * n / m) to ceil((i + 1) * n / m)."""
     dims = len(output_size)
     sizes = tuple(input.shape[-dims:])
     elements, numbers = _planes(input, dims), _numbers(input, dims)
@@ -124,7 +124,7 @@ def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor
 
 
 def _largest(windows: np.ndarray) -> np.ndarray:
-    """Where the largest of each row is: its last NaN or, if it has none, the first maximum."""
+    """The place of the largest in each row: the last NaN or, without any, the first maximum."""
     nans = np.isnan(windows)
     last_nan = windows.shape[1] - 1 - nans[:, ::-1].argmax(1)
     return np.where(nans.any(1), last_nan, windows.argmax(1))

@@ -41,7 +41,7 @@ def way(request: pytest.FixtureRequest) -> None:
 
 
 def one_nan(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """With equal NaNs: PyTorch's kernels write any NaN for float16 and bfloat16."""
+    """The values with one kind of NaN: PyTorch's kernels write any for float16 and bfloat16."""
     return values.where(values == values, torch.nan), indices
 
 
@@ -51,7 +51,7 @@ def steps(tensor: Tensor) -> list[int]:
 
 
 def draw(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, Sizes]:
-    """Sizes of a plane, an output_size for it, and what that stands for: larger ones, 1, None."""
+    """Sizes of a plane, an output_size that may have None, and the pooled sizes it asks for."""
     most = longest or (40, 12, 6)[dims - 1]
     sizes = tuple(rng.randint(1, most) for _ in range(dims))
     asked = tuple(rng.choice((None, 1, rng.randint(1, 2 * most))) for _ in sizes)
@@ -63,7 +63,7 @@ def draw(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, S
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_rank
 def test_the_definition_and_torchs(dims: int, dtype: torch.dtype, rng: random.Random) -> None:
-    """Values, indices and their strides; ties, infinities and NaNs among them."""
+    """Values, indices and strides are compared. Inputs have ties, infinities and NaNs."""
     for _ in range(scaled(60)):
         sizes, asked, pooled = draw(rng, dims)
         x = random_input(rng, (*random_leading(rng), *sizes), dtype)
@@ -92,8 +92,7 @@ def test_empty_batches_and_empty_outputs(dims: int) -> None:
 
 
 @every_rank
-def test_errors_of_index_dtype(dims: int) -> None:
-    """And of an input that is no tensor."""
+def test_errors_of_index_dtype_and_of_the_input(dims: int) -> None:
     name, module = f"adaptive_max_pool{dims}d", getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
     words = "expected index_dtype to be torch.int64 or torch.int32, as .* have no offsets, but got"
     with pytest.raises(ValueError, match=f"^{name}: {words} torch.uint8"):
@@ -126,7 +125,7 @@ def test_derivatives(dims: int, rng: random.Random) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_rank
 def test_gradients_in_deterministic_mode(dims: int, layout: str, rng: random.Random) -> None:
-    """They are torch.nn's, for whole numbers, in its strides, on any number of threads."""
+    """Gradients of whole numbers equal torch.nn's, strides and all, on any number of threads."""
     for _ in range(scaled(20)):
         sizes, asked, _ = draw(rng, dims)
         x = random_input(rng, (2, 4, *sizes), torch.float32).nan_to_num(posinf=9, neginf=-9)
@@ -139,7 +138,7 @@ def test_gradients_in_deterministic_mode(dims: int, layout: str, rng: random.Ran
 
 @pytest.mark.parametrize(("dims", "size", "length"), [(1, 3, 5), (2, 4, 3), (3, 2, 4)])
 def test_compiled_and_exported(dims: int, size: int, length: int) -> None:
-    """One graph for all sizes; the portable form is without this package."""
+    """One graph serves all sizes. The portable form has no operator of this package."""
     open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
     pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
     x = torch.rand(11, 13, *[length] * dims)

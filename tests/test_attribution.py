@@ -15,7 +15,7 @@ attr = pytest.importorskip("captum.attr", reason="captum is in the extra attribu
 shap = pytest.importorskip("shap", reason="shap is in the extra attribution")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # what the tools say of their hooks
+    pytest.mark.filterwarnings("ignore"),  # warnings of the tools about their hooks
     pytest.mark.usefixtures("single_threaded_torch"),  # they call torch.nn's unpooling
 ]
 
@@ -45,7 +45,7 @@ Tool = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def case(dims: int, window: tuple[int, ...], relu: bool) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network, an input and two baselines: fixed values, no two of a tensor equal.
+    """A network, an input and two baselines. Values are fixed, and differ within a tensor.
 
     Every weight is positive and the input lies above the baselines, so every window adds to the
     output's difference. The input's maximum lies in the first two windows of each dimension.
@@ -69,7 +69,7 @@ def case(dims: int, window: tuple[int, ...], relu: bool) -> tuple[nn.Module, Ten
 
 
 def error(tool: Tool, net: nn.Module, x: Tensor, baselines: Tensor) -> float:
-    """Between the sum of the attributions and the difference of the outputs."""
+    """How far the sum of the attributions is from the difference of the outputs."""
     with torch.no_grad():
         difference = (net(x) - net(baselines)).mean()
     return abs(float(tool(net, x, baselines).sum() - difference))
@@ -80,10 +80,10 @@ def error(tool: Tool, net: nn.Module, x: Tensor, baselines: Tensor) -> float:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("tool", TOOLS)
 def test_attributions_add_up(tool: Any, dims: int, window: tuple[int, ...], relu: bool) -> None:
-    """Inside patched, and not outside. If "not outside" fails, the tool has been mended."""
+    """They add up inside patched alone. If they do outside too, the tool has been mended."""
     net, *given = case(dims, window, relu)
     assert error(tool, net, *given) > 0.1
-    if relu and tool in CAPTUM:  # the input of the pool is the ReLU's output: no rule for the pool
+    if relu and tool in CAPTUM:  # captum misses its rule for a pool that follows a ReLU
         with maxunpool_cuda.patched(reduce="sum"):
             assert error(tool, net, *given) > 0.1
         net[2].register_forward_pre_hook(lambda _, inputs: inputs[0].clone())
@@ -93,7 +93,7 @@ def test_attributions_add_up(tool: Any, dims: int, window: tuple[int, ...], relu
 
 
 def test_converted_pools() -> None:
-    """captum takes their gradient, not its rule; shap knows them by the name of their class."""
+    """captum has no rule for these classes and takes their gradient. shap knows the class names."""
     net, *given = case(2, (3, 2), relu=False)
     maxunpool_cuda.replace_max_pooling(net)
     with maxunpool_cuda.patched(reduce="sum"):

@@ -96,7 +96,7 @@ def test_without_indices_the_backward_keeps_small_ones() -> None:
 
 
 def test_windows_without_an_element_have_no_derivative() -> None:
-    """PyTorch's index is no place that the gradient of nothing could go to."""
+    """The index that PyTorch gives an empty window is no place for a gradient."""
     x = torch.ones(1, 1, 4, 2)
     words = r"^max_pool2d: expected every window to hold"
     for window in (((1, 2), 1, (0, 1), (1, 3)), ((2, 1), 1, (1, 0), (5, 1))):

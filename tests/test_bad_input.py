@@ -22,10 +22,10 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
 
-# U and P are max_unpool and max_pool of as many dimensions as x and y have, i are indices and o
-# offsets for x. The pattern is of values that the message names.
+# Calls that raise, and a pattern of the values that the message names. U and P are max_unpool and
+# max_pool of as many dimensions as x and y have. For x, i are indices and o offsets.
 #
-# What torch.nn refuses too, with the same type of exception, in one, two and three dimensions.
+# torch.nn refuses these with the same type of exception, in one, two and three dimensions.
 # test_torch_nn.py has all sizes of windows, in two dimensions.
 REFUSED_BY_TORCH = {
     "U(x, i + 100, 2)": "100 .* at position 0 of plane 0",
@@ -57,7 +57,7 @@ REFUSED_BY_TORCH = {
     "P(y, 2**62, 1, 2**61)": str(2**62),
     "P(y, 3, 1, 1, 2**63 - 1)": str(2**63 - 1),
 }
-# What torch.nn takes or lacks. SAMPLE also compiled and under vmap, which take too long for all.
+# torch.nn accepts or lacks these. SAMPLE is also compiled and called under vmap, which take longer.
 SAMPLE: list[tuple[str, type[Exception], str]] = [
     ("U(x, (i - 1).int(), 2)", RuntimeError, "-1 "),
     ("U(x, o + 4, 2)", RuntimeError, r"4 \(an offset"),
@@ -96,7 +96,7 @@ GRAPHS: dict[str, Callable[..., Any]] = {
     "vmap": lambda call, *tensors: torch.vmap(call)(*(tensor[None] for tensor in tensors)),
     "compiled": lambda call, *tensors: torch.compile(call, backend="aot_eager")(*tensors),
 }
-NAMING = r"(?i)^max_?(un)?pool(\dd)?: expected .*(%s)"  # a message that names the call and values
+NAMING = r"(?i)^max_?(un)?pool(\dd)?: expected .*(%s)"  # the message names the call and the values
 
 
 def evaluate(
@@ -157,7 +157,7 @@ def test_the_largest_windows(device: str, expression: str) -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
-    """Whether this build has such kernels, or not."""
+    """The error depends on whether this build has such kernels."""
     exception, words = NotImplementedError, "FORCE_CUDA=1 pip install"
     if maxunpool_cuda.build_info()["cuda"]:
         exception, words = RuntimeError, "expected CUDA tensors but got tensors on cpu"
@@ -185,7 +185,7 @@ CHANGES: tuple[Callable[[Random, Tensor], Any], ...] = (
 
 
 def strange(rng: Random) -> Any:
-    """An argument that is probably not what was meant."""
+    """An argument that is probably wrong."""
     numbers = (0, -1, True, 2.5, math.nan, rng.randint(-5, 9), rng.choice(HUGE), [rng.choice(HUGE)])
     others = (None, "max", b"2", object(), torch.int64, torch.tensor(2), torch.tensor([2.5, 2.5]))
     few = ((), [], [[2, 2]], (2, None), {2: 2}, {2, 3}, range(2), torch.Size([2, 2]))
@@ -194,7 +194,7 @@ def strange(rng: Random) -> Any:
 
 
 def strange_tensor(rng: Random, tensor: Tensor) -> Any:
-    """A tensor that was changed in some way, or something else."""
+    """The tensor, changed in some way, or something else."""
     try:
         return rng.choice(CHANGES)(rng, tensor)
     except Exception:
@@ -233,7 +233,7 @@ def random_outcome(rng: Random, device: str) -> str:
 def compare(
     call: Call, tensors: list[Any], arguments: list[Any], dims: int, results: list[Tensor]
 ) -> bool:
-    """Compare with the reference, if there is data, and if the window is in tuples."""
+    """Compare with the reference, unless there is no data or the window is not in tuples."""
     if call.operator is _ops.max_pool:
         # Without indices in the result, any index_dtype will do.
         window, index_dtype = arguments[:4], results[-1].dtype if len(results) == 2 else torch.int64

@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def few_rounds(poisoned_memory: None, monkeypatch: Patch) -> None:
-    """Also allows algorithms that are not deterministic, as torch.nn's are."""
+    """Tests time few rounds, and allow torch.nn's nondeterministic algorithms."""
     torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(timing, "FEWEST_ROUNDS", 2)
     monkeypatch.setattr(data, "CACHE_BYTES", 0)
@@ -38,7 +38,7 @@ def shrunk(case: Case) -> Case:
 
 
 OPERATORS = [case for case in CASES if case.operation != "network"]
-DISTINCT = tuple(dict.fromkeys(map(shrunk, OPERATORS)))  # calls that differ in more than their size
+DISTINCT = tuple(dict.fromkeys(map(shrunk, OPERATORS)))  # cases that differ in more than their size
 
 
 def test_cases() -> None:
@@ -50,7 +50,7 @@ def test_cases() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_everyone_is_right(device: str) -> None:
-    """A run raises unless every result is the definition's."""
+    """A run raises unless every contender returns the definition's result."""
     for case in DISTINCT:
         assert timing.run(case, device, 0)["results"].keys() >= {OURS, TORCH, CLONE}
 
@@ -132,7 +132,7 @@ def test_peak_is_of_what_is_held_at_once() -> None:
 
 
 def test_training_step(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The peak holds all indices, if nothing larger than them comes after the last was made."""
+    """The peak includes all indices, as nothing larger is made after the last of them."""
     small = functools.partial(networks.SegNet, (16, 32), (1, 1))
     monkeypatch.setitem(networks.NETWORKS, "segnet", small)
     monkeypatch.setattr(networks, "CAMVID", (1, 3, 32, 64))

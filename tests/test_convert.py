@@ -26,7 +26,7 @@ from maxunpool_cuda import (
     restore_max_pooling,
 )
 
-# Of one, two and three dimensions.
+# Classes of one, two and three dimensions.
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 ADAPTIVE = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
@@ -37,12 +37,12 @@ OwnUnpool = type("OwnUnpool", (nn.MaxUnpool2d,), {})
 OwnAdaptive = type("OwnAdaptive", (nn.AdaptiveMaxPool2d,), {})
 OwnOfOurs = type("OwnOfOurs", (MaxPool2d,), {})
 OwnSum = type("OwnSum", (MaxUnpool1d,), {})
-# As another library's, none of torch.nn's three.
+# An unpool of another library, which derives from none of torch.nn's three.
 Foreign = type("Foreign", (nn.modules.pooling._MaxUnpoolNd,), {})
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Of all its modules: which they are, their classes and attributes, hooks and children too."""
+    """The identity, class and attributes of every module, hooks and children among them."""
     copied = lambda value: copy.copy(value) if isinstance(value, dict) else value  # noqa: E731
     each = ((m, {name: copied(value) for name, value in vars(m).items()}) for m in model.modules())
     return [(id(m), type(m), attributes) for m, attributes in each]
@@ -68,7 +68,7 @@ def round_trip() -> nn.Sequential:
 FINE, ALONE = "fine", "there is no MaxUnpool{}d to take the indices".format
 LEFT = "{}, a subclass of {}, is left alone".format
 OLD = pool((3, 3))
-OLD.stride = None  # as in pickles of old modules
+OLD.stride = None  # pickles of old modules have none
 EVERY_UNPOOL = [unpool(2) for unpool in UNPOOLS]
 ELEMENTS = "kernel_size (17, 17) has more than 256 elements"
 NO_OFFSETS = "adaptive windows, of many sizes, have no offsets"
@@ -76,7 +76,7 @@ NO_SUCH = "no MaxUnpool2d has kernel_size {}, stride {} and padding {}".format
 MAY_WANT = "{}, a subclass of {}, may want int64 indices".format
 UINT8, SMALL = {torch.uint8}, {torch.uint8, torch.int32}
 OWN_INT32 = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
-# Why the first of some modules, and no other, returns no indices of some dtypes; the modules.
+# A reason, the dtypes for which the first module has it and keeps its indices, and the modules.
 CASES: list[tuple[Any, ...]] = [
     (ELEMENTS, UINT8, pool(17, 2), nn.MaxUnpool2d(17, 2)),
     ("dilation (1, 2) is not 1", UINT8, pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d((3, 5), 2, 1)),
@@ -84,7 +84,7 @@ CASES: list[tuple[Any, ...]] = [
     (NO_SUCH((3, 3), (3, 3), (0, 0)), UINT8, pool(3), nn.MaxUnpool2d(3, 2), pool(3, 2)),
     (NO_SUCH((3, 3), (2, 2), (1, 1)), UINT8, pool(3, 2, 1), nn.MaxUnpool2d(3, 2), pool(3, 2)),
     *((NO_OFFSETS, UINT8, pool(2, of=of), u) for of, u in zip(ADAPTIVE, EVERY_UNPOOL, strict=True)),
-    # What concerns one number of dimensions leaves pools of another alone.
+    # Unpools of other dimensions than a pool's do not matter to it.
     (
         *(MAY_WANT("OwnUnpool", "MaxUnpool2d"), SMALL),
         *(pool(2), pool(2, of=nn.MaxPool1d), pool(2, of=nn.MaxPool3d), *EVERY_UNPOOL, OwnUnpool(2)),
@@ -110,7 +110,7 @@ CASES: list[tuple[Any, ...]] = [
 
 
 def left_alone(model: nn.Sequential) -> dict[str, str]:
-    """The reasons of subclasses of torch.nn's, which hold for every dtype."""
+    """The reasons for subclasses of torch.nn's, which are the same for every dtype."""
     bases = {OwnPool: "MaxPool2d", OwnUnpool: "MaxUnpool2d", Foreign: "_MaxUnpoolNd"}
     return {
         path: LEFT(type(module).__name__, bases[type(module)])
@@ -120,7 +120,7 @@ def left_alone(model: nn.Sequential) -> dict[str, str]:
 
 
 def returned_dtypes(model: nn.Sequential) -> dict[str, torch.dtype]:
-    """Of the indices of every pool that returns any."""
+    """The dtype of the indices of every pool that returns any."""
     each = ((path, m) for path, m in model.named_children() if getattr(m, "return_indices", False))
     return {path: getattr(module, "index_dtype", torch.int64) for path, module in each}
 
@@ -143,7 +143,7 @@ def test_which_pools_return_what(case: tuple[Any, ...], dtype: torch.dtype) -> N
 
 
 def test_reduce() -> None:
-    """It is given to all unpools but subclasses; without it, this package's keep theirs."""
+    """Every unpool but subclasses gets the reduce. Without one, this package's keep theirs."""
     model = nn.Sequential(nn.MaxUnpool2d(2), MaxUnpool2d(2, reduce="sum"), OwnUnpool(2))
     for reduce, given in (None, ["last", "sum"]), ("sum", ["sum"] * 2), ("last", ["last"] * 2):
         assert replace_max_pooling(model, reduce=reduce) == left_alone(model)
@@ -156,7 +156,7 @@ def test_reduce() -> None:
 
 
 def test_modules_stay_the_same_objects() -> None:
-    """With their hooks and all else, replaced, restored and meanwhile; shared ones, too."""
+    """A module keeps its identity, hooks and attributes while it is replaced and restored."""
     model = nn.ModuleDict({"pool": pool(2), "deep": nn.Sequential(nn.MaxUnpool2d(2))}).eval()
     model["again"], model["pool"].note = model["pool"], "mine"
     model["pool"].register_forward_hook(lambda *_: None)
@@ -177,7 +177,7 @@ def test_modules_stay_the_same_objects() -> None:
 
 
 def test_a_warning_where_there_is_nothing_to_replace() -> None:
-    """Which names the caller's line; and none where something is this package's."""
+    """It names the caller's line. A model that has modules of this package gets no warning."""
     model, words = nn.ReLU(), ": .* but got ReLU with none among its modules.*functions that .*"
     with unchanged(model):
         with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:
@@ -196,7 +196,7 @@ def test_a_warning_where_there_is_nothing_to_replace() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_warning_names_what_is_left_alone() -> None:
-    """With the path and the reason, whether or not it has to do with indices."""
+    """The warning has the path and the reason of each, also of those without indices."""
     own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
     for module in own_forward:
         module.forward = module.forward
@@ -224,7 +224,7 @@ def test_one_warning_names_what_is_left_alone() -> None:
 
 
 def test_restoring_what_was_not_torchs_to_begin_with() -> None:
-    """By hand, in part, or from the start: as torch.nn makes it. Subclasses are left alone."""
+    """This package's modules become as torch.nn makes them, subclasses are left alone."""
     model, other, own = round_trip(), round_trip(), OwnOfOurs(2, index_dtype=torch.uint8)
     model[0].__class__ = MaxPool2d
     model[1] = MaxUnpool2d(2)
@@ -236,12 +236,12 @@ def test_restoring_what_was_not_torchs_to_begin_with() -> None:
 
 
 OWN_FORWARD = maxunpool_cuda.AdaptiveMaxPool1d(2)
-OWN_FORWARD.forward = OWN_FORWARD.forward  # which may be that of this package's class
+OWN_FORWARD.forward = OWN_FORWARD.forward  # set on the instance, though it is the class's
 RETURNS = "OwnOfOurs, a subclass of MaxPool2d, would still return torch.int32 indices"
 MAY_CALL = "AdaptiveMaxPool1d, whose forward is set on the instance, may call this package's"
 REDUCE = "torch.nn has no reduce='sum'"
 DTYPE = "index_dtype to be torch.int64, .* but got torch.int16"
-# By whom what is refused, and the words.
+# The function that refuses, its arguments, a module, and words of the error.
 REFUSED: list[tuple[Any, dict[str, Any], nn.Module, str]] = [
     (replace_max_pooling, {"index_dtype": torch.int16}, nn.ReLU(), DTYPE),
     (converted, {"index_dtype": torch.int16}, nn.ReLU(), DTYPE),
@@ -256,7 +256,7 @@ REFUSED: list[tuple[Any, dict[str, Any], nn.Module, str]] = [
 
 @pytest.mark.parametrize(("function", "wrong", "other", "words"), REFUSED)
 def test_refusals(function: Any, wrong: dict[str, Any], other: nn.Module, words: str) -> None:
-    """Nothing is changed before. What cannot be restored may be converted for a while."""
+    """A refusal changes nothing. Modules that cannot be restored can still be converted."""
     model = nn.Sequential(*round_trip(), nn.Sequential(other))
     replace_max_pooling(model[:3])
     refused = pytest.raises(ValueError, match=f"^{function.__name__}: expected .*{words}")
@@ -269,7 +269,7 @@ def test_refusals(function: Any, wrong: dict[str, Any], other: nn.Module, words:
 
 
 def test_converted_undoes_what_it_did() -> None:
-    """And nothing else: also after an exception, and whatever the body has done to the model."""
+    """It undoes nothing else, even after an exception, whatever the body did to the model."""
     model = nn.Sequential(*round_trip(), pool(2, of=MaxPool2d, index_dtype=torch.int32))
     model.append(MaxUnpool2d(3, reduce="sum"))
     with unchanged(model):
@@ -285,8 +285,8 @@ def test_converted_undoes_what_it_did() -> None:
         del model[5:]
         with converted(model, torch.uint8):
             removed = model.pop(0)
-            model[0].reduce = "sum"  # which was converted, and
-            model[3].reduce = "last"  # which was not
+            model[0].reduce = "sum"  # a module that was converted
+            model[3].reduce = "last"  # a module that was not
         assert (type(removed), model[3].reduce) == (nn.MaxPool2d, "last")
         model[3].reduce = "sum"
         model.insert(0, removed)
@@ -305,7 +305,7 @@ def test_conversion_inside_of_conversion() -> None:
 
 
 def test_converted_refuses_classes_that_it_did_not_give() -> None:
-    """As FSDP2's fully_shard gives them."""
+    """FSDP2's fully_shard gives modules such classes."""
     model, conversion = round_trip(), contextlib.ExitStack()
     conversion.enter_context(converted(model, torch.uint8))
     model[0].__class__ = OwnOfOurs

@@ -24,7 +24,7 @@ def nothing_pending() -> Iterator[None]:
 
 
 def cells(index: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ones, and indices into a plane of 4x4: by default good ones."""
+    """Ones, and indices into a plane of 4x4, of which one is given."""
     x = torch.ones(1, 1, 2, 2, device="cuda")
     return x, torch.tensor([[[[0, 2], [index, 10]]]], device="cuda")
 
@@ -34,7 +34,7 @@ def raises() -> contextlib.AbstractContextManager:
 
 
 def test_a_bad_call_raises_once() -> None:
-    """One of the next calls does; its kernel may find more bad indices afterwards."""
+    """One of the next calls raises, though the kernel may find more bad indices afterwards."""
     x = torch.ones(64, 64, 256, 256, device="cuda")
     indices = torch.full(x.shape, 2**20, dtype=torch.int32, device="cuda")
     good = cells()
@@ -57,7 +57,7 @@ def test_a_call_waits_only_to_raise_errors_at_once(
     calls = [draw(rng, operator) for operator in OPERATORS * 10]
     inputs = [[tensor.cuda() for tensor in call.tensors] for call in calls]
     for call, tensors in zip(calls, inputs, strict=True):
-        call.on(*tensors)  # loads the kernels, and allocates
+        call.on(*tensors)  # the first call loads the kernels and allocates
     torch.cuda.synchronize()
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", str(int(checks)))
     torch.cuda._sleep(2_000_000_000)  # about a second
@@ -82,13 +82,13 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_process_that_only_asked_for_errors_can_fork() -> None:
-    """A process that has used CUDA cannot."""
+    """A process that has used CUDA cannot fork, so asking may not use it."""
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_capture_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors from before it are raised after it; errors of a replay after the replay."""
+    """Errors of earlier calls are raised after the capture, errors of a replay after the replay."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
     bad, good = cells(108), cells()
     F.max_unpool2d(*good, 2)
@@ -123,7 +123,7 @@ def test_a_training_step_in_a_graph() -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step()  # allocates what is allocated once
+        step()  # makes the allocations that are made once
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -136,7 +136,7 @@ def test_a_training_step_in_a_graph() -> None:
 
 
 def test_every_gpu(rng: random.Random) -> None:
-    """Also those that are not the current one."""
+    """GPUs that are not the current one, too."""
     for index in range(torch.cuda.device_count()):
         for operator in OPERATORS:
             draw(rng, operator).check(f"cuda:{index}")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
 
-# Operators that raise on CUDA, in some releases from 2.8 to 2.15, or add up in any order unseen.
+# Operators that, on CUDA in some release from 2.8 to 2.15, raise or silently add up in any order.
 NONDETERMINISTIC = {
     "aten::max_pool3d_with_indices_backward",
     "aten::adaptive_max_pool2d_backward",
@@ -23,7 +23,7 @@ NONDETERMINISTIC = {
 
 
 class Operators(TorchDispatchMode):
-    """The names of all that are called inside."""
+    """The names of all operators that are called inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Operators(TorchDispatchMode):
 
 
 def pools() -> nn.Module:
-    """Windows overlap; are adaptive, of sizes that do not divide; are adaptive, and all divide."""
+    """A pool whose windows overlap, and adaptive ones: of uneven sizes, and of even ones."""
     layers = [nn.Conv3d(2, 4, 3, padding=1), nn.MaxPool3d(3, 2, 1)]
     for size in ((5, 6, 4), 2):
         layers += [nn.Conv3d(4, 4, 3, padding=1), nn.AdaptiveMaxPool3d(size)]
@@ -45,7 +45,7 @@ def pools() -> nn.Module:
 @pytest.mark.usefixtures("composed", "single_threaded_torch")
 @pytest.mark.parametrize("make", [PUBLISHED["UNet3d"].make, pools], ids=["UNet3d", "pools"])
 def test_training_step(make: Callable[[], nn.Module]) -> None:
-    """Bit for bit torch.nn's outputs and gradients: sums have torch.nn's order on the CPU, too."""
+    """Results equal torch.nn's bit for bit, as its sums have the same order on the CPU."""
     model, x = make().double(), torch.rand(2, 2, 13, 14, 15, dtype=torch.float64)
     with Operators() as theirs:
         expected = results(model, x)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 
 def train_step(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """The parameters afterwards and their gradients, whole. All sums are exact in any order."""
+    """Whole parameters and gradients after one step. All sums are exact in any order."""
     # A batch and a rate that are powers of two: the mean over processes is exact as well.
     model(x).sum().div(len(x)).backward()
     torch.optim.SGD(model.parameters(), lr=0.25).step()
@@ -33,7 +33,7 @@ def sharded(model: nn.Module) -> nn.Module:
 
 
 def train(rank: int, parallel: Callable[[nn.Module], nn.Module], folder: Path) -> None:
-    """One of two processes, with half of the batch."""
+    """The work of one of two processes, on half of the batch."""
     store = f"file://{folder}/store"
     timeout = timedelta(minutes=10)
     distributed.init_process_group("gloo", store, timeout, world_size=2, rank=rank)

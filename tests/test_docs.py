@@ -21,7 +21,7 @@ sys.path.append(str(ROOT))  # last: what is installed must not be hidden
 
 from benchmarks import report  # noqa: E402
 
-# All names of the public interface, with what they are.
+# The public interface: names and objects.
 PUBLIC = {name: getattr(maxunpool_cuda, name) for name in maxunpool_cuda.__all__}
 PUBLIC |= {
     f"functional.{name}": of
@@ -50,7 +50,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
 )
 def test_examples_of_a_page(page: Path) -> None:
-    """In a process of its own: a page may change what PyTorch does, and begin a process group."""
+    """Each page runs in its own process, as it may change PyTorch or begin a process group."""
     text = page.read_text()
     assert not re.search(r"^```python\n(?!>>> )", text, re.M)  # which would not be run
     needed = {"onnx.export": ("onnxscript", "onnxruntime"), "import captum": ("captum", "shap")}
@@ -61,7 +61,7 @@ def test_examples_of_a_page(page: Path) -> None:
 
 
 def words_in(folder: Path) -> dict[str, list[str]]:
-    """Of each picture. matplotlib writes them as comments; outlines differ between its releases."""
+    """The words in each picture, which matplotlib writes as comments. Outlines vary by release."""
     return {path.name: re.findall(r"<!-- (.*?) -->", path.read_text()) for path in folder.iterdir()}
 
 
@@ -82,7 +82,7 @@ def test_memory_in_the_documents() -> None:
 
 
 def test_tables_of_performance(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first has a selection of the rows printed, the second has all."""
+    """The first table has some of the rows that are printed, the second has all."""
     report.show(report.load(RESULTS / "amd-epyc-2-threads.json"))
     printed, text = capsys.readouterr().out, PERFORMANCE.read_text()
     families, slower = (
@@ -93,7 +93,7 @@ def test_tables_of_performance(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_map_names_every_file() -> None:
-    """And nothing else. A name without a folder is in the folder of the name before."""
+    """And no other. A name without a folder is in the folder of the name before."""
     text = (ROOT / "docs/design.md").read_text()
     (table,) = re.findall(r"^## A map\n.*?\n\n(\|.*?)\n\n", text, re.M | re.S)
     named, folder = set(), Path()

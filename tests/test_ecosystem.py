@@ -26,7 +26,7 @@ from maxunpool_cuda import patched
 
 @pytest.mark.parametrize("unpool", [False, True])
 def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
-    """The second may find its variables released, which raises PyTorch's error."""
+    """One may find the variables released, and raises PyTorch's error."""
     barrier, outcomes = Barrier(2), set()
     released = "Trying to backward through the graph a second time"
 
@@ -51,7 +51,7 @@ DAEMONS = """
 import sys, threading, time, torch, maxunpool_cuda.functional as F
 
 class Ending:
-    def __del__(self):  # as the interpreter ends; meanwhile the operators return to it
+    def __del__(self):  # runs as the interpreter ends, while operators return to it
         time.sleep(2)
 
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def test_workers_of_a_data_loader(start: str) -> None:
 
 
 class Tagged(Tensor):
-    """Results of its functions are Tagged as well; it keeps the functions it was asked for."""
+    """A subclass that records the functions called on it. Their results are Tagged as well."""
 
     asked: list[Any] = []  # noqa: RUF012
 
@@ -110,9 +110,9 @@ POOL = {"padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
 def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
-    """Each tensor may be one; it is handed the function that was called, with all its arguments.
+    """A subclass gets the function that was called on it, with all arguments.
 
-    Inside of patched() subclasses are handed PyTorch's pooling, and what they call is ours.
+    Inside of patched() it gets PyTorch's function; what it calls in turn is this package's.
     """
     tensors: list[Tensor] = [torch.rand(2, 3, *[4] * dims)]
     own, options = {"index_dtype": torch.int32}, POOL
@@ -154,7 +154,7 @@ INDUCTORS = {
 def test_inductor_fuses_plain_2d_pools(
     pool: Callable[..., Tensor], x: Tensor, theirs: bool
 ) -> None:
-    """PyTorch's operator is in its graph; all other pools are this package's, and in exports."""
+    """Their graph has PyTorch's operator. Other pools, and exports, have this package's."""
     backend = AotEagerAndRecordGraphs()
     compiled = torch.compile(pool, backend=backend, fullgraph=True)
     found, expected = (of(x, 3, 2, 1, 1, True).detach() for of in (compiled, pool))

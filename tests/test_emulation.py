@@ -29,7 +29,7 @@ PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:
 
 
 def calls_of_every_kernel(rng: random.Random) -> Iterator[Call]:
-    """Those for usual windows; those for the rest; those for numbers beyond 32 bits."""
+    """Calls of the kernels for usual windows, for other windows, and for 64-bit numbers."""
     operators = [(op, reduce) for op in OPERATORS for reduce in REDUCES[: 1 if op == "pool" else 2]]
     dtypes = (torch.uint8, *FLOATS)
     for (operator, reduce), dtype, *aim in itertools.product(operators, dtypes, WAYS, WINDOWS):
@@ -55,17 +55,17 @@ def test_every_kernel_is_reached(rng: random.Random) -> None:
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("size", [4, 9], ids=["whole planes", "parts"])
 def test_a_mistake_is_seen(size: int, reduce: str, mistake: str, rng: random.Random) -> None:
-    """Threads that name one output do not wait for each other, or one block does nothing."""
+    """Threads that name the same output skip the barrier between them, or a block is left out."""
     chosen = {"geometry": geometry_of((size, size), (2, 2, 0)), "leading": (4, 2), "kind": "few"}
     call = draw(rng, "unpool", torch.float32, reduce=reduce, layout="contiguous", **chosen)
     with emulation.emulated_gpu(rng, mistake), pytest.raises(AssertionError):
-        any(call.check() for _ in range(20))  # in an order by luck, one run may be right
+        any(call.check() for _ in range(20))  # the order is random: a run may be right
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_under_sanitizers(sanitizers: str) -> None:
-    """The tests that have the mark, on the emulated GPU and, for memory, on the CPU."""
+    """Runs the tests marked sanitized: on the emulated GPU and, for memory errors, on the CPU."""
     marked = "sanitized and not cuda"
     chosen = "emulated and not arguments" if sanitizers == "thread" else "emulated or cpu"
     done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", chosen, ".")
@@ -99,7 +99,7 @@ def test_an_overflow_is_seen(operator: str, device: str) -> None:
     script = SHORT_INPUT.format(operator=operator, device=device)
     done = emulation.sanitized("address,undefined", "-c", script)
     assert done.returncode != 0
-    # Far beyond the input, memory may be another's that was freed. A vector that begins in the
-    # input and ends beyond it is an unknown-crash.
+    # An address far beyond the input may lie in freed memory. A vector that begins in the input
+    # and ends beyond it is reported as an unknown-crash.
     seen = re.search("ERROR: AddressSanitizer: (heap-|unknown-crash)", done.stdout)
     assert seen, done.stdout[-8000:]

@@ -59,7 +59,7 @@ def test_which_libraries_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def last_line(*command: str, cwd: Path = ROOT, **environment: str) -> str:
-    """What a command that fails says at last."""
+    """The last line of what a failing command prints."""
     kept = {**os.environ, **environment}
     done = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True)
     assert done.returncode != 0
@@ -67,7 +67,7 @@ def last_line(*command: str, cwd: Path = ROOT, **environment: str) -> str:
 
 
 def test_a_library_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
-    """The empty file cannot be loaded, which is noticed only if its record fits."""
+    """An empty file cannot be loaded. That shows only once its record fits."""
     package = library(tmp_path / "maxunpool_cuda", torch="1.0")
     for source in _library.PACKAGE.glob("*.py"):
         (package / source.name).symlink_to(source)
@@ -90,7 +90,7 @@ def CUDAExtension(*_, **__): raise SystemExit(f"builds with {CUDA_HOME}")
 
 
 def setup_says(folder: Path, cuda: str | None = None, **environment: str) -> str:
-    """Why setup.py fails beside a PyTorch 9.9.0 in this folder, which finds no CUDA toolkit."""
+    """The error of setup.py, given a PyTorch 9.9.0 in this folder that finds no CUDA toolkit."""
     (folder / "torch" / "utils").mkdir(parents=True, exist_ok=True)
     (folder / "torch" / "__init__.py").write_text(ANOTHER_TORCH.format(cuda))
     (folder / "torch" / "utils" / "cpp_extension.py").write_text(ITS_EXTENSIONS)
@@ -98,7 +98,7 @@ def setup_says(folder: Path, cuda: str | None = None, **environment: str) -> str
 
 
 def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
-    """The folder is named as pip names those that it builds in."""
+    """setup.py knows the folders that pip builds in by their names."""
     words = setup_says(tmp_path / "pip-build-env-0")
     installed = importlib.metadata.version("torch")
     assert f"PyTorch {installed}, which is installed, but pip builds for 9.9.0," in words
@@ -106,7 +106,7 @@ def test_pip_may_not_build_for_another_release(tmp_path: Path) -> None:
 
 
 def test_forced_cuda_names_what_is_missing_first(tmp_path: Path) -> None:
-    """Which toolkit is wanted, the build of PyTorch decides. pip installs one beside PyTorch."""
+    """The build of PyTorch decides which toolkit is needed. pip installs one beside PyTorch."""
     forced = {"FORCE_CUDA": "1", "FORCE_CPU": "0"}
     needs = "maxunpool_cuda: FORCE_CUDA=1 needs a CUDA"
     words = setup_says(tmp_path, None, **forced)
@@ -133,7 +133,7 @@ CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
     ],
 )
 def test_kernels_that_make_builds(given: str, gpu: bool, kernels: str, tmp_path: Path) -> None:
-    """EITHER leaves the choice to setup.py."""
+    """With EITHER, setup.py chooses."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{'echo a GPU' if gpu else 'exit 9'}")
     program.chmod(0o755)

@@ -35,7 +35,7 @@ def test_every_architecture_asked_for_is_there() -> None:
 
 
 def test_kernels_fit_the_registers() -> None:
-    """A stack or local memory would mean that registers are spilled.
+    """No kernel spills registers, which would show as a stack or local memory.
 
     With at most 64 registers at least half of the threads that a processor can hold run at once,
     and hide the latency of memory.

@@ -23,7 +23,7 @@ pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxsc
 
 Axes = tuple[int, ...]
 
-# What decompositions() become. These lists have all of it: TensorRT (docs/operators.md of
+# ONNX's operators in portable exports. These lists have all of them: TensorRT (docs/operators.md of
 # onnx-tensorrt at 96e7811, 2024-06-17), OpenVINO (src/frontends/onnx/docs/supported_ops.md at
 # 0ae60f0) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md at 001d12d).
 LISTED = {
@@ -46,7 +46,7 @@ class Function(nn.Module):
 def export(
     function: Callable[..., Any], *inputs: Tensor, dynamic: Axes = (), portable: bool = False
 ) -> Any:
-    """With the sizes of some dimensions left open, of every input the same."""
+    """Export to ONNX. The sizes of the dynamic dimensions of every input are left open."""
     shapes = (tuple(dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC) for _ in inputs),)
     program: Any = torch.export.export(
         Function(function), inputs, dynamic_shapes=shapes if dynamic else None
@@ -59,10 +59,10 @@ def export(
 
 
 def runners(program: Any) -> list[Callable[..., Sequence[Tensor]]]:
-    """ONNX Runtime and, if it can and PyTorch calls it, ONNX's evaluator.
+    """ONNX Runtime and, where it can run the program, ONNX's evaluator.
 
-    The evaluator does not shrink a tensor by Pad. For a MaxPool with strides of one, as PyTorch
-    writes to learn where planes begin, it returns indices in the window.
+    The evaluator cannot shrink a tensor by Pad. It returns indices in the window for a MaxPool with
+    strides of one, which PyTorch's exports have to learn where planes begin.
     """
     onnx.checker.check_model(program.model_proto, full_check=True)
     pools = [node.attributes for node in program.model.graph if node.op_type == "MaxPool"]
@@ -79,7 +79,7 @@ def operators(program: Any) -> list[str]:
 def check(
     function: Callable[..., Any], *inputs: Tensor, other: Tensor | None = None, **how: Any
 ) -> None:
-    """Export, and run on ``inputs`` and on another, for what eager mode returns."""
+    """Export, run on ``inputs`` and on ``other``, and compare with eager mode."""
     program = export(function, *inputs, **how)
     if how.get("portable"):
         assert set(operators(program)) <= LISTED
@@ -99,7 +99,7 @@ def with_ties(*shape: int) -> Tensor:
 def pool_and_back(
     window: Geometry, index_dtype: torch.dtype, portable: bool
 ) -> Callable[[Tensor], Any]:
-    """All that the operators return."""
+    """A function that returns every result of pooling and unpooling."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         values, indices = _ops.max_pool(x, *window.pooling, index_dtype)
@@ -113,7 +113,7 @@ def pool_and_back(
 
 
 CEIL = [
-    # A window would begin in the padding at the end of the last axis, and is left out.
+    # ceil mode leaves out a window that would begin in the padding at the end of the last axis.
     Geometry.of_pooling((7, 9), (3, 2), (2, 2), (1, 1), (1, 1), ceil=True),
     # The output is smaller than the default one, which ONNX Runtime would refuse.
     Geometry.of_pooling((1,), (4,), (2,), (2,), (1,), ceil=True),
@@ -159,7 +159,7 @@ def test_pooling_and_back_of_dynamic_sizes(
 
 
 def unpool_to(geometry: Geometry) -> Callable[..., Tensor]:
-    """To the sizes of a tensor, from any indices."""
+    """A function that unpools any indices to the sizes of a tensor."""
     window = (*geometry.window, "last")
     return lambda x, i, like: _ops.max_unpool(x, i, like.shape[-geometry.dims :], *window)
 
@@ -199,7 +199,7 @@ def test_bfloat16_becomes_standard_operators() -> None:
     assert operators(export(lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), x)) == ["MaxPool"]
 
 
-# What ONNX's operators cannot express, and its name in the error. The height is dynamic.
+# Calls that ONNX's operators cannot express, by words of the error. The height is dynamic.
 REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "max_unpool2d: .* reduce='sum'": lambda x: F.max_unpool2d(x, (x * 0).long(), 2, reduce="sum"),
     "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
@@ -214,7 +214,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_onnx_cannot_express(words: str) -> None:
-    """The error names the other way."""
+    """The error names the way that works, run_decompositions."""
     with pytest.raises(Exception, match=rf"{words}.*; use run_decompositions\(maxunpool_cuda\."):
         export(REFUSED[words], with_ties(2, 1, 8, 8), dynamic=(2,))
 

@@ -52,17 +52,17 @@ def test_operators_equal_the_reference(
 
 
 GEOMETRIES = [
-    # Windows of one row, whose offsets count from slice to slice.
+    # Windows have one row in each slice.
     Geometry((4, 1, 3), (1, 1, 2), (1, 1, 2), (0, 0, 0), (4, 1, 6)),
     Geometry((4, 1, 3), (3, 1, 2), (3, 1, 2), (0, 0, 0), (12, 1, 6)),
-    # Outputs between windows and behind them, in planes that are cut up.
+    # Outputs lie between windows and behind them, in planes that are cut up.
     geometry_of((20, 30), (2, 4, 0), (100, 140)),
-    # In depth, windows overlap or lie apart, are padded or wider than the output.
+    # Windows overlap in depth, lie apart there, are padded there, or are deeper than the output.
     Geometry((3, 2, 3), (2, 2, 2), (1, 2, 2), (0, 0, 0), (4, 4, 6)),
     Geometry((2, 2, 3), (1, 2, 2), (3, 2, 2), (0, 0, 0), (6, 4, 6)),
     Geometry((2, 2, 3), (3, 2, 2), (3, 2, 2), (1, 0, 0), (4, 4, 6)),
     Geometry((1, 2, 3), (3, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 6)),
-    # A window has more offsets than a word has bits; dilated ones are usual otherwise.
+    # A window has more offsets than a word has bits. Usual windows are dilated in one dimension.
     geometry_of((8, 8), (7, 4, 0)),
     Geometry.of_pooling((9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False),
     Geometry.of_pooling((9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False),
@@ -77,8 +77,8 @@ SIZES: list[dict[str, Any]] = [
     {"leading": (0, 3)},
     *({"most_cells": 4000, "longest": longest} for longest in (20, 100, 4000)),
     *({"geometry": geometry} for geometry in GEOMETRIES),
-    # Kernels of vectors take windows of one row, but not if they are deep; and rows that divide,
-    # but not with one window more.
+    # The vector kernels refuse windows of one row that are deep, and rows that divide into vectors
+    # but have one window more.
     {"geometry": GEOMETRIES[1], "leading": (1, 8), "layout": "channels_last"},
     {
         "geometry": Geometry.of_pooling((4, 8), (3, 3), (2, 2), (1, 1), (1, 1), ceil=True),
@@ -121,7 +121,7 @@ def test_planes_cut_among_threads_and_blocks(
 def test_every_index_in_the_window_of_another(
     device: str, window: Sizes, pooled: Sizes, rng: Random
 ) -> None:
-    """Windows do not overlap, and all other indices lie in their own."""
+    """Windows do not overlap. All indices but one lie in their own windows."""
     g = geometry_of(pooled, window)
     chosen = {"geometry": g, "leading": (1, 1), "layout": "contiguous"}
     calls = (
@@ -190,7 +190,7 @@ def test_the_layout_is_the_one_that_strides_suggest(dims: int, layout: str, part
 @pytest.mark.usefixtures("threads")
 @every_operator
 def test_threads_do_not_matter(operator: str, rng: Random) -> None:
-    """Results are large enough for as many, and for huge pages; windows overlap at the cuts."""
+    """Results are large enough for 16 threads and for huge pages. Windows overlap at the cuts."""
     geometry = geometry_of((60, 60), (13, 12, 0))
     if operator == "pool":
         geometry = Geometry.of_pooling((252, 252), (12, 12), (4, 4), (0, 0), (1, 1), ceil=False)
@@ -258,13 +258,13 @@ assert more < 8 << 20, more  # a byte for each output would be 16 MiB
 @pytest.mark.parametrize("channels", [16, 64, 2048])
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=str)
 def test_gradients_need_no_other_memory(channels: int, window: Sizes, tmp_path: Path) -> None:
-    """If indices lie in their windows, however a tensor is cut up."""
+    """Indices lie in their windows. Few and many channels cut a tensor up differently."""
     script = PEAK_MEMORY.format(channels=channels, window=window)
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
 
 
 def test_windows_far_larger_than_the_planes() -> None:
-    """Their extents exceed 64 bits: the last of the duplicates gets the gradient all the same."""
+    """Though extents exceed 64 bits, the last of the duplicates gets the gradient."""
     grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
     indices = torch.zeros(1, 1, 2**17, 1, 1, dtype=torch.int64)
     arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
@@ -275,7 +275,7 @@ def test_windows_far_larger_than_the_planes() -> None:
 
 
 def test_a_window_beyond_32_bits(device: str) -> None:
-    """Its offset leads into no plane, though 2**32 is 0 in 32 bits."""
+    """Its offset leads outside of the plane, though 2**32 is 0 in 32 bits."""
     x = torch.ones(1, 1, 2, device=device)
     with pytest.raises(RuntimeError, match=r"0 \(an offset .* at position 1 of plane 0\b"):
         _ops.max_unpool(x, torch.zeros_like(x).byte(), (5,), (2,), (2**32,), (0,), "last")
@@ -284,7 +284,7 @@ def test_a_window_beyond_32_bits(device: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 16])
 def test_more_than_two_to_the_31_elements(real_device: str, channels: int) -> None:
-    """In one plane (more than an int32 can count), and in all channels of a channels-last image."""
+    """One plane has as many, more than int32 counts, or all channels of a channels_last image."""
     cells = 2**28 // channels + 1
     shape = (1, channels, 1, cells)
     format = torch.channels_last if channels > 1 else torch.contiguous_format

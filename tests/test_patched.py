@@ -21,7 +21,7 @@ import maxunpool_cuda.functional as F
 from maxunpool_cuda import MaxPool2d, MaxUnpool2d, patched
 
 IMAGE = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
-WINDOW = (3, 2, 1)  # which overlaps
+WINDOW = (3, 2, 1)  # windows overlap
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def nothing_is_left(single_threaded_torch: None) -> Iterator[None]:
 
 
 def dtype_of_indices(x: Tensor = IMAGE) -> torch.dtype:
-    """Of those that torch.nn's pooling returns where this is called."""
+    """The dtype of the indices that torch.nn's pooling returns at this place."""
     indices: Tensor = torch_F.max_pool2d(x, 2, return_indices=True)[1]
     return indices.dtype
 
@@ -59,13 +59,13 @@ OURS = with_gradient(lambda x: round_trip(x, F, index_dtype=torch.uint8))
 
 
 def check(got: Any, expected: Any) -> None:
-    """Equal, and by the same operator."""
+    """Results are equal, and come from the same operator."""
     got, expected = ([r] if isinstance(r, Tensor) else r for r in (got, expected))
     assert all_same(got, expected)
     assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
-# Arguments by place, all that come before return_indices, or by name.
+# Positional arguments, up to return_indices, or named ones.
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("max_pool", (3, 2, 1, 1, True), {}),
     ("max_pool", (), {"padding": 1, "stride": [], "kernel_size": [3], "dilation": 1}),
@@ -86,7 +86,7 @@ def test_every_form_of_pooling(
     name, is_flat = f"{kind}{dims}d", kind == "adaptive_max_pool"
     ours, theirs = getattr(F, name), getattr(torch_F, name)
     with_indices = getattr(torch_F, f"{name}_with_indices")
-    forms = [  # and whether they return indices
+    forms = [  # functions, and whether they return indices
         (theirs, False),
         (partial(theirs, return_indices=True), True),
         (with_indices, True),
@@ -116,7 +116,7 @@ def test_every_form_of_unpooling(dims: int) -> None:
 
 ROW, TWICE = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
 OwnPool = type("OwnPool", (nn.MaxPool2d,), {})
-# torch.nn's are covered, subclasses too; this package's do what they were told.
+# torch.nn's calls are covered, subclasses' too. This package's keep their own arguments.
 COVERED: dict[str, tuple[Callable[[], Any], Any]] = {
     "pool": (lambda: nn.MaxPool2d(2, return_indices=True)(IMAGE)[1].dtype, torch.uint8),
     "subclass": (lambda: OwnPool(2, return_indices=True)(IMAGE)[1].dtype, torch.uint8),
@@ -137,7 +137,7 @@ def test_what_is_covered(call: Callable[[], Any], expected: Any) -> None:
         assert call() == expected
 
 
-# The extent of it
+# Where it holds
 
 
 def test_nesting_and_exceptions() -> None:
@@ -170,7 +170,7 @@ def test_decorated_functions() -> None:
 
 
 def test_threads() -> None:
-    """Each has its own; backward may run in any."""
+    """patched() holds for one thread. The backward may run in another."""
     x = IMAGE.clone().requires_grad_()
     with patched(torch.uint8), ThreadPoolExecutor(1) as elsewhere:
         loss = round_trip(x)[0].square().sum()
@@ -185,7 +185,7 @@ async def async_generator() -> Any:
 
 
 class Unpoolable(Tensor):
-    """Subclasses that implement the function are in test_ecosystem."""
+    """A subclass that does not implement the function. Others are in test_ecosystem."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -194,7 +194,7 @@ class Unpoolable(Tensor):
 
 BAD, LARGE = torch.full((1, 1, 2), 99), torch.rand(1, 40, 40)
 DONE, UNEXPECTED = "^patched: expected a function that is done", "unexpected keyword argument"
-# What this package refuses; and what torch.nn refuses already: arguments that only ours take.
+# This package refuses the first calls, torch.nn the last two, whose arguments only ours has.
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     *(
         (lambda wrong=wrong: patched()(wrong), TypeError, DONE)
@@ -221,14 +221,14 @@ def test_errors(call: Callable[[], Any], exception: type[Exception], words: str)
     with patched(torch.uint8):
         with pytest.raises(exception, match=words):
             call()
-        assert torch_F.max_pool2d(LARGE, 17).shape == (1, 2, 2)  # without indices all fit
+        assert torch_F.max_pool2d(LARGE, 17).shape == (1, 2, 2)  # without indices any window fits
 
 
 # Compilers and transforms
 
 
 def test_graph_breaks() -> None:
-    """After which Dynamo leaves modes on that it knows for such."""
+    """Dynamo leaves a mode on after a graph break, so patched wraps one instead of being one."""
     outside = patched(torch.uint8)
 
     def breaking(x: Tensor) -> list[torch.dtype]:
@@ -246,22 +246,22 @@ def test_graph_breaks() -> None:
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
     if torch.__version__ < "2.9":
         pytest.skip("PyTorch 2.8 compiles no call of a subclass inside of patched")
-    own = IMAGE.as_subclass(type("Own", (Tensor,), {}))  # which is not compiled
+    own = IMAGE.as_subclass(type("Own", (Tensor,), {}))  # calls of a subclass are not compiled
     with patched(torch.uint8):
         assert torch.compile(dtype_of_indices, backend="eager")(own) == torch.uint8
 
 
 def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """With indices of its own, as what runs in a graph of its own must return.
+    """Indices are cloned, as a region with a graph of its own may not return an alias.
 
-    Dynamo hands arguments to modes as they are here: by place.
+    Arguments are positional, as Dynamo hands them to modes.
     """
     values, indices = torch_F.max_pool2d_with_indices(x, 2, 2, 0, 1, False, True)
     return values, indices.clone()
 
 
 class Pools(torch.autograd.Function):
-    """It pools in its forward and its backward, whose results are larger with larger indices."""
+    """Pools in forward and backward. Both multiply by an index's size, which tells its dtype."""
 
     generate_vmap_rule = True
 
@@ -290,9 +290,9 @@ GRADIENT = torch_F.interpolate(POOLED, scale_factor=2)
 
 @pytest.mark.parametrize("place", ["around", "inside"])
 def test_compiled_code_of_others(place: str) -> None:
-    """Functions that pool in their backward, and what Dynamo runs apart from all modes.
+    """Functions that pool in their backward, and code that Dynamo runs apart from all modes.
 
-    A region that is compiled once runs as it does outside, whether or not it pools.
+    A region that is compiled once runs as it does outside of patched(), even if it pools.
     """
     from torch._higher_order_ops.scan import scan
 
@@ -321,13 +321,13 @@ def test_compiled_code_of_others(place: str) -> None:
     assert same(torch.autograd.grad(compiled(summed)(x), x)[0], GRADIENT)
     offsets = F.max_pool2d(X, 2, return_indices=True, index_dtype=torch.uint8)[1]
     assert same(compiled(branches, "eager")(X), offsets)
-    if not torch.__version__.startswith("2.8."):  # which shows regions to patched
+    if not torch.__version__.startswith("2.8."):  # 2.8 shows regions to patched
         assert all_same(compiled(regions)(X), (*regions(X)[:3], offsets))
     assert all_same(compiled(scans, "eager")(X), (*scans(X)[:3], offsets))
 
 
 def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of functions; and of those with a backward of their own, if PyTorch shows these to modes."""
+    """Also of functions with a backward of their own, if PyTorch shows these to modes."""
     grad = torch.func.grad
     with patched(torch.uint8):
         got = torch.vmap(grad(lambda x: round_trip(x)[0].square().sum()))(IMAGE)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operat
 PORTABLE = maxunpool_cuda.decompositions()
 
 
-# PyTorch 2.11 chooses no elements of these.
+# PyTorch 2.11 has no torch.where for these.
 NOT_CHOSEN = () if torch.__version__ >= "2.12" else (torch.uint16, torch.uint32, torch.uint64)
 CALLS = {
     ("pool", "last"): POOLED,
@@ -46,7 +46,7 @@ def test_agrees_with_the_reference(
 
 
 def test_bad_indices() -> None:
-    """A window offset that names no output is lost. The scatter refuses such a flat index."""
+    """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
     unpool, window = PORTABLE[_ops.max_unpool], ((4,), (2,), (2,), (0,), "last")
     x = torch.tensor([[1.0, 2.0]])
     offsets = torch.tensor([[2, 1]], dtype=torch.uint8)
@@ -82,7 +82,7 @@ assert "maxunpool_cuda" not in sys.modules
 
 @pytest.mark.slow
 def test_ahead_of_time_compilation(tmp_path: Path) -> None:
-    """Runs in a process that does not import this package."""
+    """The compiled model runs in a process that does not import this package."""
     x, batch = torch.randn(2, 3, 9, 12), {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(RoundTrip(), (x,), dynamic_shapes=(batch,))
     program = program.run_decompositions(maxunpool_cuda.decompositions())

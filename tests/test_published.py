@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint
 import maxunpool_cuda.onnx
 from maxunpool_cuda import patched, replace_max_pooling, restore_max_pooling
 
-# How a model becomes this package's, and torch.nn's again.
+# Ways to convert a model, and to undo it.
 
 
 @contextmanager
 def replaced(published: Published, model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """By parts, as those who have nothing but a part would do. converted() is in test_convert."""
+    """Parts are converted one by one, as by someone who has only a part."""
     reasons: dict[str, str] = {}
     for part in published.parts:
         reasons |= replace_max_pooling(model.get_submodule(part), dtype)
@@ -48,11 +48,11 @@ def decorated(_: Published, model: nn.Module, dtype: torch.dtype) -> Iterator[No
 
 PATCHED = (within_patched, decorated)
 
-# How it is called, kept or handed on meanwhile.
+# Ways to call, keep or hand on the converted model.
 
 
 def from_state_dict(model: nn.Module, x: Tensor) -> Results:
-    """What torch.nn's model has saved, loaded by one that was converted."""
+    """A converted model loads the state dict of torch.nn's model."""
     saved = restore_max_pooling(copy.deepcopy(model)).state_dict()
     for tensor in model.state_dict().values():
         tensor.zero_()
@@ -66,7 +66,7 @@ def in_inference_mode(model: nn.Module, x: Tensor) -> Results:
 
 
 def under_deterministic_algorithms(model: nn.Module, x: Tensor) -> Results:
-    """Where torch.nn's unpooling raises an error. Fixtures set all back."""
+    """torch.nn's unpooling raises an error here. Fixtures reset the settings."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(4)
     return results(model, x)
@@ -86,7 +86,7 @@ def exported(model: nn.Module, x: Tensor, strict: bool = False) -> Results:
 
 
 def through_onnx(model: nn.Module, x: Tensor) -> Results:
-    """In float32, as ONNX Runtime has no convolutions of float64; of the same whole numbers."""
+    """ONNX Runtime has no float64 convolutions; in float32 the whole numbers are exact, too."""
     for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="PyTorch exports with one and runs with the other")
     table = maxunpool_cuda.onnx.translation_table()
@@ -106,7 +106,7 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Results]] = {
     "deterministic": under_deterministic_algorithms,
     "checkpoint": checkpointed,
     "reentrant checkpoint": lambda model, x: checkpointed(model, x, use_reentrant=True),
-    # For any batch, and the spatial sizes of the example.
+    # A trace holds for any batch, and for the spatial sizes of the example.
     "traced": lambda model, x: results(torch.jit.trace(model, torch.cat((x, x))), x),
     "compiled": lambda model, x: results(
         torch.compile(model, backend="aot_eager", fullgraph=True), x
@@ -123,8 +123,8 @@ def is_possible(published: Published, converts: Any, dtype: torch.dtype, way: st
     if converts in PATCHED:
         allowed = dtype != torch.uint8 or not published.strays
     else:
-        allowed = bool(published.parts)  # else there is nothing to replace
-    if converts is decorated:  # copies would have the decorated function, and so its parameters
+        allowed = bool(published.parts)  # a model of functions alone has nothing to replace
+    if converts is decorated:  # a copy would call the original's decorated function
         allowed &= way not in ("deep copy", "pickle", "state dict")
         # PyTorch 2.8 exports a decorated forward as if it were not decorated.
         allowed &= way != "exported strictly" or torch.__version__ >= "2.9"
@@ -134,9 +134,9 @@ def is_possible(published: Published, converts: Any, dtype: torch.dtype, way: st
 
 
 def cells() -> Iterator[Any]:
-    """Every model in every way, each time after another conversion; all conversions with --all.
+    """Every model in every way, after one conversion each; with --all after every conversion.
 
-    The slow ways are left to --all for most models, and are tried with offsets alone.
+    Slow ways take offsets alone, and without --all few models.
     """
     conversions = [*itertools.product((replaced, *PATCHED), INDEX_DTYPES)]
     for row, (name, published) in enumerate(PUBLISHED.items()):

@@ -24,12 +24,12 @@ import maxunpool_cuda.onnx
 
 THEIRS, OURS = torch.nn.functional, maxunpool_cuda.functional
 PAGE = (Path(__file__).parent.parent / "docs" / "pytorch-issues.md").read_text()
-# By issue: what was wrong in PyTorch, and what the page says of torch.nn and of this package.
+# For each issue, the page's words on what was wrong, on torch.nn and on this package.
 ROWS = {
     int(number): cells
     for number, *cells in re.findall(r"^\| \[(\d+)\]\(.*\) \| (.*) \| (.*) \| (.*) \|$", PAGE, re.M)
 }
-RACES = (78249, 132041)  # in which torch.nn's result is another from run to run
+RACES = (78249, 132041)  # torch.nn's result varies from run to run
 
 
 def outcome(call: Callable[..., Any], *arguments: object, **named: object) -> str:
@@ -46,7 +46,7 @@ def pooled(dims: int, x: Tensor, *window: int, **named: int) -> tuple[Tensor, Te
 
 
 def derivatives(F: ModuleType, *checks: Callable[..., bool], **options: bool) -> str:
-    """Of unpooling to maxima that several windows share."""
+    """Whether derivative checks pass for unpooling to maxima that windows share."""
     x = torch.rand(1, 2, 5, 5, dtype=torch.float64, generator=torch.manual_seed(0))
     values, indices = pooled(2, x, 3, 1)
     unpool = partial(F.max_unpool2d, indices=indices, kernel_size=3, stride=1)
@@ -69,14 +69,14 @@ def first_outputs(F: ModuleType) -> list[float]:
 
 
 def pooled_integers(F: ModuleType) -> str:
-    """Ranks of integer tensors that pooling takes."""
+    """The ranks in which pooling takes integer tensors."""
     planes = {dims: torch.arange(2 * 4**dims).view(1, 2, *[4] * dims) for dims in (1, 2, 3)}
     found = {n: outcome(getattr(F, f"max_pool{n}d"), x, 2) for n, x in planes.items()}
     return ", ".join(f"{n}d" for n, result in found.items() if not result.endswith("Error"))
 
 
 def channels_last_3d(F: ModuleType) -> str:
-    """Results that are channels_last_3d, as the input is."""
+    """The results that keep the input's layout, channels_last_3d."""
     x = torch.rand(2, 3, 6, 6, 6).contiguous(memory_format=torch.channels_last_3d)
     values, indices = F.max_pool3d(x, 2, return_indices=True)
     made = {"pooled": values, "indices": indices, "unpooled": F.max_unpool3d(values, indices, 2)}
@@ -114,7 +114,7 @@ class Stage(torch.nn.Module):
 
 
 def exported(F: ModuleType) -> str:
-    """What ONNX Runtime makes of a stage of SegNet, for any batch size."""
+    """How a stage of SegNet is exported to ONNX, and whether ONNX Runtime agrees."""
     for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="PyTorch exports with one and runs with the other")
     model, x = Stage(F), torch.rand(2, 3, 4, 6)
@@ -153,7 +153,7 @@ ISSUES: dict[int, Callable[[ModuleType], object]] = {
 
 
 def replay(number: int, F: ModuleType) -> str:
-    """On four threads, and without deterministic algorithms, as torch.nn's unpooling needs it."""
+    """The outcome on four threads. torch.nn's unpooling needs nondeterministic algorithms."""
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     torch.use_deterministic_algorithms(False)

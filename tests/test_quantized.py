@@ -23,7 +23,7 @@ PLANE = (1, 1, 4, 4)
 @pytest.mark.usefixtures("single_threaded_torch")
 @pytest.mark.parametrize("device", ["mps", "xpu", "cpu"])
 def test_other_devices_run_torch_nns_calls(device: str) -> None:
-    """On fake tensors, which need no such device."""
+    """Fake tensors stand for tensors of devices that are not there."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         pooled, indices = F.max_pool2d(x, 2, return_indices=True)
@@ -58,7 +58,7 @@ def test_other_kinds_are_pooled_by_torch(kind: str, make: Any, plain: Any, dims:
     x, name = make(torch.rand(2, 3, *[9] * dims) - 0.5), f"max_pool{dims}d"
     for window in ((3, 2, 1), (2, None, 0, 1, True)):
         ours, expected = (getattr(of, name)(x, *window) for of in (F, nn.functional))
-        with maxunpool_cuda.patched(), maxunpool_cuda.patched(torch.uint8):  # no call goes round
+        with maxunpool_cuda.patched(), maxunpool_cuda.patched(torch.uint8):  # nested
             within = getattr(nn.functional, name)(x, *window)
         for got in (ours, within):
             assert (got.dtype, got.layout) == (expected.dtype, expected.layout)
@@ -84,7 +84,7 @@ def check_refused(x: Tensor, kind: str) -> None:
 
 @pytest.mark.usefixtures("single_threaded_torch")
 def test_pt2e() -> None:
-    """torchao's quantizer knows nothing of this package, and quantizes what is around its calls."""
+    """torchao quantizes the layers around this package's calls, as around torch.nn's."""
     reason = "PyTorch's quantization is in torchao, whose releases refuse older ones of PyTorch"
     pt2e, x86 = (
         pytest.importorskip(f"torchao.quantization.pt2e.{name}", None, reason, exc_type=ImportError)

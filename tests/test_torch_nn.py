@@ -35,7 +35,7 @@ FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 @pytest.mark.parametrize("operator", UNPOOLING[:2])
 @pytest.mark.parametrize("dtype", POOLED[:4], ids=str)
 def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Random) -> None:
-    """And with every ``reduce``, the modules' is the reference's."""
+    """Functions return torch.nn's results. Modules return the reference's for every ``reduce``."""
     for _ in range(scaled(40)):
         call = draw(rng, operator, dtype)
         g, window, (x, indices) = call.geometry, call.geometry.window, call.tensors
@@ -51,13 +51,13 @@ def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Rand
 
 
 def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
-    """Equal in every bit but those of NaNs, which PyTorch writes as it likes."""
+    """Whether all bits are equal but those of NaNs, which differ between PyTorch's kernels."""
     nan = b != b
     return torch.equal(a != a, nan) and same(a.where(~nan, 0), b.where(~nan, 0))
 
 
 def pooling_is_torchs(x: Tensor, geometry: Geometry, device: str) -> None:
-    """Compared with its kernels for contiguous tensors on the CPU: others err at -inf."""
+    """Compare with torch.nn's kernels for contiguous CPU tensors, as its others err at -inf."""
     ours, theirs = (getattr(of, f"max_pool{geometry.dims}d") for of in (F, nn.functional))
     module = getattr(maxunpool_cuda, f"MaxPool{geometry.dims}d")
     *window, ceil = geometry.pooling
@@ -137,7 +137,7 @@ def test_forms_of_the_window(argument: str) -> None:
     for size in SIZES:
         window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
         calls = [(x, *window.values()), (x, *window.values(), True)]
-        if argument == "kernel_size":  # alone too, as it is the stride's default
+        if argument == "kernel_size":  # without a stride too, whose default it is
             calls.append((x, size))
         for call in calls:
             try:
@@ -175,7 +175,7 @@ OUTPUT_SIZES: list[Any] = [
 
 
 def test_forms_of_output_size() -> None:
-    """torch.nn's; for an unbatched input also three sizes, as many as it has itself."""
+    """Forms are torch.nn's. An unbatched input also takes as many sizes as it has itself."""
     x = torch.rand(2, 3, 2, 3)
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
     for given, more in ((x, indices), []), ((x[0], indices[0]), [(3, 5, 7)]):

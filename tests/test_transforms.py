@@ -73,10 +73,10 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 
 
 def by_autograd(transform: str, f: Function, x: Tensor, *indices: Tensor) -> Tensor:
-    """What the transform of f returns.
+    """The result of the transform of f, by torch.autograd.functional.
 
-    All functions are linear, where maxima stay where they are: a function is its own derivative in
-    the direction of its input.
+    While maxima stay where they are, operators are linear: an operator is its own derivative in the
+    direction of its input.
     """
     if "vmap" in transform:
         every = zip(x, *indices, strict=True)
@@ -90,7 +90,7 @@ def by_autograd(transform: str, f: Function, x: Tensor, *indices: Tensor) -> Ten
     return jacobian(lambda x: f(x, *indices), x)
 
 
-# Without --all every operator and every transform is compiled, but few of one with the other.
+# Without --all, few pairs of an operator and a transform are compiled, but each is in some pair.
 TABLE = [
     pytest.param(operator, transform, compiled, marks=[pytest.mark.slow] if left else [])
     for row, operator in enumerate(OPERATORS)
@@ -121,7 +121,7 @@ def test_transforms(
 @pytest.mark.parametrize("out_dim", [0, 1, -1])
 @every_operator
 def test_vmap(device: str, operator: str, out_dim: int, unbatched: bool, rng: Random) -> None:
-    """Over any dimension of the tensors, or of some; twice, with more batches than dimensions."""
+    """vmap maps any dimension, of all tensors or of some, and is nested."""
     call = drawn(rng, operator, "", (4, 2) if unbatched else (4, 2, 3))
     batches, function = [t.to(device) for t in call.tensors], call.function
     for in_dims in itertools.product((0, None, 1, -1), repeat=len(batches)):
@@ -202,7 +202,7 @@ class Mapped(Net):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_export(index_dtype: torch.dtype, strict: bool) -> None:
-    """With sizes that change, and of a model that calls vmap."""
+    """Exports have dynamic sizes. A model may call vmap."""
     net, x = Net(index_dtype), torch.rand(5, 3, 16, 8, requires_grad=True)
     batch, height, width = (torch.export.Dim(name) for name in ("batch", "height", "width"))
     sizes = {"x": {0: batch, 2: 4 * height, 3: 4 * width}}
@@ -220,7 +220,7 @@ def test_export(index_dtype: torch.dtype, strict: bool) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
 def test_compiled_autograd(dynamic: bool, index_dtype: torch.dtype) -> None:
-    """The graph of a backward pass that eager's forward pass left, compiled."""
+    """The graph that an eager forward leaves for its backward is compiled."""
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiler = torch.compile(backend=count, fullgraph=True, dynamic=dynamic)
     net = Net(index_dtype)
@@ -262,13 +262,13 @@ def test_sizes_that_only_data_tell(index_dtype: torch.dtype, dims: int, ceil: bo
 
 
 def test_symbolic_tracing_keeps_modules_whole() -> None:
-    """As it keeps torch.nn's, which tools look for."""
+    """Tools look for whole modules in traced graphs, so torch.fx keeps torch.nn's, too."""
     net, x = Net(torch.uint8), torch.rand(2, 3, 8, 8)
     traced = torch.fx.symbolic_trace(net)
     called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     assert called == ["first", "encoder.0", "unpool"]
     assert same(traced(x), net(x))
     assert traced.get_submodule("encoder.0").index_dtype == torch.uint8
-    graph = torch.fx.Graph()  # and values of no tracer of modules
+    graph = torch.fx.Graph()  # a plain Proxy, of a tracer that knows no modules
     graph.output(net.first(torch.fx.Proxy(graph.placeholder("x"))).node)
     assert same(torch.fx.GraphModule({}, graph)(x), net.first(x))

@@ -24,10 +24,10 @@ from maxunpool_cuda import _ops
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-# The kernels are registered for other operators, of the library itself: see replaced_kernels().
+# The library registers its kernels for operators of its own: see replaced_kernels().
 REGISTRATION = r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, \w+,"
-# What g++ cannot take as it is: launches, headers of CUDA, the device. And small tensors are done
-# as large ones are: in many blocks, in parts, by a second kernel in few blocks, with long offsets.
+# The first edits replace what g++ does not know: launches, headers of CUDA, the device. The next
+# let small tensors go the ways of large ones: many blocks, parts, few blocks, long offsets.
 EDITS = {
     r"(?s)(\w+)<<<(.*?)>>>\(": r"shim::launch(\1, \2)(",
     r"#include <(c10/cuda/|cuda).*>": "",
@@ -39,14 +39,14 @@ EDITS = {
     r"\bErrorRecords\b": "EmulatedErrorRecords",  # else both libraries share them
     REGISTRATION: "TORCH_LIBRARY_IMPL(LIBRARY, CPU,",
 }
-KEPT: list[torch.library.Library] = []  # as long as their operators
+KEPT: list[torch.library.Library] = []  # their operators live as long
 OPERATORS = (_ops.max_unpool, _ops.max_unpool_backward, _ops.max_pool)
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 API = "torch/csrc/api/include"
-# What this process runs under, as -fsanitize takes it: see sanitized().
+# The sanitizers of this process, as -fsanitize takes them: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
-RUNTIMES = {  # libstdc++ too, or AddressSanitizer does not find what throws
+RUNTIMES = {  # without libstdc++, AddressSanitizer cannot intercept exceptions
     "thread": ["libtsan.so"],
     "address,undefined": ["libasan.so", "libubsan.so", "libstdc++.so"],
 }
@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 def edited(backend: str) -> dict[Path, str]:
-    """All files of csrc that the backend needs, with the edits, by their paths in csrc."""
+    """The edited text of every file that the backend needs, by its path in csrc."""
     files = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / backend).iterdir()]
     edits = EDITS if backend == "cuda" else {REGISTRATION: EDITS[REGISTRATION]}
     texts, left = {}, set(edits)
@@ -73,7 +73,7 @@ def edited(backend: str) -> dict[Path, str]:
 
 
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
-    """The library of csrc/cuda or csrc/cpu. The same files are not compiled twice."""
+    """Build the library of csrc/cuda or csrc/cpu, unless the same files were built before."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
@@ -89,7 +89,7 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     library = folder / "library.so"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits
         if library.exists():
             return library
         for path, text in texts.items():
@@ -115,7 +115,7 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
 
 @functools.cache
 def library(backend: str) -> Any:
-    """The library's operators: those it has kernels for, and what grid.cpp adds."""
+    """The library's operators: copies of the package's, and the ones that grid.cpp adds."""
     torch.ops.load_library(build(backend))
     name = f"maxunpool_emulated_{backend}"
     KEPT.append(torch.library.Library(name, "FRAGMENT"))
@@ -126,11 +126,11 @@ def library(backend: str) -> Any:
 
 @contextlib.contextmanager
 def replaced_kernels(backend: str) -> Iterator[None]:
-    """CPU tensors go to the library's kernels."""
+    """Inside, operators on CPU tensors run the library's kernels."""
     ops = library(backend)
     with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that kernels are overridden
+            warnings.simplefilter("ignore")  # the warning that kernels are overridden
             for operator in OPERATORS:
                 name = operator._schema.name.partition("::")[2]
                 replaced.impl(name, getattr(ops, name).default, "CPU")
@@ -139,9 +139,9 @@ def replaced_kernels(backend: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
-    """CPU tensors go to the CUDA kernels.
+    """Inside, operators on CPU tensors run the CUDA kernels.
 
-    ``skips`` is a mistake on purpose: "barriers", or "a block" of each grid.
+    ``skips`` names a mistake on purpose: to skip "barriers", or "a block" of each grid.
     """
     ops = library("cuda")
     ops.configure(rng.getrandbits(31), skips)
@@ -152,7 +152,7 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
 
 
 def cpu() -> contextlib.AbstractContextManager[None]:
-    """CPU tensors go to the CPU's kernels, compiled with this process' sanitizers."""
+    """Inside, operators run the CPU's kernels, compiled with the sanitizers of this process."""
     return replaced_kernels("cpu") if SANITIZERS else contextlib.nullcontext()
 
 
@@ -165,7 +165,7 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
         for name in RUNTIMES[sanitizers]
     ]
     environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}
-    # -R: ThreadSanitizer needs its addresses.
+    # -R: ThreadSanitizer needs addresses that are not random.
     command = ["setarch", "-R", sys.executable, *arguments]
     return subprocess.run(
         command,
