@@ -58,7 +58,7 @@ def test_other_kinds_are_pooled_by_torch(kind: str, make: Any, plain: Any, dims:
     x, name = make(torch.rand(2, 3, *[9] * dims) - 0.5), f"max_pool{dims}d"
     for window in ((3, 2, 1), (2, None, 0, 1, True)):
         ours, expected = (getattr(of, name)(x, *window) for of in (F, nn.functional))
-        with maxunpool_cuda.patched(), maxunpool_cuda.patched(torch.uint8):  # nested
+        with maxunpool_cuda.patched(), maxunpool_cuda.patched(torch.uint8):  # no endless loop
             within = getattr(nn.functional, name)(x, *window)
         for got in (ours, within):
             assert (got.dtype, got.layout) == (expected.dtype, expected.layout)

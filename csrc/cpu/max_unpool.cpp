@@ -62,12 +62,11 @@ void forward_wide_sum(const Part& part) {
   Slots<Accumulator<Element>> slots(part);
   const auto write = [&](int64_t end) { // outputs that no later chunk reaches
     const Range done = slots.held().within({0, end});
-    in_vectors([count = done.size(), from = slots.begin(), to = output + done.begin]()
-                   MAXUNPOOL_INLINE {
-                     for (int64_t i = 0; i < count; ++i) {
-                       to[i] = static_cast<Element>(from[i]);
-                     }
-                   });
+    in_vectors([=, from = slots.begin(), to = output + done.begin]() MAXUNPOOL_INLINE {
+      for (int64_t i = 0; i < done.size(); ++i) {
+        to[i] = static_cast<Element>(from[i]);
+      }
+    });
   };
   part.walk<false>([&](const Range& reach) {
     write(reach.begin);

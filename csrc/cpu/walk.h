@@ -68,7 +68,8 @@ struct Part {
 
  private:
   // Visits the elements of a chunk that name owned outputs. Prefetches the indices of the next
-  // chunk and, in a gradient, values for later elements: each has an equal share of the outputs.
+  // chunk and, in a gradient, values for later elements: each has an equal share of the outputs, of
+  // which at most kMost bytes are worth it, as windows that lie far apart leave most unread.
   template <bool kReverse, bool kOwnsAll, class Visit>
   void visit_all(const Chunk& chunk, const uint32_t* found, const Visit visit) const {
     constexpr int64_t kOften = 8, kLine = 64, kMost = 2048; // elements, bytes, bytes
@@ -79,11 +80,11 @@ struct Part {
     const int64_t next = plan.pooled(stack) + chunk.elements.begin + kSign * count;
     const auto indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
     const double share = static_cast<double>(geometry.out_slab() * size) / geometry.in_slab();
-    const auto shares = [=](int64_t elements) { return static_cast<int64_t>(elements * share); };
-    const int64_t later = shares(chunk.elements.begin + kSign * plan.ahead());
-    const int64_t step = shares(kOften), prefetched = call.forward ? 0 : std::min(step, kMost);
-    const auto values =
-        reinterpret_cast<uintptr_t>(call.values) + plan.unpooled(stack) * size + later;
+    const auto bytes_of = [=](int64_t elements) { return static_cast<int64_t>(elements * share); };
+    const int64_t step = bytes_of(kOften), prefetched = call.forward ? 0 : std::min(step, kMost);
+    const uintptr_t values = reinterpret_cast<uintptr_t>(call.values) +
+                             plan.unpooled(stack) * size +
+                             bytes_of(chunk.elements.begin + kSign * plan.ahead());
     const auto element_of = [=](int64_t k) { return kReverse ? count - 1 - k : k; };
     const auto visit_one = [=](int64_t element) MAXUNPOOL_INLINE {
       const auto target = static_cast<uint32_t>(found[element] - (kOwnsAll ? 0 : chunk.lead()));
