@@ -3,62 +3,45 @@
 
 #include "../geometry.h"
 
+#include <bit>
 #include <cstdint>
 
 namespace maxunpool_cuda {
 
-template <class Offset>
-class Divider;
-
-// Division by multiplication with a rounded-up reciprocal, of numbers below 2^31. The method, with
-// its proof, is that of Granlund and Montgomery, "Division by invariant integers using
-// multiplication", PLDI 1994.
-template <>
-class Divider<uint32_t> {
- public:
-  Divider() = default;
-  explicit Divider(int64_t divisor) : divisor_(static_cast<uint32_t>(divisor)) {
-    while ((uint64_t{1} << shift_) < divisor_) {
-      ++shift_;
-    }
-    const uint64_t power = uint64_t{1} << shift_;
-    reciprocal_ = static_cast<uint32_t>(((power - divisor_) << 32) / divisor_ + 1);
-  }
-
-  MAXUNPOOL_HOST_DEVICE uint32_t divide(uint32_t n) const {
+// Upper half of a product.
+MAXUNPOOL_HOST_DEVICE inline uint64_t multiply_high(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+MAXUNPOOL_HOST_DEVICE inline uint32_t multiply_high(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
-    const uint32_t high = __umulhi(n, reciprocal_);
+  return __umulhi(a, b); // takes fewer registers
 #else
-    const auto high = static_cast<uint32_t>(uint64_t{n} * reciprocal_ >> 32);
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 #endif
-    return (high + n) >> shift_;
-  }
-  MAXUNPOOL_HOST_DEVICE uint32_t divisor() const { return divisor_; }
+}
 
- private:
-  uint32_t divisor_ = 1;
-  uint32_t reciprocal_ = 1;
-  uint32_t shift_ = 0;
-};
-
-// Division of any numbers; that of numbers below 2^31 is as fast as above.
-template <>
-class Divider<uint64_t> {
+// Division by multiplication with a rounded-up reciprocal, of numbers below half of what Offset,
+// uint32_t or uint64_t, holds. The method, with its proof, is that of Granlund and Montgomery,
+// "Division by invariant integers using multiplication", PLDI 1994.
+template <class Offset>
+class Divider {
  public:
   Divider() = default;
   explicit Divider(int64_t divisor)
-      : divisor_(static_cast<uint64_t>(divisor)), narrow_(divisor_ < kNarrow ? divisor : 1) {}
-
-  MAXUNPOOL_HOST_DEVICE uint64_t divide(uint64_t n) const {
-    return (n | divisor_) < kNarrow ? narrow_.divide(static_cast<uint32_t>(n)) : n / divisor_;
+      : divisor_(static_cast<Offset>(divisor)), shift_(std::bit_width(divisor_ - 1u)) {
+    constexpr int kBits = 8 * sizeof(Offset);
+    const auto power = static_cast<unsigned __int128>(1) << shift_;
+    reciprocal_ = static_cast<Offset>(((power - divisor_) << kBits) / divisor_ + 1);
   }
-  MAXUNPOOL_HOST_DEVICE uint64_t divisor() const { return divisor_; }
+
+  MAXUNPOOL_HOST_DEVICE Offset divide(Offset n) const {
+    return (multiply_high(n, reciprocal_) + n) >> shift_;
+  }
+  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 
  private:
-  static constexpr uint64_t kNarrow = uint64_t{1} << 31;
-
-  uint64_t divisor_ = 1;
-  Divider<uint32_t> narrow_;
+  Offset divisor_ = 1, reciprocal_ = 1;
+  int shift_ = 0;
 };
 
 // Splits `n` into a quotient, returned, and a remainder, left in `n`.
