@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 namespace maxunpool_cuda {
 
@@ -21,12 +20,17 @@ using Bytes = std::conditional_t<
     std::conditional_t<
         kSize == 4, uint32_t, std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
 
+// Calls f with std::integral_constant of the value. False: it is not one of kValues.
+template <int64_t... kValues, class F>
+bool with_one_of(int64_t value, F&& f) {
+  return ((value == kValues && (f(std::integral_constant<int64_t, kValues>{}), true)) || ...);
+}
+
 // Calls f with std::type_identity of Bytes<size>.
 template <class F>
 void with_bytes(size_t size, F&& f) {
-  const bool known = [&]<size_t... kSizes>(std::index_sequence<kSizes...>) {
-    return ((size == kSizes && (f(std::type_identity<Bytes<kSizes>>{}), true)) || ...);
-  }(std::index_sequence<1, 2, 4, 8, 16>{});
+  const bool known = with_one_of<1, 2, 4, 8, 16>(
+      static_cast<int64_t>(size), [&](auto bytes) { f(std::type_identity<Bytes<bytes>>{}); });
   TORCH_CHECK(known, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
 }
 

@@ -1,5 +1,7 @@
-// Errors for bad indices.
+// Errors for bad indices, on every backend.
 #pragma once
+
+#include "geometry.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
@@ -9,18 +11,20 @@
 
 namespace maxunpool_cuda {
 
-// Message for a bad index. `position` is its cell in the pooled plane, `plane` counts batch *
-// channels. `out` holds the output sizes of three axes, of which the caller named the last `rank`.
-// `in_window`: the index is a window offset.
+// Message for the bad index of this element of a pooled tensor. `in_window`: the index is a window
+// offset.
 inline std::string invalid_index(
-    int rank, const int64_t (&out)[3], bool in_window, int64_t index, int64_t position,
-    int64_t plane) {
-  const auto volume = c10::Join("x", c10::ArrayRef<int64_t>(out).slice(3 - rank));
+    const Geometry<int64_t>& geometry, bool in_window, int64_t index, int64_t element) {
+  const int64_t cell = element / geometry.inner, channel = element % geometry.inner;
+  const int64_t outer = cell / geometry.in_plane(), position = cell % geometry.in_plane();
+  const auto& [depth, height, width] = geometry.axis;
+  const int64_t out[] = {depth.out, height.out, width.out};
+  const auto volume = c10::Join("x", c10::ArrayRef<int64_t>(out).slice(3 - geometry.rank));
   return c10::str(
-      "max_unpool", rank,
+      "max_unpool", geometry.rank,
       "d: expected indices in the output plane but got: Found an invalid max index: ", index,
       in_window ? " (an offset in its window)" : "", " (output volumes are of size ", volume,
-      ") at position ", position, " of plane ", plane);
+      ") at position ", position, " of plane ", outer * geometry.inner + channel);
 }
 
 #ifdef WITH_CUDA

@@ -162,13 +162,7 @@ class Pool {
         }
       }
     };
-    if (stride_ == 2) { // known to the compiler
-      split(std::integral_constant<int64_t, 2>());
-    } else if (stride_ == 3) {
-      split(std::integral_constant<int64_t, 3>());
-    } else if (stride_ == 4) {
-      split(std::integral_constant<int64_t, 4>());
-    } else if (stride_ > 4) {
+    if (stride_ > 1 && !with_one_of<2, 3, 4>(stride_, split)) { // known to the compiler
       split(stride_);
     }
   }

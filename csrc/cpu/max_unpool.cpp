@@ -18,39 +18,35 @@
 namespace maxunpool_cuda {
 namespace {
 
-// Fills outputs with zeros just before they come into reach, and calls put(output, value) for each
-// element.
-template <class Element, class Put>
-void forward(const Part& part, const Put& put) {
+// What an output becomes when an element names it.
+template <class Element>
+MAXUNPOOL_INLINE void keep(Element& output, Element value) {
+  output = value;
+}
+
+// Sums of types that are accumulated in themselves, or, as integers, wrap to the same.
+template <class Element>
+MAXUNPOOL_INLINE void add(Element& output, Element value) {
+  output = static_cast<Element>(plus<Element>(output, value));
+}
+
+// Sums of one 16-bit float at most: the element as it is, but 0 for -0.
+template <class Element>
+MAXUNPOOL_INLINE void add_to_zero(Element& output, Element value) {
+  output = (value.x & 0x7fff) == 0 ? Element{} : value;
+}
+
+// Fills outputs with zeros just before they come into reach, and puts elements in.
+template <class Element, void (*put)(Element&, Element)>
+void forward(const Part& part) {
   const auto* input = part.values<Element>();
   auto* output = part.result<Element>();
   int64_t zeroed = part.outputs.begin;
   part.walk<false>([&](const Range& reach) {
     std::fill(output + zeroed, output + std::max(zeroed, reach.end), Element{});
     zeroed = std::max(zeroed, reach.end);
-    return [put, from = input, to = output + reach.begin](int64_t element, int64_t target)
+    return [from = input, to = output + reach.begin](int64_t element, int64_t target)
                MAXUNPOOL_INLINE { put(to[target], from[element]); };
-  });
-}
-
-template <class Element>
-void forward_last(const Part& part) {
-  forward<Element>(part, [](Element& output, Element value) { output = value; });
-}
-
-// Sums of types that are accumulated in themselves, or, as integers, wrap to the same.
-template <class Element>
-void forward_sum(const Part& part) {
-  forward<Element>(part, [](Element& output, Element value) {
-    output = static_cast<Element>(plus<Element>(output, value));
-  });
-}
-
-// Sums of one 16-bit float at most: the element as it is, but 0 for -0.
-template <class Element>
-void forward_single(const Part& part) {
-  forward<Element>(part, [](Element& output, Element value) {
-    output = (value.x & 0x7fff) == 0 ? Element{} : value;
   });
 }
 
@@ -105,16 +101,16 @@ using Kernel = void(const Part&);
 template <class Element>
 Kernel* adding_kernel(bool single) {
   if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
-    return forward_sum<Element>;
+    return forward<Element, add<Element>>;
   } else {
-    return single ? forward_single<Element> : forward_wide_sum<Element>;
+    return single ? forward<Element, add_to_zero<Element>> : forward_wide_sum<Element>;
   }
 }
 
 // Kernel that only moves elements.
 template <class Element>
 Kernel* moving_kernel(const UnpoolCall& call, bool single) {
-  return call.forward                           ? forward_last<Element>
+  return call.forward                           ? forward<Element, keep<Element>>
          : single || call.reduce == Reduce::sum ? backward_sum<Element>
                                                 : backward_last<Element>;
 }
@@ -157,18 +153,12 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
 }
 
 [[noreturn]] void raise_bad_index(const UnpoolCall& call, int64_t element) {
-  const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t outer = element / geometry.in_slab(), rest = element % geometry.in_slab();
-  const auto& [depth, height, width] = geometry.axis;
   int64_t index = 0;
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
     index = static_cast<const Index*>(call.indices)[element];
   });
-  TORCH_CHECK(
-      false, invalid_index(
-                 geometry.rank, {depth.out, height.out, width.out},
-                 call.index_type == c10::ScalarType::Byte, index, rest / geometry.inner,
-                 outer * geometry.inner + rest % geometry.inner));
+  const bool in_window = call.index_type == c10::ScalarType::Byte;
+  TORCH_CHECK(false, invalid_index(call.geometry, in_window, index, element));
 }
 
 void unpool(const UnpoolCall& call, c10::Device) {

@@ -30,10 +30,13 @@ class Targets {
       farthest = farthest * static_cast<double>(axis.out) + end;
     }
     fits_ = farthest < 1 << 30;
+    const int64_t rows = depth_.kernel * height_.kernel;
     for (int64_t i = 0; own_window && i < kRows; ++i) { // the last row is repeated
-      const int64_t row = std::min(i, depth_.kernel * height_.kernel - 1);
+      const int64_t row = std::min(i, rows - 1);
       row_[i] = static_cast<uint32_t>(position(row / height_.kernel, row % height_.kernel, 0));
     }
+    const int axes = !is_one(depth_) ? 3 : !is_one(height_) ? 2 : 1;
+    count_ = offsets ? axes : !own_window ? 0 : rows == 3 ? kRows : rows;
     if (offsets || own_window || !plain_) {
       list(offsets || own_window);
     }
@@ -55,18 +58,10 @@ class Targets {
         found = !own_window_ && find_each(chunk, targets);
         return;
       }
-      // Axes of the plane that an offset has to be divided among, or rows of the window.
-      const int64_t rows = depth_.kernel * height_.kernel;
-      const int count = kIsWindowOffset<Index> ? (!is_one(depth_)    ? 3
-                                                  : !is_one(height_) ? 2
-                                                                     : 1)
-                        : !own_window_         ? 0
-                        : rows == 3            ? kRows
-                                               : static_cast<int>(rows);
-      with_one_of<0, 1, 2, 3, kRows>(count, [&](auto constant) {
+      with_one_of<0, 1, 2, 3, kRows>(count_, [&](auto count) {
         with_one_of<0, 1>(plain_, [&](auto plain) {
           with_one_of<0, 1>(clips_ && kIsWindowOffset<Index>, [&](auto clips) {
-            found = find_all<constant, plain, clips, Index>(chunk, targets);
+            found = find_all<count, plain, clips, Index>(chunk, targets);
           });
         });
       });
@@ -128,11 +123,6 @@ class Targets {
     return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
   }
 
-  template <int... kValues, class F>
-  static void with_one_of(int value, const F& f) {
-    (void)((value == kValues && (f(std::integral_constant<int, kValues>{}), true)) || ...);
-  }
-
   template <class Index>
   const Index* indices_of(int64_t stack) const {
     return static_cast<const Index*>(call_.indices) + plan_.pooled(stack);
@@ -181,8 +171,7 @@ class Targets {
     return true;
   }
 
-  // Finds all targets in vectors. kCount: of window offsets, the last axes, before which all are of
-  // size 1; else rows of the window that an index has to lie in, if it has to. kPlain: plain_.
+  // Finds all targets in vectors. kCount, kPlain: see count_, plain_.
   template <int kCount, bool kPlain, bool kClips, class Index>
   bool find_all(const Chunk& chunk, uint32_t* targets) const {
     const Index* indices = indices_of<Index>(chunk.stack) + chunk.elements.begin;
@@ -247,7 +236,10 @@ class Targets {
   const bool own_window_;
   const bool clips_ = clips(geometry_);
   const bool plain_ = geometry_.inner == 1 && plan_.slabs == 1; // the stack is one plane
-  bool fits_;           // positions of windows, clipped or not, fit 32 bits
+  bool fits_; // positions of windows, clipped or not, fit 32 bits
+  // Of window offsets, how many last axes matter: those before them have size 1. Else the rows of
+  // the window that an index has to lie in, or 0.
+  int64_t count_;
   uint32_t row_[kRows]; // where the rows of a window begin, in positions from its begin on
   // Of each element of the first chunk: where its window begins, as a position and as coordinates,
   // and the output that position 0 is. All chunks share them, but for what their first element

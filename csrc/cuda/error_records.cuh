@@ -62,8 +62,8 @@ class DeviceErrors {
     if (std::atomic_ref(found.ready).load() != now + 1 || is_capturing()) {
       return;
     }
-    const std::string message = invalid_index(
-        found.rank, found.out, found.in_window != 0, found.index, found.position, found.plane);
+    const std::string message =
+        invalid_index(found.geometry, found.in_window, found.index, found.element);
     const bool is_first = epoch().compare_exchange_strong(now, now + 1); // of threads that see it
     TORCH_CHECK(!is_first, message, " (in this call or an earlier one on this CUDA device)");
   }

@@ -32,12 +32,10 @@ __device__ inline void store_for_host(uint32_t* to, uint32_t value) {
 // A bad index, in host memory that the device can write.
 struct BadIndex {
   uint32_t ready; // 1 + the epoch of the report, once the rest is there
-  int32_t rank;
+  bool in_window; // the index is a window offset
   int64_t index;
-  int64_t position;  // in the pooled plane
-  int64_t plane;     // in batch * channels
-  int64_t out[3];    // output sizes
-  int32_t in_window; // the index is a window offset
+  int64_t element;            // of the pooled tensor
+  Geometry<int64_t> geometry; // as far as the message names it
 };
 
 // Record of a device, in host memory that the device can access. The host counts `epoch` up when it
@@ -59,23 +57,20 @@ struct Errors {
   template <class Offset>
   __device__ void report(
       const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
-    // Computed before the claim, which takes fewer registers.
-    const Offset cell = element / geometry.inner, outer = cell / geometry.in_plane();
-    const Offset position = cell - outer * geometry.in_plane();
-    const Offset channel = element - cell * geometry.inner;
     const uint32_t now = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
     if (load_relaxed(claimed) >= now || atomicMax(claimed, now) >= now) {
       return;
     }
     BadIndex& found = record->found[(now - 1) % 2];
-    found.rank = geometry.rank;
+    found.in_window = in_window;
     found.index = index;
-    found.position = static_cast<int64_t>(position);
-    found.plane = static_cast<int64_t>(outer * geometry.inner + channel);
+    found.element = static_cast<int64_t>(element);
+    found.geometry.rank = geometry.rank;
+    found.geometry.inner = static_cast<int64_t>(geometry.inner);
     for (int a = 0; a < 3; ++a) {
-      found.out[a] = static_cast<int64_t>(geometry.axis[a].out);
+      found.geometry.axis[a].in = static_cast<int64_t>(geometry.axis[a].in);
+      found.geometry.axis[a].out = static_cast<int64_t>(geometry.axis[a].out);
     }
-    found.in_window = in_window ? 1 : 0;
     store_for_host(&found.ready, now);
   }
 };
