@@ -15,6 +15,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -51,6 +52,17 @@ struct StreamLaunch {
   }
 };
 
+// Waits for the current stream, and raises what was reported on its device. While this stream
+// captures a graph, nothing happens. While another thread captures one, CUDA may refuse to wait,
+// and end that capture, unless this thread's mode is relaxed.
+void raise_after_waiting(DeviceErrors& errors) {
+  if (!is_capturing()) {
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream().stream()));
+    errors.raise_if_reported();
+  }
+}
+
 void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   TORCH_CHECK(
       device.is_cuda(), "max_unpool", call.geometry.rank,
@@ -62,9 +74,8 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   const StreamLaunch launch{device, memory};
   Dispatch(launch, call, errors.for_call()).run();
   const char* checks_in_step = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
-  if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1" && !is_capturing()) {
-    C10_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
-    errors.raise_if_reported();
+  if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1") {
+    raise_after_waiting(errors);
   }
 }
 
@@ -82,10 +93,7 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
 void check_errors() {
   for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {
     const c10::cuda::CUDAGuard guard(device);
-    if (!is_capturing()) {
-      C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream().stream()));
-      ErrorRecords::get().of(device).raise_if_reported();
-    }
+    raise_after_waiting(ErrorRecords::get().of(device));
   }
 }
 
