@@ -71,7 +71,7 @@ check-newest:
 check-oldest: OLDEST := CUDA=0 TORCH=torch==2.8.0 VENV=.venv-oldest
 check-oldest:
 	$(MAKE) test $(OLDEST) ARGS="$(ONCE)"
-	$(MAKE) test $(OLDEST) ARGS="--all tests/test_distributed.py tests/test_published.py"
+	$(MAKE) test $(OLDEST) ARGS="--all tests/test_training.py tests/test_published.py"
 check-between:
 	$(MAKE) test CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.

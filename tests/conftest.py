@@ -29,11 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
     left_out = "left out: slow tests, and most of the random cases; make test-all has them"
-    return [
-        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others",
-        *([] if config.getoption("--all") else [left_out]),
-    ]
+    return [seed] if config.getoption("--all") else [seed, left_out]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,25 +63,16 @@ GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors. A bad index is an error at once."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
-    emulated = emulation.emulated_gpu(generator(request.node, " device"))
-    contexts = {"cpu": emulation.cpu(), "emulated": emulated, "cuda": contextlib.nullcontext()}
-    with contexts[request.param]:
-        yield "cuda" if request.param == "cuda" else "cpu"
+    emulated = request.param == "emulated"
+    gpu = emulation.emulated_gpu(generator(request.node, " device"))
+    with gpu if emulated else contextlib.nullcontext():
+        yield "cpu" if emulated else request.param
 
 
 @pytest.fixture(params=["cpu", GPUS[0]])
 def real_device(request: pytest.FixtureRequest) -> str:
     """The device of a test's tensors, if it does not test kernels and so needs no emulation."""
     return request.param
-
-
-@pytest.fixture(params=[1, 2, 5, 16])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The number of threads that operators on the CPU take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -93,18 +82,17 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded(request: pytest.FixtureRequest) -> None:
-    """Each test begins with the same state of the global generators."""
-    seed = generator(request.node, " shared").getrandbits(32)
+def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins with the same generators and number of threads, and no compiled code.
+
+    Compiled code of other tests would count towards Dynamo's limit.
+    """
+    seed, threads = generator(request.node, " shared").getrandbits(32), torch.get_num_threads()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Each test begins without compiled code, which would count towards Dynamo's limit."""
     yield
+    torch.set_num_threads(threads)
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
 
@@ -120,10 +108,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture
-def single_threaded_torch(poisoned_memory: None) -> Iterator[None]:
+def single_threaded_torch(poisoned_memory: None) -> None:
     """Makes torch.nn's unpooling deterministic."""
     torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more threads any of the values that share an index may win
-    yield
-    torch.set_num_threads(threads)

@@ -6,9 +6,8 @@ four channels follow one another. So all sums are exact in any order, in float32
 compilers, runtimes and devices return is equal to the definition, whatever the seed.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import reference
@@ -107,9 +106,8 @@ class SegResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-        self.first, self.last = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), pool), convolved(4, 4)
-        pool.return_indices = True
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1))
+        self.first[1].return_indices, self.last = True, convolved(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x, indices = self.first(x)
@@ -171,8 +169,7 @@ class FunctionalSegNet(nn.Module):
 ALONE = "there is no MaxUnpool2d to take the indices"
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A model, the shape of its input, and facts about it.
 
     reasons: the dict that replace_max_pooling(model, torch.uint8) returns. parts: the submodules
@@ -182,7 +179,7 @@ class Published:
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    reasons: dict[str, str] | None = None
     parts: tuple[str, ...] = ("",)
     functions: bool = False
     strays: bool = False
@@ -203,15 +200,13 @@ PUBLISHED = {
 Results = dict[str, Tensor]
 
 
-def results(
-    model: nn.Module, x: Tensor, called: Callable[[Tensor], Tensor] | None = None
-) -> Results:
+def results(model: nn.Module, x: Tensor, call: Callable[..., Tensor] | None = None) -> Results:
     """The output, and the gradients of the input and, by name, of every parameter.
 
-    called: a function that is called in the model's place, and uses its parameters.
+    call: a function that is called in the model's place, and uses its parameters.
     """
     x = x.detach().clone().requires_grad_()
-    out = (called or model)(x)
+    out = (call or model)(x)
     weight = torch.arange(out.numel(), dtype=out.dtype, device=out.device).remainder(7).sub(2)
     (out * weight.view_as(out)).sum().backward()
     found = {"output": out.detach(), "input": x.grad}

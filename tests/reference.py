@@ -23,14 +23,15 @@ def default_output_size(pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Si
 def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) -> Tensor:
     """``output_size`` is spatial; ``input`` is (*leading, *spatial)."""
     dims, dtype = len(output_size), input.dtype
-    elements, targets = _planes(input, dims), _index_planes(indices, dims)
-    if reduce == "sum":
-        elements = _accumulators(elements, dtype)
-    result = np.zeros((len(elements), math.prod(output_size), *elements.shape[2:]), elements.dtype)
+    elements = _accumulators(input, dims) if reduce == "sum" else _planes(input, dims)
+    targets = _targets(indices, output_size)
+    shape = (len(elements), math.prod(output_size) + 1, elements.shape[2])
+    result = np.zeros(shape, elements.dtype)
     every_plane = np.arange(len(elements))
     for cell, at in enumerate(targets.T):
         before = result[every_plane, at] if reduce == "sum" else 0
         result[every_plane, at] = before + elements[:, cell]
+    result = result[:, :-1].copy()
     if reduce == "sum":
         result = as_bytes(torch.from_numpy(result).to(dtype.to_real())).numpy()
     return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), dtype)
@@ -39,8 +40,8 @@ def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) 
 def max_unpool_backward(
     grad_output: Tensor, indices: Tensor, output_size: Sizes, reduce: str
 ) -> Tensor:
-    dims = len(output_size)
-    grads, targets = _planes(grad_output, dims), _index_planes(indices, dims)
+    grads = np.pad(_planes(grad_output, len(output_size)), ((0, 0), (0, 1), (0, 0)))
+    targets = _targets(indices, output_size)
     every_plane = np.arange(len(grads))
     result = grads[every_plane[:, None], targets]
     if reduce == "last":
@@ -49,6 +50,12 @@ def max_unpool_backward(
             winners[every_plane, at] = cell
         result[winners[every_plane[:, None], targets] != np.arange(targets.shape[1])] = 0
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
+
+
+def _targets(indices: Tensor, output_size: Sizes) -> np.ndarray:
+    """(planes, cells): a position, or one behind the plane for all that lie outside of it."""
+    targets, plane = _numbers(indices, len(output_size)), math.prod(output_size)
+    return np.where((targets >= 0) & (targets < plane), targets, plane)
 
 
 def pooled_size(
@@ -68,6 +75,21 @@ def pooled_size(
     return count
 
 
+def windows(
+    size: Sizes, pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The position of each element of each cell's window, and whether it lies in the plane.
+
+    All are (cells, elements). A position outside the plane is the one it would wrap to. The last
+    result is whether an element lies before no axis' begin.
+    """
+    cells, steps = (np.indices(sizes).reshape(len(sizes), -1).T for sizes in (pooled, kernel))
+    places = cells[:, None] * stride + steps * dilation - padding
+    positions = places @ [math.prod(size[axis + 1 :]) for axis in range(len(size))]
+    inside = (places >= 0) & (places < size)
+    return positions, inside.all(2), (places >= 0).all(2)
+
+
 def max_pool(
     input: Tensor,
     kernel: Sizes,
@@ -77,50 +99,49 @@ def max_pool(
     ceil_mode: bool,
     index_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    dims = len(kernel)
-    sizes = tuple(input.shape[-dims:])
-    axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    size = tuple(input.shape[-len(kernel) :])
+    axes = zip(size, kernel, stride, padding, dilation, strict=True)
     pooled = tuple(pooled_size(*axis, ceil_mode) for axis in axes)
-    elements, numbers = _planes(input, dims), _numbers(input, dims)
-    every_plane = np.arange(len(elements))
-    real = input.dtype.is_floating_point
-    lowest = torch.tensor(-math.inf if real else torch.iinfo(input.dtype).min, dtype=input.dtype)
-    values = np.empty((len(elements), math.prod(pooled), elements.shape[2]), np.uint8)
-    values[:] = as_bytes(lowest).numpy()
-    indices = np.empty(values.shape[:2], np.int64)
-    steps = np.array([*np.ndindex(*kernel)]) * dilation - padding
-    to_position = [math.prod(sizes[axis + 1 :]) for axis in range(dims)]
-    for j, cell in enumerate(np.ndindex(*pooled)):
-        places = np.array(cell) * stride + steps  # of the window's elements, in each dimension
-        positions = places @ to_position
-        (found,) = ((places >= 0) & (places < sizes)).all(1).nonzero()
-        if len(found):
-            best = found[_largest(numbers[:, positions[found]])]
-            values[:, j] = elements[every_plane, positions[best]]
-        else:  # an empty window: its first element that lies before no axis' begin
-            best = (places >= 0).all(1).argmax()
-        indices[:, j] = best if index_dtype == torch.uint8 else positions[best]
-    shape = (*input.shape[: input.dim() - dims], *pooled)
-    return (
-        _from_bytes(values, shape, input.dtype),
-        torch.from_numpy(indices).reshape(shape).to(index_dtype),
-    )
+    chosen = []
+    positions, inside, begun = windows(size, pooled, kernel, stride, padding, dilation)
+    for at, found, begins in zip(positions, inside, begun, strict=True):
+        # An empty window has the index of its first element that lies before no axis' begin.
+        offsets = found.nonzero()[0] if found.any() else begins.argmax(keepdims=True)
+        chosen.append((at[found], offsets if index_dtype == torch.uint8 else at[offsets]))
+    values, indices = _pool(input, pooled, chosen)
+    return values, indices.to(index_dtype)
 
 
 def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor]:
     """Window i of m along n elements is from floor(i * n / m) to ceil((i + 1) * n / m)."""
-    dims = len(output_size)
-    sizes = tuple(input.shape[-dims:])
-    elements, numbers = _planes(input, dims), _numbers(input, dims)
+    sizes = tuple(input.shape[-len(output_size) :])
     positions = np.arange(math.prod(sizes)).reshape(sizes)
-    indices = np.empty((len(elements), math.prod(output_size)), np.int64)
-    for j, cell in enumerate(np.ndindex(*output_size)):
+    windows = []
+    for cell in np.ndindex(*output_size):
         axes = zip(cell, output_size, sizes, strict=True)
         window = positions[tuple(slice(i * n // m, -((i + 1) * n // -m)) for i, m, n in axes)]
-        indices[:, j] = window.ravel()[_largest(numbers[:, window.ravel()])]
-    values = np.take_along_axis(elements, indices[..., None], 1)
-    shape = (*input.shape[: input.dim() - dims], *output_size)
-    return _from_bytes(values, shape, input.dtype), torch.from_numpy(indices).reshape(shape)
+        windows.append((window.ravel(), window.ravel()))
+    return _pool(input, output_size, windows)
+
+
+def _pool(
+    input: Tensor, pooled: Sizes, windows: list[tuple[np.ndarray, np.ndarray]]
+) -> tuple[Tensor, Tensor]:
+    """``windows`` has for each cell the positions of the elements, and their indices."""
+    dims, dtype = len(pooled), input.dtype
+    elements, numbers = _planes(input, dims), _numbers(input, dims)
+    lowest = torch.tensor(-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min)
+    values = np.empty((len(elements), len(windows), dtype.itemsize), np.uint8)
+    values[:] = as_bytes(lowest.to(dtype)).numpy()
+    chosen = np.empty(values.shape[:2], np.int64)
+    for cell, (positions, indices) in enumerate(windows):
+        best = np.array(0)
+        if len(positions):
+            best = _largest(numbers[:, positions])
+            values[:, cell] = elements[np.arange(len(elements)), positions[best]]
+        chosen[:, cell] = indices[best]
+    shape = (*input.shape[: input.dim() - dims], *pooled)
+    return _from_bytes(values, shape, dtype), torch.from_numpy(chosen).reshape(shape)
 
 
 def _largest(windows: np.ndarray) -> np.ndarray:
@@ -149,20 +170,16 @@ def _numbers(tensor: Tensor, dims: int) -> np.ndarray:
     return numbers.reshape(-1, math.prod(tensor.shape[tensor.dim() - dims :])).numpy()
 
 
-def _index_planes(indices: Tensor, dims: int) -> np.ndarray:
-    plane = math.prod(indices.shape[indices.dim() - dims :])
-    return indices.detach().cpu().long().numpy().reshape(-1, plane)
-
-
-def _accumulators(elements: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def _accumulators(input: Tensor, dims: int) -> np.ndarray:
     """(planes, positions, parts): integers wrap in 64 bits, half types add in float32."""
-    values = torch.from_numpy(elements.copy()).flatten().view(dtype)
+    values, dtype = input.detach().cpu(), input.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         values = values.long()
     elif dtype.to_real() != torch.float64:
         values = values.to(torch.complex64 if dtype.is_complex else torch.float32)
-    values = torch.view_as_real(values) if dtype.is_complex else values[:, None]
-    return values.reshape(*elements.shape[:2], values.shape[-1]).numpy()
+    parts = torch.view_as_real(values) if dtype.is_complex else values[..., None]
+    plane = math.prod(input.shape[input.dim() - dims :])
+    return parts.reshape(-1, plane, parts.shape[-1]).numpy()
 
 
 def _from_bytes(array: np.ndarray, shape: Sizes, dtype: torch.dtype) -> Tensor:

@@ -1,10 +1,11 @@
-"""The benchmarks check what they time, and fail if something became slower. No time is asserted."""
+"""Benchmarks check what they time, and see what became slower; documents say what was measured."""
 
 import dataclasses
 import functools
+import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import contenders, data, networks, report, timing  # noqa: E402
-from benchmarks.cases import BY_NAME, CASES, QUICK, Case  # noqa: E402
+from benchmarks import data, networks, report, timing  # noqa: E402
+from benchmarks.cases import BY_NAME, CASES, Case  # noqa: E402
 from benchmarks.contenders import CLONE, OURS, TORCH  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json"
@@ -37,13 +38,12 @@ def shrunk(case: Case) -> Case:
     return dataclasses.replace(case, family="any", layer="small", shape=(2, 3, *spatial))
 
 
-OPERATORS = [case for case in CASES if case.operation != "network"]
-DISTINCT = tuple(dict.fromkeys(map(shrunk, OPERATORS)))  # cases that differ in more than their size
+# The cases that differ in more than their size.
+DISTINCT = [*{shrunk(case): None for case in CASES if case.operation != "network"}]
 
 
 def test_cases() -> None:
     assert len(BY_NAME) == len(CASES)
-    assert {case.family for case in QUICK} == {case.family for case in CASES}
     case = Case("", "", (1, 1, 8, 8), index_dtype="uint8", operation="round-trip", direction="both")
     assert case.useful_bytes == 4 * (16 * (4 + 1) + 64 * 4)
 
@@ -55,50 +55,49 @@ def test_everyone_is_right(device: str) -> None:
         assert timing.run(case, device, 0)["results"].keys() >= {OURS, TORCH, CLONE}
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize("case", DISTINCT[:3], ids=lambda case: case.direction)
 @pytest.mark.parametrize("name", [OURS, TORCH])
-def test_a_wrong_result_is_refused(name: str, direction: str, monkeypatch: Patch) -> None:
-    right = contenders.function_of
-
-    def wrong(case: Case, called: str) -> contenders.Function:
-        function = right(case, called)
-        return function if called != name else lambda values, at: function(values * 2, at)
-
-    monkeypatch.setattr(contenders, "function_of", wrong)
+def test_a_wrong_result_is_refused(name: str, case: Case, monkeypatch: Patch) -> None:
+    """Of unpooling, forward, backward and both."""
+    functions = maxunpool_cuda.functional if name == OURS else torch.nn.functional
+    right = functions.max_unpool2d
+    wrong = lambda values, *rest, **named: right(values * 2, *rest, **named)  # noqa: E731
+    monkeypatch.setattr(functions, "max_unpool2d", wrong)
     with pytest.raises(RuntimeError, match=f"^{name} does not return the definition's result"):
-        timing.run(dataclasses.replace(DISTINCT[0], direction=direction), "cpu", 0)
+        timing.run(case, "cpu", 0)
 
 
 def test_rounds_rotate(monkeypatch: Patch) -> None:
     monkeypatch.setattr(timing, "MOST_ROUNDS", 2)
     order: list[str] = []
-    calls = {name: [lambda name=name: order.append(name)] for name in "abc"}
+    calls = {name: [functools.partial(order.append, name)] for name in "abc"}
     timing.interleave(calls, timing.cpu_clock, seconds=100)
     assert "".join(order) == "abcbcacababc"
 
 
-@pytest.mark.parametrize("times", [{OURS: 1.2}, {OURS: 1.2, TORCH: 1.2}, {OURS: 1.2, CLONE: 1.2}])
-def test_compare(times: dict[str, float], tmp_path: Path) -> None:
+def test_compare(tmp_path: Path) -> None:
     """A family is slower only if it takes longer both beside the clone and beside torch.nn."""
-    now = report.load(RESULTS)
-    for row in now["rows"]:
-        if BY_NAME[row["name"]].family == "networks, backward":
-            for name, factor in times.items():
-                quartiles = row["results"][name]["quartiles"]
-                row["results"][name]["quartiles"] = [factor * seconds for seconds in quartiles]
-    file = report.save(now, tmp_path)
-    slower = pytest.raises(SystemExit, match=r"slower than before: networks, backward$")
-    with slower if times == {OURS: 1.2} else nullcontext():
-        command.main(["--table", str(file), "--compare", str(RESULTS)])
+
+    def compare(*slower: str) -> None:
+        now = report.load(RESULTS)
+        for row in now["rows"]:
+            if BY_NAME[row["name"]].family == "networks, backward":
+                for name in slower:
+                    row["results"][name]["quartiles"][1] *= 1.2
+        command.main(["--table", str(report.save(now, tmp_path)), "--compare", str(RESULTS)])
+
+    compare(OURS, TORCH)
+    compare(OURS, CLONE)
+    with pytest.raises(SystemExit, match=r"slower than before: networks, backward$"):
+        compare(OURS)
 
 
 @pytest.mark.parametrize(
-    ("layer", "direction"), [("squeezenet-b1", "inference"), ("vgg-b1", "training")]
+    "name", ["squeezenet-b1-channels_last-inference", "vgg-b8-channels_last-training"]
 )
-def test_whole_networks(layer: str, direction: str, monkeypatch: Patch) -> None:
+def test_whole_networks(name: str, monkeypatch: Patch) -> None:
     """A run raises if a network gets another layer in place of the maximum."""
-    options = {"layout": "channels_last", "operation": "network", "direction": direction}
-    case = Case("", layer, (2, 3, 40, 32), **options)
+    case = dataclasses.replace(BY_NAME[f"network-{name}"], shape=(2, 3, 40, 32))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     compiled = {"torch.compile", f"{OURS}, torch.compile"}
     assert timing.run(case, "cpu", 0)["results"].keys() == {OURS, TORCH, *compiled}
@@ -111,24 +110,14 @@ def test_whole_networks(layer: str, direction: str, monkeypatch: Patch) -> None:
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--device", "cpu", "--quick", "--seconds", "0", "--filter", "^tiny"]
     command.main([*few, "--output", str(tmp_path)])
-    results, printed = (
-        report.load(next(tmp_path.glob("*.json"))),
-        " ".join(capsys.readouterr().out.split()),
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    results = report.load(next(tmp_path.glob("*.json")))
     assert results["facts"].keys() >= {"device", "torch", "maxunpool_cuda", "date"}
     assert len(results["rows"]) == 3
     for row in results["rows"]:
-        time, case = row["results"][OURS]["quartiles"][1], BY_NAME[row["name"]]
-        assert f"| {case.name} | 1 | {time * 1e6:.1f} |" in printed
-        assert f"| {case.family} | 1 | {time * 1e6:.1f} |" in printed
-
-
-def test_peak_is_of_what_is_held_at_once() -> None:
-    def call() -> None:
-        torch.empty(1000)  # freed at once
-        torch.empty(2**20)
-
-    assert networks.peak_bytes(call, "cpu") == 4 * 2**20
+        time = geometric_mean([row["results"][OURS]["quartiles"][1]])
+        for group in (row["name"], BY_NAME[row["name"]].family):
+            assert f"| {group} | 1 | {time * 1e6:.1f} |" in printed
 
 
 def test_training_step(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -142,3 +131,17 @@ def test_training_step(tmp_path: Path, monkeypatch: Patch) -> None:
         indices = 16 * (32 * 64) // 4 + 32 * (32 * 64) // 16
         assert theirs["peak"] - int32["peak"] == 4 * indices
         assert int32["peak"] - uint8["peak"] == 3 * indices
+
+
+def test_documents_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first table has some of the rows that are printed, the second has all."""
+    report.show(report.load(RESULTS))
+    printed, text = capsys.readouterr().out, (ROOT / "docs/performance.md").read_text()
+    families, slower, *_ = re.findall(r"^\| (?:family|call) .*?\n\n", text, re.M | re.S)
+    assert {*families.splitlines()} <= {*printed.splitlines()}
+    assert slower in printed
+    rows = report.load(RESULTS.with_stem(f"{RESULTS.stem}-training"))["rows"]
+    peaks = {row["contender"]: row["peak"] / 2**20 for row in rows if row["dtype"] == "float32"}
+    for page in (text, (ROOT / "README.md").read_text()):
+        words = f"from {peaks['torch.nn']:.0f} MiB to {peaks['uint8']:.0f}"
+        assert words in " ".join(page.split())

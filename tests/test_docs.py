@@ -1,53 +1,44 @@
-"""What documents say of the code: examples run, numbers are those measured, the map is whole."""
+"""What documents and the demo say: examples run, pictures are those drawn, the map is whole."""
 
 import doctest
 import os
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 import maxunpool_cuda
-from maxunpool_cuda import functional, onnx
+from maxunpool_cuda import functional
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-PERFORMANCE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
-sys.path.append(str(ROOT))  # last: what is installed must not be hidden
+DOCS = ROOT / "docs"
+# The names of the public interface, as the reference has them.
+NAMES = re.findall(r":: maxunpool_cuda\.(\S+)$", (DOCS / "api.md").read_text(), re.M)
 
-from benchmarks import report  # noqa: E402
 
-# The public interface: names and objects.
-PUBLIC = {name: getattr(maxunpool_cuda, name) for name in maxunpool_cuda.__all__}
-PUBLIC |= {
-    f"functional.{name}": of
-    for name, of in vars(functional).items()
-    if name.startswith(("max_", "adaptive_max_"))
-}
-PUBLIC["onnx.translation_table"] = onnx.translation_table
-del PUBLIC["functional"]
+def test_every_public_name_is_in_the_reference() -> None:
+    functions = [name for name in dir(functional) if name.startswith(("max_", "adaptive_max_"))]
+    public = {*maxunpool_cuda.__all__} - {"functional"} | {"onnx.translation_table"}
+    assert sorted(NAMES) == sorted(public | {f"functional.{name}" for name in functions})
 
 
 @pytest.mark.usefixtures("single_threaded_torch")
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example(name: str) -> None:
-    (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name)
+    public = attrgetter(name)(maxunpool_cuda)
+    (test,) = doctest.DocTestFinder(recurse=False).find(public, name)
     results = doctest.DocTestRunner().run(test)
     assert results.attempted > 0
     assert results.failed == 0
 
 
-def test_every_public_name_is_in_the_reference() -> None:
-    described = re.findall(r":: maxunpool_cuda\.(\S+)$", (ROOT / "docs/api.md").read_text(), re.M)
-    assert sorted(described) == sorted(PUBLIC)
-
-
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
+    "page",
+    [p for p in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if "```python" in p.read_text()],
+    ids=lambda page: page.stem,
 )
 def test_examples_of_a_page(page: Path) -> None:
     """Each page runs in its own process, as it may change PyTorch or begin a process group."""
@@ -56,52 +47,44 @@ def test_examples_of_a_page(page: Path) -> None:
     needed = {"onnx.export": ("onnxscript", "onnxruntime"), "import captum": ("captum", "shap")}
     for package in (package for code, those in needed.items() if code in text for package in those):
         pytest.importorskip(package)
-    done = subprocess.run([sys.executable, __file__, page], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    subprocess.run([sys.executable, __file__, page], check=True)
 
 
-def words_in(folder: Path) -> dict[str, list[str]]:
-    """The words in each picture, which matplotlib writes as comments. Outlines vary by release."""
-    return {path.name: re.findall(r"<!-- (.*?) -->", path.read_text()) for path in folder.iterdir()}
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [2, 3])
+def test_demo(dims: int, tmp_path: Path) -> None:
+    for package in ("matplotlib", "nibabel", "nilearn", "rich"):
+        pytest.importorskip(package, reason=f"the demo needs {package}")
+    options = ("--dims", str(dims), "--iterations", "2", "--out", tmp_path)
+    command = (sys.executable, ROOT / "examples/segnet_mri.py", *options)
+    printed = " ".join(subprocess.check_output(command, text=True, timeout=300).split())
+    for words in (
+        "2 losses of two runs are equal, bit for bit",
+        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
+        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
+        "finite differences │ [0.0, 0.0, 1.0]",
+    ):
+        assert words in printed
+    assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000
 
 
 def test_pictures_are_those_drawn(tmp_path: Path) -> None:
+    """Their words are, which matplotlib writes as comments. Outlines vary by release."""
     pytest.importorskip("matplotlib")
-    subprocess.run([sys.executable, ROOT / "docs" / "pictures.py", tmp_path], check=True)
-    drawn = words_in(tmp_path)
-    assert all(len(words) > 5 for words in drawn.values())
-    assert drawn == words_in(ROOT / "docs/pictures"), "python docs/pictures.py draws them anew"
-
-
-def test_memory_in_the_documents() -> None:
-    rows = report.load(RESULTS / "amd-epyc-2-threads-training.json")["rows"]
-    of = {row["contender"]: row["peak"] / 2**20 for row in rows if row["dtype"] == "float32"}
-    for page in (README, PERFORMANCE):
-        peaks = f"from {of['torch.nn']:.0f} MiB to {of['uint8']:.0f}"
-        assert peaks in " ".join(page.read_text().split())
-
-
-def test_tables_of_performance(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first table has some of the rows that are printed, the second has all."""
-    report.show(report.load(RESULTS / "amd-epyc-2-threads.json"))
-    printed, text = capsys.readouterr().out, PERFORMANCE.read_text()
-    families, slower = (
-        re.findall(rf"^\| {head} .*?\n\n", text, re.M | re.S) for head in ("family", "call")
-    )
-    assert set(families[0].splitlines()) <= set(printed.splitlines())
-    assert slower[0] in printed
+    subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True)
+    pictures = (sorted(folder.iterdir()) for folder in (tmp_path, DOCS / "pictures"))
+    for drawn, kept in zip(*pictures, strict=True):
+        words, expected = (re.findall("<!-- (.*?) -->", path.read_text()) for path in (drawn, kept))
+        assert len(words) > 5
+        assert (drawn.name, words) == (kept.name, expected), "python docs/pictures.py draws it anew"
 
 
 def test_the_map_names_every_file() -> None:
-    """And no other. A name without a folder is in the folder of the name before."""
-    text = (ROOT / "docs/design.md").read_text()
-    (table,) = re.findall(r"^## A map\n.*?\n\n(\|.*?)\n\n", text, re.M | re.S)
-    named, folder = set(), Path()
-    for name in map(Path, re.findall(r"`([^`]+)`", table)):
-        folder = name.parent if name.parent.name else folder
-        named.add(ROOT / folder / name.name)
-    assert [path for path in named if not path.exists()] == []
-    assert {*ROOT.glob("csrc/**/*.*"), *ROOT.glob("maxunpool_cuda/*.py")} <= named
+    """And no other."""
+    section = re.search(r"^## A map$.*?^## ", (DOCS / "design.md").read_text(), re.M | re.S)[0]
+    named = {Path(path).name for path in re.findall(r"`([\w/]+\.(?:h|cuh|cpp|cu|py))`", section)}
+    files = (*ROOT.glob("csrc/**/*.*"), *ROOT.glob("maxunpool_cuda/*.py"))
+    assert named == {path.name for path in files} | {"reference.py", "cases.py"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What surrounds an operator: threads, processes, subclasses of Tensor, Inductor."""
+"""What surrounds an operator: threads, tensors of other kinds, Inductor."""
 
 import subprocess
 import sys
@@ -11,60 +11,52 @@ from typing import Any
 import pytest
 import torch
 from cases import same, scaled
-from published import pooling_in
+from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves as leaves
-from torch.utils.data import DataLoader
 
-import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import patched
-
-# Threads and processes
+from maxunpool_cuda import MaxPool2d, patched
 
 
 @pytest.mark.parametrize("unpool", [False, True])
 def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
     """One may find the variables released, and raises PyTorch's error."""
-    barrier, outcomes = Barrier(2), set()
-    released = "Trying to backward through the graph a second time"
+    indices, barrier, raised = torch.zeros(1, 1, 4, 4, dtype=torch.int64), Barrier(2), set()
 
-    def backward(output: Tensor, retain_graph: bool) -> str:
+    def backward(output: Tensor, retain_graph: bool) -> None:
         barrier.wait()
-        try:
-            output.backward(retain_graph=retain_graph)
-        except RuntimeError as error:
-            return str(error).split(" (")[0]
-        return "done"
+        output.backward(retain_graph=retain_graph)
 
-    indices = torch.zeros(1, 1, 4, 4, dtype=torch.int64)
     with ThreadPoolExecutor(2) as threads:
         for n in range(scaled(2000)):
             x = torch.rand(1, 1, 4, 4, requires_grad=True)
             output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
-            outcomes |= set(threads.map(backward, (output, output), (False, n % 2 == 0)))
-    assert {"done"} <= outcomes <= {"done", released}
+            calls = [threads.submit(backward, output, kept) for kept in (False, n % 2 == 0)]
+            raised |= {str(call.exception()).split(" (")[0] for call in calls}
+    assert {"None"} <= raised <= {"None", "Trying to backward through the graph a second time"}
 
 
 DAEMONS = """
-import sys, threading, time, torch, maxunpool_cuda.functional as F
+import threading, time, torch, maxunpool_cuda.functional as F
 
 class Ending:
     def __del__(self):  # runs as the interpreter ends, while operators return to it
         time.sleep(2)
-
-torch.set_num_threads(1)
-ending, kept, running = Ending(), [], threading.Semaphore(0)
-x = torch.rand(1, 16, 512, 512)
-values, indices = F.max_pool2d(x, 2, return_indices=True)
 
 def forever(work):
     while True:
         running.release()
         kept.append(work())  # PyTorch takes the GIL to free a tensor
 
-for work in (lambda: F.max_pool2d(x, 2), lambda: F.max_unpool2d(values, indices, 2)) * 2:
+torch.set_num_threads(1)
+ending, kept, running = Ending(), [], threading.Semaphore(0)
+x = torch.rand(1, 16, 512, 512)
+pooled = F.max_pool2d(x, 2, return_indices=True)
+for work in (lambda: F.max_pool2d(x, 2), lambda: F.max_unpool2d(*pooled, 2)) * 2:
     threading.Thread(target=forever, args=[work], daemon=True).start()
 for _ in range(8):
     running.acquire()
@@ -78,21 +70,6 @@ def test_daemon_threads_outlive_the_interpreter() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def unpooled(images: list[Tensor]) -> Tensor:
-    return F.max_unpool2d(*F.max_pool2d(torch.stack(images), 2, return_indices=True), 2)
-
-
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_data_loader(start: str) -> None:
-    images = list(torch.rand(6, 1, 4, 4))
-    expected = unpooled(images)  # starts threads, which a fork does not inherit
-    processes = {"num_workers": 2, "multiprocessing_context": start}
-    assert same(torch.cat([*DataLoader(images, 2, collate_fn=unpooled, **processes)]), expected)
-
-
-# Tensors of other kinds
-
-
 class Tagged(Tensor):
     """A subclass that records the functions called on it. Their results are Tagged as well."""
 
@@ -104,9 +81,6 @@ class Tagged(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-POOL = {"padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
-
-
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
 def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
@@ -115,36 +89,90 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
     Inside of patched() it gets PyTorch's function; what it calls in turn is this package's.
     """
     tensors: list[Tensor] = [torch.rand(2, 3, *[4] * dims)]
-    own, options = {"index_dtype": torch.int32}, POOL
+    own: dict[str, Any] = {"index_dtype": torch.int32}
+    options = {"padding": 1, "dilation": 2, "ceil_mode": True, "return_indices": True}
     if kind == "unpool":
         tensors.append(torch.randint(5, tensors[0].shape))
         own, options = {"reduce": "sum"}, {"padding": 1, "output_size": [6] * dims}
-    ours, theirs = (getattr(of, f"max_{kind}{dims}d") for of in (F, nn.functional))
+    name = f"max_{kind}{dims}d"
+    ours, theirs = getattr(F, name), getattr(nn.functional, name)
     expected = leaves(ours(*tensors, 3, 2, **options, **own))
     tensors[which] = tensors[which].as_subclass(Tagged)
-    with_indices = getattr(nn.functional, f"max_{kind}{dims}d_with_indices", theirs)
     # PyTorch's unpooling looks at the input alone, and leaves a subclass of indices to ours.
-    for called, given, asked in (ours, own, ours), (theirs, {}, ours if which else with_indices):
+    inside = ours if which else getattr(nn.functional, f"{name}_with_indices", theirs)
+    for called, given, asked in (ours, own, ours), (theirs, {}, inside):
         Tagged.asked.clear()
         with patched(), patched(**own):
-            found = called(*tensors, 3, 2, **options, **given)
+            found = leaves(called(*tensors, 3, 2, **options, **given))
         assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
-        assert {type(tensor) for tensor in leaves(found)} == {Tagged}
-        plain = (tensor.as_subclass(Tensor) for tensor in leaves(found))
-        assert all(map(same, plain, expected))
+        assert {type(tensor) for tensor in found} == {Tagged}
+        assert all(same(a.as_subclass(Tensor), b) for a, b in zip(found, expected, strict=True))
 
 
-# Inductor
+# Tensors that no kernel of this package takes: of other devices, quantized, of mkldnn. The call is
+# torch.nn's if it asks for nothing that torch.nn lacks.
+
+
+@pytest.mark.usefixtures("single_threaded_torch")
+@pytest.mark.parametrize("device", ["mps", "xpu", "cpu"])
+def test_other_devices_run_torch_nns_calls(device: str) -> None:
+    """Fake tensors stand for tensors of devices that are not there."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        pooled, indices = F.max_pool2d(x, 2, return_indices=True)
+        return F.max_pool2d(x, 2), pooled, indices, F.max_unpool2d(pooled, indices, 2)
+
+    with FakeTensorMode():
+        x = torch.empty(1, 1, 4, 4, device=device)
+        assert [tuple(t.shape[2:]) for t in function(x)] == [(2, 2), (2, 2), (2, 2), (4, 4)]
+        assert {t.device.type for t in function(x)} == {device}
+        called = pooling_in(make_fx(function)(x))
+        if device != "cpu":
+            check_refused(x, f"plain tensor on {device}")
+    assert called
+    assert called & OPERATORS == (OPERATORS if device == "cpu" else set())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("kind", [torch.quint8, torch.qint8, "mkldnn"], ids=str)
+def test_other_kinds_are_pooled_by_torch(kind: Any, dims: int) -> None:
+    x = torch.rand(2, 3, *[9] * dims) - 0.5
+    if kind == "mkldnn":
+        if dims == 1 or not torch.backends.mkldnn.is_available():
+            pytest.skip("PyTorch has no 1d pooling of mkldnn tensors, and some builds have none")
+        x, name, plain = x.to_mkldnn(), "mkldnn", Tensor.to_dense
+    else:
+        x, name, plain = torch.quantize_per_tensor(x, 0.01, 7, kind), "quantized", Tensor.dequantize
+    ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
+    for window in ((3, 2, 1), (2, None, 0, 1, True)):
+        expected = theirs(x, *window)
+        with patched(), patched(torch.uint8):  # no endless loop
+            within = theirs(x, *window)
+        for got in (ours(x, *window), within):
+            assert (got.dtype, got.layout) == (expected.dtype, expected.layout)
+            assert same(plain(got), plain(expected))
+    check_refused(x, f"{name} tensor on cpu")
+
+
+def check_refused(x: Tensor, kind: str) -> None:
+    dims, indices = x.dim() - 2, torch.zeros(x.shape, dtype=torch.int64)
+    pool, unpool = (getattr(F, f"max_{name}{dims}d") for name in ("pool", "unpool"))
+    with pytest.raises(NotImplementedError, match=f"^max_pool{dims}d: .*uint8 .* a {kind}$"):
+        pool(x, 2, return_indices=True, index_dtype=torch.uint8)
+    with pytest.raises(NotImplementedError, match=f"^max_unpool{dims}d: .*int32 .* a {kind}$"):
+        unpool(x, indices.int(), 2)
+    with pytest.raises(NotImplementedError, match=f"^max_unpool{dims}d: .*'sum', .* a {kind}$"):
+        unpool(x, indices, 2, reduce="sum")
 
 
 IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
 TRAINED = IMAGES.clone().requires_grad_()
-WITH_INDICES = lambda x, *window: F.max_pool2d(x, *window, return_indices=True)[0]  # noqa: E731
 INDUCTORS = {
     "inference": (F.max_pool2d, IMAGES, True),
     "no_grad": (torch.no_grad()(F.max_pool2d), TRAINED, True),
     "training": (F.max_pool2d, TRAINED, False),
-    "indices": (WITH_INDICES, IMAGES, False),
+    "indices": (lambda *call: F.max_pool2d(*call, return_indices=True)[0], IMAGES, False),
     "integers": (F.max_pool2d, IMAGES.mul(9).long(), False),
     "1d": (F.max_pool1d, IMAGES[0], False),
 }
@@ -162,5 +190,5 @@ def test_inductor_fuses_plain_2d_pools(
     assert found.stride() == expected.stride()
     (operator,) = pooling_in(*backend.fw_graphs)
     assert operator.startswith("aten." if theirs else "maxunpool_cuda.")
-    program = torch.export.export(maxunpool_cuda.MaxPool2d(2), (IMAGES,), strict=theirs)
+    program = torch.export.export(MaxPool2d(2), (IMAGES,), strict=theirs)
     assert pooling_in(program.graph_module) == {"maxunpool_cuda.max_pool.default"}

@@ -1,9 +1,10 @@
 """The CUDA kernels in the compiled library, as cuobjdump describes them: no GPU is needed."""
 
+import os
 import re
 import shutil
 import subprocess
-from importlib import util
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,17 @@ import pytest
 import maxunpool_cuda
 from maxunpool_cuda import _C
 
-LIBRARY = Path(_C.__file__)
 ASKED = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
-# The kernels for contiguous rows and for channels_last, at the windows of most networks.
-FAST = ("forward", "backward", "pool_rows", "pool_channels")
 pytestmark = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
 
 
 def cuobjdump(argument: str) -> str:
-    triton = util.find_spec("triton")
-    packaged = Path(triton.origin).parent / "backends/nvidia/bin" if triton else None
-    program = shutil.which("cuobjdump") or (packaged and shutil.which("cuobjdump", path=packaged))
-    if not program:
+    path = os.environ["PATH"]
+    if triton := find_spec("triton"):
+        path += f"{os.pathsep}{Path(triton.origin).parent / 'backends/nvidia/bin'}"
+    if not (program := shutil.which("cuobjdump", path=path)):
         pytest.skip("cuobjdump is installed neither with a CUDA toolkit nor with Triton")
-    return subprocess.check_output([program, argument, LIBRARY], text=True)
+    return subprocess.check_output([program, argument, _C.__file__], text=True)
 
 
 def test_every_architecture_asked_for_is_there() -> None:
@@ -44,6 +42,7 @@ def test_kernels_fit_the_registers() -> None:
     kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     assert len(kernels) == usage.count("Function ")
     assert [name for name, _, *memory in kernels if memory != ["0", "0"]] == []
-    for family in FAST:
+    # Those for contiguous rows and for channels_last, at the windows of most networks.
+    for family in ("forward", "backward", "pool_rows", "pool_channels"):
         registers = [int(used) for name, used, *_ in kernels if re.search(rf"\d{family}I", name)]
         assert 0 < max(registers) <= 64, family

@@ -1,7 +1,5 @@
 """Modules: torch.nn's own, but for what they call; and what the package says of itself."""
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -10,11 +8,11 @@ from torch import nn
 
 import maxunpool_cuda
 
-# An argument that torch.nn's module lacks, and arguments that both take.
+# An argument that torch.nn's module lacks, its value, and arguments that both take.
 MODULES: dict[str, tuple[Any, ...]] = {
-    "MaxUnpool": ({"reduce": "sum"}, (2,), (3, 2, 1), (4, None)),
-    "MaxPool": ({"index_dtype": torch.uint8}, (2,), (4, None), (3, 2, 1, 2, True, True)),
-    "AdaptiveMaxPool": ({"index_dtype": torch.int32}, (2,), (2, True)),
+    "MaxUnpool": ("reduce", "sum", (2,), (3, 2, 1), (4, None)),
+    "MaxPool": ("index_dtype", torch.uint8, (2,), (4, None), (3, 2, 1, 2, True, True)),
+    "AdaptiveMaxPool": ("index_dtype", torch.int32, (2,), (2, True)),
 }
 
 
@@ -22,19 +20,15 @@ MODULES: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_torch_modules(name: str, dims: int) -> None:
     ours, theirs = (getattr(of, f"{name}{dims}d") for of in (maxunpool_cuda, nn))
-    own, *forms = MODULES[name]
+    key, value, *forms = MODULES[name]
     for arguments in forms:
         module, other = ours(*arguments), theirs(*arguments)
         assert isinstance(module, theirs)
         assert repr(module) == repr(other)
         assert vars(other).items() <= vars(module).items()
         assert module.state_dict() == {}
-    for module in (ours(3), ours(2, **own)):
-        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-            assert type(other) is ours
-            assert vars(other) == vars(module)
-            assert repr(other) == repr(module)
-    assert all(f"{key}={value!r}" in repr(module) for key, value in own.items())
+    module = ours(2, **{key: value})
+    assert repr(module).endswith(f", {key}={value!r})")
     with pytest.raises(NotImplementedError, match=r"torch\.jit\.script"):
         torch.jit.script(module)
     unpickled = ours.__new__(ours)  # from torch.nn's pickle, without what torch.nn's lacks

@@ -1,27 +1,16 @@
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
-import inspect
 import random
+from inspect import getfullargspec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import (
-    LAYOUTS,
-    POOLED,
-    REDUCES,
-    UNPOOLING,
-    Geometry,
-    draw,
-    laid_out,
-    positions_of,
-    random_input,
-    same,
-    scaled,
-)
+from cases import POOLED, REDUCES, UNPOOLING, Geometry, draw, same, scaled
 from reference import max_unpool
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
@@ -50,50 +39,38 @@ def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Rand
             assert same(got, max_unpool(x, call.positions, g.output, reduce)), (g, reduce)
 
 
-def same_but_for_nan(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits are equal but those of NaNs, which differ between PyTorch's kernels."""
-    nan = b != b
-    return torch.equal(a != a, nan) and same(a.where(~nan, 0), b.where(~nan, 0))
-
-
-def pooling_is_torchs(x: Tensor, geometry: Geometry, device: str) -> None:
-    """Compare with torch.nn's kernels for contiguous CPU tensors, as its others err at -inf."""
-    ours, theirs = (getattr(of, f"max_pool{geometry.dims}d") for of in (F, nn.functional))
-    module = getattr(maxunpool_cuda, f"MaxPool{geometry.dims}d")
-    *window, ceil = geometry.pooling
-    expected = theirs(x.contiguous(), *window, ceil, return_indices=True)
-    (values, positions), x = (t.to(device) for t in expected), x.to(device)
-    assert same_but_for_nan(ours(x, *window, ceil), values), geometry
-    for dtype in geometry.index_dtypes():
-        got, indices = module(*window, True, ceil, index_dtype=dtype)(x)
-        assert same_but_for_nan(got, values), geometry
-        flat = positions_of(indices, geometry) if dtype == torch.uint8 else indices.long()
-        assert same(flat, positions), (geometry, dtype)
-
-
-# Shapes and windows: long rows, many channels, or large windows, more than a kernel takes at once.
+# Long rows, many channels, or large windows, more than a kernel takes at once: the leading sizes,
+# the sizes of the plane, and the window.
 LARGE: tuple[tuple[Any, ...], ...] = (
-    ((1, 2, 1337), 2, 1, 0, 641),
-    ((2, 1, 4, 40000), (2, 3), 2, 0, 1),  # too wide for 16-bit offsets
-    ((1, 1050, 5, 6), 2, 1, 1, 1),
-    ((2, 3, 40, 41), 40, 1, 20, 1),
-    ((2, 3, 5000), 4000, 333, 100, 1),
-    ((1, 2, 18, 17, 19), 16, 1, 8, 1),
-    ((1, 40, 67, 66), (66, 65), 1, 0, 1),
+    ((1, 2), (1337,), (2,), (1,), (0,), (641,)),
+    ((2, 1), (4, 40000), (2, 3), (2, 2), (0, 0), (1, 1)),  # too wide for 16-bit offsets
+    ((1, 1050), (5, 6), (2, 2), (1, 1), (1, 1), (1, 1)),
+    ((2, 3), (40, 41), (40, 40), (1, 1), (20, 20), (1, 1)),
+    ((2, 3), (5000,), (4000,), (333,), (100,), (1,)),
+    ((1, 2), (18, 17, 19), (16,) * 3, (1,) * 3, (8,) * 3, (1,) * 3),
+    ((1, 40), (67, 66), (66, 65), (1, 1), (0, 0), (1, 1)),
 )
 
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
-    for _ in range(scaled(25)):
-        call = draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
-        pooling_is_torchs(*call.tensors, call.geometry, device)
-    for shape, *window in rng.sample(LARGE, scaled(len(LARGE))):
-        dims = len(shape) - 2
-        parts = [(n,) * dims if isinstance(n, int) else n for n in window]
-        geometry = Geometry.of_pooling(shape[2:], *parts, rng.random() < 0.5)
-        x = laid_out(random_input(rng, shape, dtype), rng.choice(LAYOUTS), dims)
-        pooling_is_torchs(x, geometry, device)
+    """Compare with torch.nn's kernels for contiguous CPU tensors, as its others err at -inf."""
+    chosen: list[dict[str, Any]] = [
+        {"longest": rng.choice((9, 40)), "most_cells": 2000} for _ in range(scaled(25))
+    ]
+    for leading, *window in rng.sample(LARGE, scaled(len(LARGE))):
+        geometry = Geometry.of_pooling(*window, rng.random() < 0.5)
+        chosen.append({"leading": leading, "geometry": geometry})
+    for each in chosen:
+        call = draw(rng, "pool", dtype, **each)
+        (x,), g, (*window, ceil) = call.tensors, call.geometry, call.geometry.pooling
+        ours, theirs = (getattr(of, f"max_pool{g.dims}d") for of in (F, nn.functional))
+        expected, positions = theirs(x.contiguous(), *window, ceil, return_indices=True)
+        module = getattr(maxunpool_cuda, f"MaxPool{g.dims}d")(*window, True, ceil)
+        values, indices = module(x.to(device))
+        assert same(indices, positions), g
+        for got in (values, ours(x.to(device), *window, ceil)):
+            assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -136,34 +113,29 @@ def test_forms_of_the_window(argument: str) -> None:
     x = torch.rand(2, 3, 9, 9)
     for size in SIZES:
         window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
-        calls = [(x, *window.values()), (x, *window.values(), True)]
-        if argument == "kernel_size":  # without a stride too, whose default it is
-            calls.append((x, size))
-        for call in calls:
-            try:
-                expected: Any = nn.functional.max_pool2d(*call)
-            except Exception as error:
-                expected = type(error)
-            if isinstance(expected, Tensor):
-                assert same(F.max_pool2d(*call), expected), call
-            else:
-                with pytest.raises(expected, match=r"^max_pool2d: expected .* but got ") as ours:
-                    F.max_pool2d(*call)
-                assert ours.type is expected, call
-
-
-def positional(function: Any) -> list[tuple[str, object]]:
-    """Names and defaults of arguments."""
-    arguments = inspect.signature(function).parameters.values()
-    return [(each.name, each.default) for each in arguments if each.kind != each.KEYWORD_ONLY]
+        # Without a stride, kernel_size is the default.
+        call = (x, size) if argument == "kernel_size" else (x, *window.values())
+        try:
+            expected: Any = nn.functional.max_pool2d(*call)
+        except Exception as error:
+            expected = type(error)
+        if isinstance(expected, Tensor):
+            assert same(F.max_pool2d(*call), expected), call
+        else:
+            with pytest.raises(expected, match=r"^max_pool2d: expected .* but got ") as ours:
+                F.max_pool2d(*call)
+            assert ours.type is expected, call
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_names_of_arguments(name: str) -> None:
-    dispatched = f"{name}_with_indices" if "unpool" not in name else name
-    assert positional(getattr(F, name)) == positional(getattr(nn.functional, dispatched))
+def test_names_and_defaults_of_arguments(name: str) -> None:
     module = "".join(part.capitalize() for part in name.split("_")).replace("unpool", "Unpool")
-    assert positional(getattr(maxunpool_cuda, module)) == positional(getattr(nn, module))
+    dispatched = f"{name}_with_indices" if "unpool" not in name else name
+    for ours, theirs in (
+        (getattr(F, name), getattr(nn.functional, dispatched)),
+        (getattr(maxunpool_cuda, module), getattr(nn, module)),
+    ):
+        assert getfullargspec(ours)[:4] == getfullargspec(theirs)[:4]
 
 
 # Sizes before those of the plane are ignored, whatever they are.

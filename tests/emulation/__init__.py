@@ -18,16 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import maxunpool_cuda._C
-from maxunpool_cuda import _ops
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-# The library registers its kernels for operators of its own: see replaced_kernels().
-REGISTRATION = r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, \w+,"
+CSRC = HERE.parent.parent / "csrc"
 # The first edits replace what g++ does not know: launches, headers of CUDA, the device. The next
-# let small tensors go the ways of large ones: many blocks, parts, few blocks, long offsets.
+# let small tensors go the ways of large ones: many blocks, parts, few blocks, long offsets. The
+# last give the library operators and error records of its own: see emulated_gpu().
 EDITS = {
     r"(?s)(\w+)<<<(.*?)>>>\(": r"shim::launch(\1, \2)(",
     r"#include <(c10/cuda/|cuda).*>": "",
@@ -36,14 +35,12 @@ EDITS = {
     r"most_blocks = \d+;": "most_blocks = 4;",
     r"kSharedBytes = 32 << 10;": "kSharedBytes = 512;",
     r"kMost32BitOffset = int64_t\{1\} << 31;": "kMost32BitOffset = 1 << 17;",
-    r"\bErrorRecords\b": "EmulatedErrorRecords",  # else both libraries share them
-    REGISTRATION: "TORCH_LIBRARY_IMPL(LIBRARY, CPU,",
+    r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, CUDA,": "TORCH_LIBRARY_FRAGMENT(emulated,",
+    r"\bm\.impl\(": "m.def(",
+    r"\bErrorRecords\b": "EmulatedErrorRecords",
 }
-KEPT: list[torch.library.Library] = []  # their operators live as long
-OPERATORS = (_ops.max_unpool, _ops.max_unpool_backward, _ops.max_pool)
-FLAGS = "-std=c++20 -O0 -g1 -fPIC -DWITH_CUDA -Wall -Wextra -Wno-unused-parameter"
+FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
-API = "torch/csrc/api/include"
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
 RUNTIMES = {  # without libstdc++, AddressSanitizer cannot intercept exceptions
@@ -57,19 +54,17 @@ OPTIONS = {
 }
 
 
-def edited(backend: str) -> dict[Path, str]:
-    """The edited text of every file that the backend needs, by its path in csrc."""
-    files = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / backend).iterdir()]
-    edits = EDITS if backend == "cuda" else {REGISTRATION: EDITS[REGISTRATION]}
-    texts, left = {}, set(edits)
-    for path in sorted(files):
-        text = path.read_text()
-        for pattern, replacement in edits.items() if path.parent.name == backend else ():
-            text, count = re.subn(pattern, replacement, text)
-            left -= {pattern} if count else set()
-        texts[path.relative_to(ROOT / "csrc")] = text
-    assert not left, left
-    return texts
+def sources(backend: str) -> dict[Path, str]:
+    """The text of every file that the library is made of, by its path in the build folder."""
+    files = sorted([*CSRC.glob("*.h"), *CSRC.glob(f"{backend}/*")])
+    texts = {path.relative_to(CSRC): path.read_text() for path in files}
+    if backend == "cpu":
+        return texts
+    for pattern, replacement in EDITS.items():
+        before = texts
+        texts = {path: re.sub(pattern, replacement, text) for path, text in before.items()}
+        assert texts != before, pattern
+    return texts | {Path(name): (HERE / name).read_text() for name in ("cuda_shim.h", "grid.cpp")}
 
 
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
@@ -77,64 +72,41 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler ({compiler})")
-    torch_headers = Path(torch.__file__).parent / "include"
-    includes = (torch_headers, torch_headers / API, sysconfig.get_path("include"))
+    includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
     command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
-    command.append(f"-DLIBRARY=maxunpool_emulated_{backend}")
+    command += ["-include", "cuda_shim.h", "-DWITH_CUDA"] if backend == "cuda" else []
+    command += ["-DFIBERS"] if sanitizers == "thread" else []
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
-    texts, shim, grid = edited(backend), HERE / "cuda_shim.h", HERE / "grid.cpp"
-    content = [*map(str, texts.items()), shim.read_text(), grid.read_text()]
-    digest = hashlib.sha256(str((command, sanitize, content)).encode()).hexdigest()
-    folder = ROOT / "build" / "emulation" / digest[:16]
+    link = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
+    texts = sources(backend)
+    digest = hashlib.sha256(str((command, sanitize, link, texts)).encode()).hexdigest()
+    folder = CSRC.parent / "build" / "emulation" / digest[:16]
     library = folder / "library.so"
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / backend).mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits
         if library.exists():
             return library
         for path, text in texts.items():
-            (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(text)
-        included = ["-include", str(shim)] if backend == "cuda" else []
-        sources = [folder / path for path in texts if path.suffix in (".cpp", ".cu")]
-        options = {source: [*sanitize, *included] for source in sources}
-        if backend == "cuda":
-            options[grid] = ["-DTHREADS"] if sanitizers == "thread" else []
-        command += [f"-iquote{path}" for path in (folder, HERE)]
-        objects = [str(folder / f"{source.stem}.o") for source in options]
-        running = [
-            subprocess.Popen([*command, *each, "-c", str(source), "-o", to])
-            for (source, each), to in zip(options.items(), objects, strict=True)
-        ]
-        assert [process.wait() for process in running] == [0] * len(running)
-        torch_libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
-        link = [compiler, "-shared", "-o", str(library), *objects, *sanitize, *torch_libraries]
-        subprocess.run(link, check=True)
+        compiling = {}
+        for path in texts:
+            if path.suffix in (".cpp", ".cu"):
+                options = [] if path.name == "grid.cpp" else sanitize
+                compile = [*command, *options, "-c", path, "-o", f"{path.name}.o"]
+                compiling[f"{path.name}.o"] = subprocess.Popen(compile, cwd=folder)
+        for process in compiling.values():
+            assert process.wait() == 0
+        link = [compiler, "-shared", "-o", library, *compiling, *sanitize, *link]
+        subprocess.run(link, check=True, cwd=folder)
     return library
 
 
 @functools.cache
-def library(backend: str) -> Any:
-    """The library's operators: copies of the package's, and the ones that grid.cpp adds."""
-    torch.ops.load_library(build(backend))
-    name = f"maxunpool_emulated_{backend}"
-    KEPT.append(torch.library.Library(name, "FRAGMENT"))
-    for operator in OPERATORS:
-        KEPT[-1].define(str(operator._schema).partition("::")[2])
-    return getattr(torch.ops, name)
-
-
-@contextlib.contextmanager
-def replaced_kernels(backend: str) -> Iterator[None]:
-    """Inside, operators on CPU tensors run the library's kernels."""
-    ops = library(backend)
-    with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the warning that kernels are overridden
-            for operator in OPERATORS:
-                name = operator._schema.name.partition("::")[2]
-                replaced.impl(name, getattr(ops, name).default, "CPU")
-        yield
+def library() -> Any:
+    """The operators of the library of csrc/cuda: the package's, and those of grid.cpp."""
+    torch.ops.load_library(build("cuda"))
+    return torch.ops.emulated
 
 
 @contextlib.contextmanager
@@ -143,32 +115,31 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
 
     ``skips`` names a mistake on purpose: to skip "barriers", or "a block" of each grid.
     """
-    ops = library("cuda")
+    ops = library()
     ops.configure(rng.getrandbits(31), skips)
-    with pytest.MonkeyPatch.context() as patch, replaced_kernels("cuda"):
-        patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
-        yield
+    with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the warning that kernels are overridden
+            for name in ("max_unpool", "max_unpool_backward", "max_pool"):
+                replaced.impl(name, getattr(ops, name).default, "CPU")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
+            yield
         ops.check_errors()
-
-
-def cpu() -> contextlib.AbstractContextManager[None]:
-    """Inside, operators run the CPU's kernels, compiled with the sanitizers of this process."""
-    return replaced_kernels("cpu") if SANITIZERS else contextlib.nullcontext()
 
 
 def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process with these sanitizers."""
     for backend in ("cuda",) if sanitizers == "thread" else ("cuda", "cpu"):
-        build(backend, sanitizers)
+        build(backend, sanitizers)  # here: the compiler itself should not run under them
     runtimes = [
         subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
         for name in RUNTIMES[sanitizers]
     ]
     environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}
     # -R: ThreadSanitizer needs addresses that are not random.
-    command = ["setarch", "-R", sys.executable, *arguments]
     return subprocess.run(
-        command,
+        ["setarch", "-R", sys.executable, *arguments],
         env={**os.environ, **OPTIONS, **environment},
         cwd=HERE.parent,  # not the source tree, whose package may be without its library
         stdout=subprocess.PIPE,
@@ -179,13 +150,12 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
 
 def kernels() -> set[str]:
     """The symbols of all kernels."""
-    sources = "".join(path.read_text() for path in ROOT.glob("csrc/cuda/*"))
+    sources = "".join(path.read_text() for path in CSRC.glob("cuda/*"))
     names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", sources)
     assert len(names) == sources.count("__global__")
     symbols = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
     return set(re.findall(rf"_ZN14maxunpool_cuda\d+(?:{'|'.join(names)})I\w+", symbols))
 
 
-def launched() -> set[str]:
-    """The kernels that ran since the last call."""
-    return {*library("cuda").take_launched()}
+if "address" in SANITIZERS:  # CPU kernels with these sanitizers, in place of the package's
+    torch.ops.load_library(build("cpu"))

@@ -62,7 +62,7 @@ inline int __syncthreads_or(int predicate) {
   return shim::barrier(predicate != 0);
 }
 
-// Atomic operations order nothing else.
+// Atomic operations order nothing else. Others run before one, never within it.
 template <class T>
 T atomicExch(T* to, T value) {
   shim::let_others_run();
@@ -71,41 +71,26 @@ T atomicExch(T* to, T value) {
 template <class T>
 T atomicMax(T* to, T value) {
   shim::let_others_run();
-  T seen = __atomic_load_n(to, __ATOMIC_RELAXED);
-  while (seen < value && !__atomic_compare_exchange_n(
-                             to, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-  return seen;
+  const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  __atomic_store_n(to, std::max(before, value), __ATOMIC_RELAXED);
+  return before;
 }
 
 // The host's functions. The device does at once whatever it is asked.
 
 #define C10_CUDA_CHECK(call) static_cast<void>(call)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() static_cast<void>(0)
-
-#define SHIM_DOES_NOTHING(name) \
-  template <class... Arguments> \
-  int name(Arguments...) {      \
-    return 0;                   \
-  }
+#define cudaStreamCreateWithFlags(stream, flags) static_cast<void>(stream)
+#define cudaStreamDestroy(stream) static_cast<void>(stream)
+#define cudaStreamSynchronize(stream) static_cast<void>(stream)
+#define cudaMemsetAsync(to, value, size, stream) std::memset(to, value, size)
+#define cudaHostAlloc(to, size, flags) cudaMalloc(to, size)
 
 using cudaStream_t = void*;
-enum { cudaHostAllocMapped, cudaStreamNonBlocking, cudaStreamCaptureModeRelaxed };
+enum { cudaStreamCaptureModeRelaxed };
 
-SHIM_DOES_NOTHING(cudaStreamCreateWithFlags)
-SHIM_DOES_NOTHING(cudaStreamDestroy)
-SHIM_DOES_NOTHING(cudaStreamSynchronize)
-
-inline int cudaMalloc(void** to, size_t size) {
+inline void cudaMalloc(void** to, size_t size) {
   *to = std::memset(::operator new(size), 0xa5, size);
-  return 0;
-}
-inline int cudaHostAlloc(void** to, size_t size, unsigned) {
-  return cudaMalloc(to, size);
-}
-inline int cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
-  std::memset(to, value, size);
-  return 0;
 }
 
 namespace c10::cuda {
@@ -116,11 +101,9 @@ inline CaptureStatus currentStreamCaptureStatusMayInitCtx() {
 }
 struct [[maybe_unused]] CUDAGuard {
   explicit CUDAGuard(Device) {}
-  explicit CUDAGuard(DeviceIndex) {}
+  explicit CUDAGuard(int) {}
 };
-struct [[maybe_unused]] CUDAStreamCaptureModeGuard {
-  explicit CUDAStreamCaptureModeGuard(int) {}
-};
+using CUDAStreamCaptureModeGuard = CUDAGuard;
 struct CUDAStream {
   cudaStream_t stream() const { return nullptr; }
 };

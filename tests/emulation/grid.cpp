@@ -1,6 +1,5 @@
 // Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
 // without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
-#include "cuda_shim.h"
 #include "errors.h"
 
 #include <dlfcn.h>
@@ -14,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#ifdef THREADS
+#ifdef FIBERS
 #include <sanitizer/tsan_interface.h>
 #else
 #define __tsan_get_current_fiber() nullptr
@@ -35,16 +34,14 @@ struct Fiber {
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   void* thread = __tsan_create_fiber(0);
   Dim3 index;
-  bool any; // what its barrier returns
 };
 
-// Blocks run one after the other, but nothing tells ThreadSanitizer so: the addresses that order
-// threads at barriers, `turns`, differ from block to block.
+// Barriers alternate between two. Blocks run one after the other, but nothing tells ThreadSanitizer
+// so: the addresses that order threads at barriers differ from block to block.
 struct Block {
   std::unique_ptr<char[]> shared;
   std::vector<Fiber*> ready, waiting; // to run; at a barrier
-  bool any = false;                   // of the predicates
-  int64_t turns[2];                   // barriers alternate
+  int64_t any[2] = {};                // the barrier's predicates
   unsigned turn = 0;
 };
 
@@ -64,6 +61,13 @@ unsigned below(unsigned end) {
   return random() % end;
 }
 
+std::vector<unsigned> shuffled(unsigned count) {
+  std::vector<unsigned> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), random);
+  return numbers;
+}
+
 // To the scheduler, which goes on with any fiber that is ready.
 void leave() {
   __tsan_switch_to_fiber(scheduler_thread, kNoSync);
@@ -77,34 +81,24 @@ void run_fiber() {
   leave();
 }
 
-void start(Fiber& fiber, unsigned thread) {
-  fiber.index = {thread};
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  makecontext(&fiber.context, run_fiber, 0);
-  block->ready.push_back(&fiber);
-}
-
-std::vector<unsigned> shuffled(unsigned count) {
-  std::vector<unsigned> numbers(count);
-  std::iota(numbers.begin(), numbers.end(), 0);
-  std::shuffle(numbers.begin(), numbers.end(), random);
-  return numbers;
-}
-
 void run_block(unsigned threads, size_t shared_bytes) {
   block->shared.reset(new char[shared_bytes]); // not one byte more
   std::memset(block->shared.get(), 0xa5, shared_bytes);
   __tsan_release(&begins);
-  while (fibers.size() < threads) {
-    fibers.emplace_back();
-  }
-  // A race is seen between two fibers alone, so a thread has another one in each block.
-  for (const unsigned i : shuffled(threads)) {
-    start(fibers[i], block->ready.size());
+  if (fibers.size() < threads) {
+    fibers.resize(threads);
   }
   std::vector<Fiber*>& ready = block->ready;
+  // A race is seen between two fibers alone, so a thread has another one in each block.
+  for (const unsigned i : shuffled(threads)) {
+    Fiber& fiber = fibers[i];
+    fiber.index = {static_cast<unsigned>(ready.size())};
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    makecontext(&fiber.context, run_fiber, 0);
+    ready.push_back(&fiber);
+  }
   while (!ready.empty()) {
     std::swap(ready[below(ready.size())], ready.back());
     running = ready.back();
@@ -113,12 +107,9 @@ void run_block(unsigned threads, size_t shared_bytes) {
     __tsan_switch_to_fiber(running->thread, kNoSync);
     swapcontext(&scheduler, &running->context);
     if (block->waiting.size() == threads) {
-      for (Fiber* const fiber : block->waiting) {
-        fiber->any = block->any;
-      }
       ready.swap(block->waiting);
-      block->any = false;
       block->turn ^= 1;
+      block->any[block->turn] = 0;
     }
   }
   TORCH_CHECK(
@@ -156,13 +147,13 @@ void run_grid(
 }
 
 bool barrier(bool predicate) {
-  int64_t* const turn = &block->turns[block->turn];
-  block->any |= predicate;
+  int64_t* const any = &block->any[block->turn];
+  *any |= predicate;
   block->waiting.push_back(running);
-  __tsan_release(turn);
+  __tsan_release(any);
   leave();
-  __tsan_acquire(turn);
-  return running->any;
+  __tsan_acquire(any);
+  return *any != 0;
 }
 
 void let_others_run() {
@@ -176,25 +167,15 @@ void* shared_memory() {
   return block->shared.get();
 }
 
-namespace {
-
-// `mistake` is what the grids should skip, or empty.
-void configure(int64_t seed, const std::string& mistake) {
-  random.seed(static_cast<unsigned>(seed));
-  skips_barriers = mistake == "barriers";
-  skips_a_block = mistake == "a block";
-}
-
-// Symbols of the kernels that ran since the last call.
-std::vector<std::string> take_launched() {
-  return std::exchange(launched, {});
-}
-
-} // namespace
-
-TORCH_LIBRARY_FRAGMENT(LIBRARY, m) {
-  m.def("configure", &configure);
-  m.def("take_launched", &take_launched);
+TORCH_LIBRARY_FRAGMENT(emulated, m) {
+  // `mistake` is what the grids should skip, or empty.
+  m.def("configure", [](int64_t seed, const std::string& mistake) {
+    random.seed(static_cast<unsigned>(seed));
+    skips_barriers = mistake == "barriers";
+    skips_a_block = mistake == "a block";
+  });
+  // Symbols of the kernels that ran since the last call.
+  m.def("take_launched", []() { return std::exchange(launched, {}); });
   m.def("check_errors", &maxunpool_cuda::check_errors);
 }
 

@@ -1,0 +1,85 @@
+"""Training: deterministic algorithms, and several processes that train a model as one does.
+
+How DTensors are refused: docs/pytorch.md.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from cases import same
+from published import PUBLISHED, drawn, results
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, init_device_mesh
+
+import maxunpool_cuda
+
+# Operators that, on CUDA in some release from 2.8 to 2.15, raise or silently add up in any order.
+NONDETERMINISTIC = {
+    "aten::max_pool3d_with_indices_backward",
+    "aten::adaptive_max_pool3d_backward",
+    "aten::max_unpool3d",
+}
+
+
+@pytest.mark.usefixtures("composed", "single_threaded_torch")
+def test_training_step() -> None:
+    """Results equal torch.nn's bit for bit, as its sums have the same order on the CPU.
+
+    After the U-Net, the windows of a pool overlap, and those of adaptive pools have many sizes.
+    """
+    pools = (nn.MaxPool3d(3, 2, 1), nn.AdaptiveMaxPool3d((5, 6, 4)), nn.AdaptiveMaxPool3d(2))
+    layers = [layer for pool in pools for layer in (nn.Conv3d(6, 6, 3, padding=1), pool)]
+    model = nn.Sequential(PUBLISHED["UNet3d"].make(), *layers).double()
+    x = torch.rand(2, 2, 13, 14, 15, dtype=torch.float64)
+    with torch.profiler.profile() as theirs:
+        expected = results(model, x)
+    assert {event.name for event in theirs.events()} >= NONDETERMINISTIC
+    torch.use_deterministic_algorithms(True)
+    with torch.profiler.profile() as ours:
+        with maxunpool_cuda.patched():
+            found = [results(model, x)]
+        assert maxunpool_cuda.replace_max_pooling(model) == {}
+        found.append(results(model, x))
+    assert not {event.name for event in ours.events()} & NONDETERMINISTIC
+    for each in found:
+        assert [name for name in expected if not same(each[name], expected[name])] == []
+
+
+def train_step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Whole parameters and gradients after one step. All sums are exact in any order."""
+    # A batch and a rate that are powers of two: the mean over processes is exact as well.
+    model(x).sum().div(len(x)).backward()
+    torch.optim.SGD(model.parameters(), lr=0.25).step()
+    tensors = [tensor for p in model.parameters() for tensor in (p.detach(), p.grad)]
+    return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def train(rank: int, is_sharded: bool, folder: Path) -> None:
+    """The work of one of two processes, on half of the batch."""
+    distributed.init_process_group("gloo", f"file://{folder}/store", world_size=2, rank=rank)
+    model, x = torch.load(folder / "start.pt", weights_only=False)
+    if is_sharded:
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    torch.save(train_step(model, x[rank::2]), folder / f"{rank}.pt")
+    distributed.destroy_process_group()
+    # PyTorch aborts now and then as such a process ends, with torch.nn's unpooling too.
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("single_threaded_torch")
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_two_processes_train_as_one(is_sharded: bool, tmp_path: Path) -> None:
+    model, x, _ = drawn(PUBLISHED["InceptionTime"])
+    assert maxunpool_cuda.replace_max_pooling(model, torch.uint8) == {}
+    torch.save((model, x), tmp_path / "start.pt")
+    torch.multiprocessing.spawn(train, (is_sharded, tmp_path), nprocs=2)
+    expected = train_step(model, x)
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, rtol=0, atol=0)
+    assert any(p.grad.any() for p in model.parameters())
