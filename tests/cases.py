@@ -6,7 +6,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ import reference
 import torch
 from reference import Sizes, as_bytes, default_output_size, pooled_size
 from torch import Tensor
+from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import _ops
@@ -35,6 +36,9 @@ REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
 INDEX_KINDS = ("own window", "maxima", "wrapped window", "one stray", "anywhere", "few")
+
+# They make quiet and signalling NaNs, infinities, zeros and subnormal numbers.
+SPECIAL_BYTES = (0, 1, 0x7F, 0x80, 0xF0, 0xFF)
 
 # Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
 # kernel, stride and padding in every dimension.
@@ -198,30 +202,33 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
 
 
+def all_same(results: Any, expected: Any) -> bool:
+    return all(same(a, b) for a, b in zip(leaves(results), leaves(expected), strict=True))
+
+
 def _generator(rng: Random) -> torch.Generator:
     return torch.Generator().manual_seed(rng.getrandbits(60))
 
 
 def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """Random numbers, among them subnormal ones and both zeros, whose sums are never NaN."""
-    generator = _generator(rng)
     if dtype.is_complex:
         return torch.view_as_complex(random_values(rng, (*shape, 2), dtype.to_real()))
     if dtype.is_floating_point:
         scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
+        generator = _generator(rng)
         drawn = torch.randint(len(scales), shape, generator=generator)
         real = torch.randn(shape, generator=generator, dtype=torch.float64)
         return (real * torch.tensor(scales, dtype=torch.float64)[drawn]).to(dtype)
-    numbers = 2 if dtype == torch.bool else 256  # of a byte
-    drawn = torch.randint(numbers, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
-    return drawn.view(dtype)[..., 0]
+    return random_bits(rng, shape, dtype, range(256))
 
 
-def random_bits(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """Bits of few bytes: quiet and signalling NaNs, infinities, zeros and subnormal numbers."""
-    few = torch.tensor([0, 1] if dtype == torch.bool else [0, 1, 0x7F, 0x80, 0xF0, 0xFF]).byte()
-    drawn = torch.randint(len(few), (*shape, dtype.itemsize), generator=_generator(rng))
-    return few[drawn].view(dtype)[..., 0]
+def random_bits(
+    rng: Random, shape: Sizes, dtype: torch.dtype, values: Sequence[int] = SPECIAL_BYTES
+) -> Tensor:
+    choices = torch.tensor([0, 1] if dtype == torch.bool else values, dtype=torch.uint8)
+    drawn = torch.randint(len(choices), (*shape, dtype.itemsize), generator=_generator(rng))
+    return choices[drawn].view(dtype)[..., 0]
 
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
@@ -416,6 +423,11 @@ def draw(
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
     indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
     return Call(function, (values, indices), (geometry.output, *geometry.window, reduce))
+
+
+def smallest_first(calls: Iterable[Call]) -> list[Call]:
+    """The first call that fails is the smallest of those that were drawn and fail."""
+    return sorted(calls, key=lambda call: sum(tensor.numel() for tensor in call.tensors))
 
 
 def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str]:

@@ -59,17 +59,14 @@ class PhotoWCT(nn.Module):
 
 
 class FastSurfer(PhotoWCT):
-    """Deep-MI/FastSurfer, FastSurferCNN/models/{sub_module,networks}.py.
-
-    Blocks return triples with the indices, and are called by their forward, without hooks.
-    """
+    """Deep-MI/FastSurfer, FastSurferCNN/models: it calls its blocks' forward, without hooks."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder.forward(*self.encoder.forward(x))
 
 
 class QuickNATBlock(nn.Module):
-    """Pools, calls every child that neither pools nor unpools, and unpools."""
+    """Pools, calls its children but the pools and unpools, which isinstance tells, and unpools."""
 
     def __init__(self, inside: nn.Module, pool: nn.Module, unpool: nn.Module) -> None:
         super().__init__()
@@ -84,11 +81,7 @@ class QuickNATBlock(nn.Module):
 
 
 class QuickNAT(nn.Sequential):
-    """Project-MONAI/MONAI, monai/networks/nets/quicknat.py.
-
-    All blocks share one pool, in ceil mode, and one unpool, which gets no output size. Blocks tell
-    them from their other children by isinstance.
-    """
+    """Project-MONAI/MONAI, networks/nets/quicknat.py: blocks share one pool and one unpool."""
 
     def __init__(self) -> None:
         pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True, ceil_mode=True)
@@ -100,14 +93,14 @@ class QuickNAT(nn.Sequential):
 class SegResNet(nn.Module):
     """yassouali/pytorch-segmentation, models/segnet.py.
 
-    The pool of torchvision's ResNet gets return_indices after it was made. Its windows overlap. The
-    windows of the unpooling, a function's call, do not.
+    The windows of the pool overlap, those of the unpooling do not.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1))
-        self.first[1].return_indices, self.last = True, convolved(4, 4)
+        self.first[1].return_indices = True  # in torchvision's ResNet
+        self.last = convolved(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x, indices = self.first(x)
@@ -115,10 +108,7 @@ class SegResNet(nn.Module):
 
 
 class InceptionTime(nn.Module):
-    """TheMrGhostman/InceptionTime-Pytorch, inception.py, as an autoencoder.
-
-    Pools and unpools have windows of stride one, which overlap. A list keeps the indices.
-    """
+    """TheMrGhostman/InceptionTime-Pytorch, inception.py: windows overlap, a list keeps indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,10 +205,6 @@ def results(model: nn.Module, x: Tensor, call: Callable[..., Tensor] | None = No
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 
-def whole(shape: tuple[int, ...], most: int) -> Tensor:
-    return torch.randint(-most, most + 1, shape, dtype=torch.float64)
-
-
 def defined(unpool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch.nn's unpooling, but each output comes from the cell that the definition says."""
 
@@ -237,9 +223,10 @@ def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
     They come from torch.nn's pooling, whose gradient is right, and from unpooling by definition.
     """
     while True:
-        model, x = published.make().double().eval(), whole(published.shape, 3)
+        model = published.make().double().eval()
+        x = torch.randint(-3, 4, published.shape, dtype=torch.float64)
         for parameter in model.parameters():
-            parameter.data = whole(parameter.shape, 1)
+            parameter.data = torch.randint(-1, 2, parameter.shape, dtype=torch.float64)
         with pytest.MonkeyPatch.context() as patch:
             for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d"):
                 patch.setattr(F, name, defined(getattr(F, name)))

@@ -1,7 +1,4 @@
-"""Adaptive max pooling: definition, torch.nn's results, derivatives, graphs.
-
-Errors: test_torch_nn, as torch.nn's functions raise them, and test_bad_input.
-"""
+"""Adaptive max pooling: definition, torch.nn's results, derivatives, graphs."""
 
 import functools
 import random

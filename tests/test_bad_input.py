@@ -1,7 +1,4 @@
-"""Bad input: an exception of the type that torch.nn raises, and a message that names the values.
-
-A call with random arguments, most of them wrong, gives the reference's value or an exception.
-"""
+"""Bad input: exceptions of the types that torch.nn raises, and messages that name the values."""
 
 import math
 from collections import Counter
@@ -151,9 +148,6 @@ def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
         call.operator.redispatch(keys, *call.tensors, *call.arguments)
 
 
-# Random arguments
-
-
 STRANGE: tuple[Any, ...] = (
     *(0, -1, True, 2.5, math.nan, 2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63), [2**62]),
     *(None, "max", b"2", object(), torch.int64, torch.tensor(2), torch.tensor([2.5, 2.5])),
@@ -204,6 +198,7 @@ def outcome(rng: Random, device: str) -> str:
 @pytest.mark.sanitized
 @pytest.mark.filterwarnings("ignore")
 def test_random_arguments(device: str, rng: Random) -> None:
+    """Most are wrong. A call gives the reference's value or an exception, and never crashes."""
     count = scaled(4000)
     outcomes = Counter(outcome(rng, device) for _ in range(count))
     assert outcomes["right value"] > count / 10, outcomes

@@ -1,7 +1,4 @@
-"""Which modules of a model are replaced and put back, how, and why others are not.
-
-What a converted model computes: test_published.
-"""
+"""Which modules of a model are replaced and put back, how, and why others are not."""
 
 import copy
 import re

@@ -120,8 +120,7 @@ def test_a_training_step_in_graphs() -> None:
         assert same(*(torch.autograd.grad(output, x, weight)[0] for output in outputs))
 
 
-def test_every_gpu(rng: Random) -> None:
-    """GPUs that are not the current one, too."""
+def test_gpus_that_are_not_the_current_one(rng: Random) -> None:
     for index in range(torch.cuda.device_count()):
         for operator in OPERATORS:
             draw(rng, operator).check(f"cuda:{index}")

@@ -109,14 +109,13 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
         assert all(same(a.as_subclass(Tensor), b) for a, b in zip(found, expected, strict=True))
 
 
-# Tensors that no kernel of this package takes: of other devices, quantized, of mkldnn. The call is
-# torch.nn's if it asks for nothing that torch.nn lacks.
-
-
 @pytest.mark.usefixtures("single_threaded_torch")
 @pytest.mark.parametrize("device", ["mps", "xpu", "cpu"])
 def test_other_devices_run_torch_nns_calls(device: str) -> None:
-    """Fake tensors stand for tensors of devices that are not there."""
+    """The call is torch.nn's if it asks for nothing that torch.nn lacks.
+
+    Fake tensors stand for tensors of devices that are not there.
+    """
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         pooled, indices = F.max_pool2d(x, 2, return_indices=True)

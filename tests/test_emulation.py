@@ -13,14 +13,13 @@ import pytest
 import torch
 from cases import REDUCES, aimed, draw, geometry_of
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def test_every_kernel_is_reached(rng: random.Random) -> None:
     """By calls of the kernels for usual windows, for other windows, and for 64-bit numbers."""
     usual = itertools.product(
-        cases.DIFFERENTIABLE, (torch.uint8, *FLOATS), cases.WAYS, cases.WINDOWS
+        cases.DIFFERENTIABLE, (torch.uint8, *cases.POOLED[:4]), cases.WAYS, cases.WINDOWS
     )
     others = itertools.product(cases.DIFFERENTIABLE, cases.ARITHMETIC, (5, 2**17))
     library = emulation.library()
@@ -54,9 +53,9 @@ def test_a_mistake_is_seen(size: int, reduce: str, mistake: str, rng: random.Ran
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_under_sanitizers(sanitizers: str) -> None:
     """Runs the tests marked sanitized: on the emulated GPU and, for memory errors, on the CPU."""
-    marked = "sanitized and not cuda"
     chosen = "emulated and not arguments" if sanitizers == "thread" else "emulated or cpu"
-    done = emulation.sanitized(sanitizers, *PYTEST, "-m", marked, "-k", chosen, ".")
+    marked = ("-m", "sanitized and not cuda", "-k", chosen, ".")
+    done = emulation.sanitized(sanitizers, *PYTEST, *marked)
     assert done.returncode == 0, done.stdout[-8000:]
     assert " passed" in done.stdout
 

@@ -105,7 +105,6 @@ CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
 KERNELS = {"": CPU, "CUDA=0": CPU, "CUDA=1 FORCE_CPU=1": CUDA, "FORCE_CUDA=1": EITHER}
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("given", KERNELS)
 def test_kernels_that_make_builds(given: str, gpu: bool, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from cases import INDEX_DTYPES, REDUCES, Call, Geometry, draw, random_geometry, same, scaled
@@ -17,11 +18,6 @@ import maxunpool_cuda.functional as F
 import maxunpool_cuda.onnx
 from maxunpool_cuda import _ops
 
-onnx = pytest.importorskip("onnx", reason="its evaluator runs the exports")
-pytest.importorskip("onnxruntime", reason="the exports are run by ONNX Runtime")
-pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX through onnxscript")
-
-Axes = Sequence[int]
 SLOW = pytest.param(True, marks=pytest.mark.slow)
 both_forms = pytest.mark.parametrize("portable", [False, SLOW])
 
@@ -37,7 +33,10 @@ LISTED = {
 
 
 def export(
-    function: Callable[..., Any], *inputs: Tensor, dynamic: Axes = (), portable: bool = False
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    dynamic: Sequence[int] = (),
+    portable: bool = False,
 ) -> Any:
     """Export to ONNX. The sizes of the dynamic dimensions of every input are left open."""
     module, table = nn.Module(), maxunpool_cuda.onnx.translation_table()

@@ -1,7 +1,4 @@
-"""Inside patched(), torch.nn.functional's max pooling and unpooling are this package's.
-
-What models compute around which or inside of which it is: test_published.
-"""
+"""Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as torch_F
-from cases import INDEX_DTYPES, same
+from cases import INDEX_DTYPES, all_same, same
 from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import tree_leaves as leaves
@@ -47,10 +44,6 @@ def loss(x: Tensor, of: Any = torch_F, **options: Any) -> Tensor:
 def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
     x = IMAGE.clone().requires_grad_()
     return torch.autograd.grad(function(x), x)[0]
-
-
-def all_same(results: Any, expected: Any) -> bool:
-    return all(map(same, results, expected)) and len(results) == len(expected)
 
 
 OURS = gradient(partial(loss, of=F, index_dtype=torch.uint8))
@@ -139,12 +132,8 @@ async def async_generator() -> Any:
     yield
 
 
-class Unpoolable(Tensor):
-    """A subclass that does not implement the function. Others are in test_ecosystem."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return NotImplemented
+# A subclass that does not implement the function. Others are in test_ecosystem.
+Unpoolable = type("Unpoolable", (Tensor,), {"__torch_function__": lambda *_: NotImplemented})
 
 
 def test_errors() -> None:

@@ -21,8 +21,6 @@ from torch.utils.checkpoint import checkpoint
 import maxunpool_cuda.onnx
 from maxunpool_cuda import patched, replace_max_pooling, restore_max_pooling
 
-# Ways to convert a model, and to undo it.
-
 
 @contextmanager
 def replaced(published: Published, model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
@@ -47,9 +45,6 @@ def decorated(_: Published, model: nn.Module, dtype: torch.dtype) -> Iterator[No
     del model.forward
 
 
-# Ways to call, keep or hand on the converted model.
-
-
 def under_deterministic_algorithms(model: nn.Module, x: Tensor) -> Results:
     """torch.nn's unpooling raises an error here. Fixtures reset the settings."""
     torch.use_deterministic_algorithms(True)
@@ -72,8 +67,6 @@ def exported(model: nn.Module, x: Tensor, strict: bool = False) -> Results:
 
 def through_onnx(model: nn.Module, x: Tensor) -> Results:
     """ONNX Runtime has no float64 convolutions; in float32 the whole numbers are exact, too."""
-    for package in ("onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason="PyTorch exports with one and runs with the other")
     table = maxunpool_cuda.onnx.translation_table()
     model, x = model.float(), x.float()
     program: Any = torch.onnx.export(

@@ -76,7 +76,6 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str) -> None:
     # Takes seconds to import.
-    pytest.importorskip("expecttest", reason="PyTorch's own samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
     ours = getattr(F, name)

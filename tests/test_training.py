@@ -1,7 +1,4 @@
-"""Training: deterministic algorithms, and several processes that train a model as one does.
-
-How DTensors are refused: docs/pytorch.md.
-"""
+"""Training under deterministic algorithms, and by several processes that train as one does."""
 
 import os
 from pathlib import Path
