@@ -79,16 +79,6 @@ def test_attributions_add_up(tool: Any, dims: int, window: tuple[int, ...], relu
         assert error(tool, net, *given) < 1e-9
 
 
-def test_converted_pools() -> None:
-    """captum has no rule for these classes and takes their gradient. shap knows the class names."""
-    net, *given = case(2, (3, 2, 0), relu=False)
-    maxunpool_cuda.replace_max_pooling(net)
-    with maxunpool_cuda.patched(reduce="sum"):
-        assert error(deep_lift, net, *given) > 0.1
-        assert error(deep_explainer, net, *given) < 1e-9
-        assert error(deep_lift, maxunpool_cuda.restore_max_pooling(net), *given) < 1e-9
-
-
 def test_the_lines_of_the_readme() -> None:
     readme, names = Path(__file__).parent.parent / "README.md", dict[str, Any]()
     (lines,) = re.findall(r"^```py\n(.*?)^```", readme.read_text(), re.M | re.S)

@@ -17,10 +17,8 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-# Calls that raise, and a pattern of the values that the message names. U, P and A are max_unpool,
-# max_pool and adaptive_max_pool of as many dimensions as x and y have. For x, i are indices and o
-# offsets.
-#
+# Calls that raise, and a pattern of what the message names. U, P and A are max_unpool, max_pool and
+# adaptive_max_pool of as many dimensions as x and y have. For x, i are indices and o offsets.
 # torch.nn refuses these with the same type of exception, in one, two and three dimensions.
 # test_torch_nn.py has all sizes of windows, in two dimensions.
 REFUSED_BY_TORCH = {

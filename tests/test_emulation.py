@@ -38,6 +38,14 @@ def test_every_kernel_is_reached(rng: random.Random) -> None:
     assert not unreached, "\n".join(sorted(unreached))
 
 
+def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
+    """They multiply by a reciprocal, whose rounding shows next to multiples of the divisor."""
+    for _ in range(5000):
+        divisor, quotient = (rng.getrandbits(rng.randint(1, 63)) or 1 for _ in range(2))
+        n = min(divisor * quotient, 2**63 - 1) - rng.randint(0, 1)
+        assert emulation.library().divide(n, divisor) == n // divisor
+
+
 @pytest.mark.parametrize("mistake", ["barriers", "a block"])
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("size", [4, 9], ids=["whole planes", "parts"])

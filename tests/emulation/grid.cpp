@@ -1,5 +1,6 @@
 // Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
 // without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
+#include "cuda/divider.cuh"
 #include "errors.h"
 
 #include <dlfcn.h>
@@ -176,6 +177,9 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   });
   // Symbols of the kernels that ran since the last call.
   m.def("take_launched", []() { return std::exchange(launched, {}); });
+  m.def("divide", [](int64_t n, int64_t divisor) {
+    return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
+  });
   m.def("check_errors", &maxunpool_cuda::check_errors);
 }
 
