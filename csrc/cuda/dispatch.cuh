@@ -100,7 +100,7 @@ class Dispatch {
           pairs, negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
-      constexpr int kCells = elements_of_thread<T, Window, Elements::cells>();
+      constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
       const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
       if (aligned && geometry->inner == 1 && width.in % kCells == 0 &&
           width.out == Window::S * width.in) {
@@ -108,7 +108,7 @@ class Dispatch {
             {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
       }
       if constexpr (Window::S == 2) {
-        constexpr int kChannels = elements_of_thread<T, Window, Elements::channels>();
+        constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
         if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
           return launch.template operator()<Elements::channels>(
               {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
@@ -117,7 +117,7 @@ class Dispatch {
       }
     }
     if constexpr (Window::S == 2) { // larger windows are rare: slots() does them
-      constexpr int kPlanes = elements_of_thread<T, Window, Elements::planes>();
+      constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
       const Planes planes(*geometry, kPlanes);
       launch.template operator()<Elements::planes>(
           {*geometry,

@@ -35,14 +35,14 @@ struct Square {
 // or of V cells of a row that are a vector.
 enum class Elements { planes, channels, cells };
 
-template <class T, class Window, Elements kOf>
+template <class T, bool kOffsets, class Window, Elements kOf>
 constexpr int elements_of_thread() {
   constexpr int kVector = kVectorBytes / sizeof(T);
   switch (kOf) {
     case Elements::cells:
-      return std::clamp(kVector, Window::S, 8) / Window::S;
+      return std::clamp(kVector, Window::S, kOffsets ? 8 : 4) / Window::S;
     case Elements::channels:
-      return std::min(kVector, Window::K == 2 ? 8 : 4);
+      return kOffsets ? std::min(kVector, Window::K == 2 ? 8 : 4) : std::min(kVector / 2, 4);
     default:
       return Window::K == 2 ? 4 : 2;
   }
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   using Held = typename Combine::Held;
   constexpr int K = Window::K, S = Window::S, P = Window::P, kCells = Window::kCells,
                 kOwn = Window::kOwn;
-  constexpr int V = elements_of_thread<T, Window, kOf>();
+  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
   constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;

@@ -197,7 +197,7 @@ __device__ inline bool fill_with_last(
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 2) forward_last_slots(
+__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_last_slots(
     Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kSlotThreads, 2) forward_last_slots(
 // block hold a cell each; of those whose cells name one output, the first adds in the first round,
 // the next one in the second.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 2) forward_sum_slots(
+__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_sum_slots(
     Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
     T* __restrict__ output) {
   auto* const sums = shared_memory<CombineSum<T>>();
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kSlotThreads, 2) forward_sum_slots(
 
 // Gradient. That of "sum" takes any index, so it needs no slots, and parts are of the cells.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 2) backward_slots(
+__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) backward_slots(
     Parts parts, Report report, bool sum, const T* __restrict__ grad_output, AnyIndices indices,
     T* __restrict__ grad_input) {
   auto* const slots = shared_memory<uint32_t>();
