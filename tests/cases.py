@@ -47,17 +47,13 @@ WINDOWS = (
     *((3, 2, 1), (3, 2, 0), (3, 1, 1), (2, 1, 0)),
 )
 
-# How kernels cut up a call: rows of contiguous tensors that divide into vectors, rows that do not,
-# or vectors of channels.
+# Kernels cut up contiguous rows that divide into vectors, or do not, or take vectors of channels.
 WAYS = ("even rows", "uneven rows", "channels")
 
 
 def scaled(count: int) -> int:
     """The number of random cases to try: ``count`` with --all, a quarter of it without."""
     return count if os.environ["MAXUNPOOL_ALL"] == "1" else max(1, count // 4)  # see conftest.py
-
-
-# Geometries
 
 
 @dataclass(frozen=True)
@@ -194,9 +190,6 @@ def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = Non
     return table[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
 
 
-# Tensors
-
-
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether shape, dtype and every bit are equal."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
@@ -302,9 +295,6 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     return flat.to(dtype)
 
 
-# Calls
-
-
 @dataclass(frozen=True)
 class Call:
     """One call of an operator."""
@@ -347,10 +337,6 @@ class Call:
         """All results, with ``tensors`` in place of the first of its own."""
         results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
         return results if isinstance(results, tuple) else (results,)
-
-    def values(self, *tensors: Tensor) -> Tensor:
-        """The result that may have a gradient."""
-        return self.on(*tensors)[0]
 
     def function(self, *tensors: Tensor) -> Any:
         """All results of the public function, if the operator has one."""

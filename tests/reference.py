@@ -172,7 +172,7 @@ def _numbers(tensor: Tensor, dims: int) -> np.ndarray:
 
 def _accumulators(input: Tensor, dims: int) -> np.ndarray:
     """(planes, positions, parts): integers wrap in 64 bits, half types add in float32."""
-    values, dtype = input.detach().cpu(), input.dtype
+    values, dtype = input.detach().cpu().resolve_conj(), input.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         values = values.long()
     elif dtype.to_real() != torch.float64:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,6 +160,8 @@ def test_the_layout_is_the_one_that_strides_suggest(dims: int, layout: str, part
     # The layout of an output is that of the values, not of the indices.
     output = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
     assert output.is_contiguous()
+    output = unpool(values, indices.contiguous(), 2, output_size=x.shape[-dims:])
+    assert layouts_of(output, dims) == kept
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
@@ -204,6 +207,10 @@ def test_windows_far_larger_than_the_planes() -> None:
     arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
     grad_input = _ops.max_unpool_backward(grad_output, indices, *arguments)
     assert grad_input.flatten().tolist() == [0] * (2**17 - 1) + [1]
+    torch.set_num_threads(2)  # each output has one owner, also of offsets that are found one by one
+    x, offsets = torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.uint8)
+    output = _ops.max_unpool(x, offsets, (2**17,), (2,), (2**40,), (0,), "last")
+    assert output.flatten().nonzero().tolist() == [[0]]
     x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
     assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
 
@@ -237,6 +244,17 @@ def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
             call.results(device)
 
 
+@pytest.mark.sanitized
+def test_of_many_bad_indices_one_is_named(device: str) -> None:
+    x, bad = torch.ones(8, 8, device=device), torch.arange(-64, 0).reshape(8, 8)
+    for _ in range(10):
+        with pytest.raises(RuntimeError) as caught:
+            F.max_unpool1d(x, bad.to(device), 2)
+        words = re.search(r"index: (-\d+) .* at position (\d+) of plane (\d+)", str(caught.value))
+        index, position, plane = map(int, words.groups())
+        assert index == bad[plane, position]
+
+
 @pytest.mark.parametrize(
     ("stride", "size"), [(2, (6, 8)), (2, (8, 6)), (2, (6, 8, 8)), (2**32, (5,))], ids=str
 )
@@ -254,6 +272,7 @@ CLIPPED = [
     geometry_of((2, 2, 2), (2, 2, 0), (3, 3, 3)),
     geometry_of((2, 2, 2), (3, 2, 1), (3, 4, 4)),
     geometry_of((2, 2), (4, 4, 0), (7, 6)),
+    geometry_of((2, 4), (3, 2, 0), (5, 8)),  # in rows that divide into vectors
     Geometry((2, 2, 2), (1, 2, 2), (3, 2, 2), (0, 0, 0), (4, 3, 4)),
     Geometry((2, 2, 2), (2, 2, 2), (3, 2, 2), (0, 0, 0), (4, 4, 4)),
 ]

@@ -39,16 +39,23 @@ def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Rand
             assert same(got, max_unpool(x, call.positions, g.output, reduce)), (g, reduce)
 
 
-# Long rows, many channels, or large windows, more than a kernel takes at once: the leading sizes,
+# Long rows, many channels, or large windows, more than a kernel takes at once: arguments of draw,
 # the sizes of the plane, and the window.
 LARGE: tuple[tuple[Any, ...], ...] = (
-    ((1, 2), (1337,), (2,), (1,), (0,), (641,)),
-    ((2, 1), (4, 40000), (2, 3), (2, 2), (0, 0), (1, 1)),  # too wide for 16-bit offsets
-    ((1, 1050), (5, 6), (2, 2), (1, 1), (1, 1), (1, 1)),
-    ((2, 3), (40, 41), (40, 40), (1, 1), (20, 20), (1, 1)),
-    ((2, 3), (5000,), (4000,), (333,), (100,), (1,)),
-    ((1, 2), (18, 17, 19), (16,) * 3, (1,) * 3, (8,) * 3, (1,) * 3),
-    ((1, 40), (67, 66), (66, 65), (1, 1), (0, 0), (1, 1)),
+    ({"leading": (1, 2)}, (1337,), (2,), (1,), (0,), (641,)),
+    ({"leading": (2, 1)}, (4, 40000), (2, 3), (2, 2), (0, 0), (1, 1)),  # wider than 16 bits
+    ({"leading": (1, 1050)}, (5, 6), (2, 2), (1, 1), (1, 1), (1, 1)),
+    ({"leading": (2, 3)}, (40, 41), (40, 40), (1, 1), (20, 20), (1, 1)),
+    ({"leading": (2, 3)}, (5000,), (4000,), (333,), (100,), (1,)),
+    ({"leading": (1, 2)}, (18, 17, 19), (16,) * 3, (1,) * 3, (8,) * 3, (1,) * 3),
+)
+LARGEST = (
+    {"leading": (1, 40), "layout": "channels_last"},
+    (67, 66),
+    (66, 65),
+    (1, 1),
+    (0, 0),
+    (1, 1),
 )
 
 
@@ -58,9 +65,8 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
     chosen: list[dict[str, Any]] = [
         {"longest": rng.choice((9, 40)), "most_cells": 2000} for _ in range(scaled(25))
     ]
-    for leading, *window in rng.sample(LARGE, scaled(len(LARGE))):
-        geometry = Geometry.of_pooling(*window, rng.random() < 0.5)
-        chosen.append({"leading": leading, "geometry": geometry})
+    for each, *window in (LARGEST, *rng.sample(LARGE, scaled(len(LARGE)))):
+        chosen.append(each | {"geometry": Geometry.of_pooling(*window, rng.random() < 0.5)})
     for each in chosen:
         call = draw(rng, "pool", dtype, **each)
         (x,), g, (*window, ceil) = call.tensors, call.geometry, call.geometry.pooling

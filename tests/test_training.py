@@ -23,10 +23,8 @@ NONDETERMINISTIC = {
 
 @pytest.mark.usefixtures("composed", "single_threaded_torch")
 def test_training_step() -> None:
-    """Results equal torch.nn's bit for bit, as its sums have the same order on the CPU.
-
-    After the U-Net, the windows of a pool overlap, and those of adaptive pools have many sizes.
-    """
+    """Results equal torch.nn's bit for bit, as its sums have the same order on the CPU."""
+    # The windows of the first overlap, those of adaptive pools have many sizes.
     pools = (nn.MaxPool3d(3, 2, 1), nn.AdaptiveMaxPool3d((5, 6, 4)), nn.AdaptiveMaxPool3d(2))
     layers = [layer for pool in pools for layer in (nn.Conv3d(6, 6, 3, padding=1), pool)]
     model = nn.Sequential(PUBLISHED["UNet3d"].make(), *layers).double()

@@ -174,14 +174,14 @@ def test_compiled_autograd(dynamic: bool, index_dtype: torch.dtype) -> None:
     count = CompileCounterWithBackend("aot_eager")
     compiler = torch.compile(backend=count, fullgraph=True, dynamic=dynamic)
     net = Net(index_dtype)
-    for size in (12, 12, 16):
+    for size, net.unpool.reduce in (12, "last"), (12, "sum"), (16, "last"), (16, "last"):
         x = torch.rand(2, 3, size, 8, requires_grad=True)
         weight = torch.randint(-9, 9, (2, 3, size // 2, 4)).float()
         (expected,) = torch.autograd.grad(net(x), x, weight)
         with compiled_autograd._enable(compiler, dynamic=dynamic):
             (got,) = torch.autograd.grad(net(x), x, weight)
         assert same(got, expected)
-    assert 0 < count.frame_count <= 2
+    assert 0 < count.frame_count <= 3
     with torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda x: net(x).mul(weight).sum().backward(), backend="aot_eager")(x)
     assert same(x.grad, expected)
