@@ -20,19 +20,19 @@ namespace {
 
 // What an output becomes when an element names it.
 template <class Element>
-MAXUNPOOL_INLINE void keep(Element& output, Element value) {
+MAXUNPOOL_INLINE inline void keep(Element& output, Element value) {
   output = value;
 }
 
 // Sums of types that are accumulated in themselves, or, as integers, wrap to the same.
 template <class Element>
-MAXUNPOOL_INLINE void add(Element& output, Element value) {
+MAXUNPOOL_INLINE inline void add(Element& output, Element value) {
   output = static_cast<Element>(plus<Element>(output, value));
 }
 
 // Sums of one 16-bit float at most: the element as it is, but 0 for -0.
 template <class Element>
-MAXUNPOOL_INLINE void add_to_zero(Element& output, Element value) {
+MAXUNPOOL_INLINE inline void add_to_zero(Element& output, Element value) {
   output = (value.x & 0x7fff) == 0 ? Element{} : value;
 }
 
