@@ -37,7 +37,7 @@ INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
 INDEX_KINDS = ("own window", "maxima", "wrapped window", "one stray", "anywhere", "few")
 
-# They make quiet and signalling NaNs, infinities, zeros and subnormal numbers.
+# Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormal numbers.
 SPECIAL_BYTES = (0, 1, 0x7F, 0x80, 0xF0, 0xFF)
 
 # Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
