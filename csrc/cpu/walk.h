@@ -70,9 +70,10 @@ struct Part {
   // Visits the elements of a chunk that name owned outputs. Prefetches the indices of the next
   // chunk and, in a gradient, values for later elements: each has an equal share of the outputs, of
   // which at most kMost bytes are worth it, as windows that lie far apart leave most unread.
+  // Processors foresee this themselves where the walk goes forward and rows are short.
   template <bool kReverse, bool kOwnsAll, class Visit>
   void visit_all(const Chunk& chunk, const uint32_t* found, const Visit visit) const {
-    constexpr int64_t kOften = 8, kLine = 64, kMost = 2048; // elements, bytes, bytes
+    constexpr int64_t kOften = 8, kLine = 64, kMost = 2048, kShort = 256; // elements; bytes
     constexpr int64_t kSign = kReverse ? -1 : 1;
     const Geometry<int64_t>& geometry = plan.geometry;
     const int64_t count = chunk.elements.size(), size = static_cast<int64_t>(call.element_size);
@@ -81,7 +82,9 @@ struct Part {
     const auto indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
     const double share = static_cast<double>(geometry.out_slab() * size) / geometry.in_slab();
     const auto bytes_of = [=](int64_t elements) { return static_cast<int64_t>(elements * share); };
-    const int64_t step = bytes_of(kOften), prefetched = call.forward ? 0 : std::min(step, kMost);
+    const int64_t row = geometry.axis[2].out * geometry.inner * size, step = bytes_of(kOften);
+    const bool foreseen = !kReverse && row < kShort;
+    const int64_t prefetched = call.forward || foreseen ? 0 : std::min(step, kMost);
     const uintptr_t values = reinterpret_cast<uintptr_t>(call.values) +
                              plan.unpooled(stack) * size +
                              bytes_of(chunk.elements.begin + kSign * plan.ahead());
@@ -95,7 +98,9 @@ struct Part {
     int64_t k = 0;
     for (; k + kOften <= count; k += kOften) {
       const int64_t element = element_of(k);
-      MAXUNPOOL_PREFETCH(indices + element * index_size);
+      if (!foreseen) {
+        MAXUNPOOL_PREFETCH(indices + element * index_size);
+      }
       for (int64_t byte = 0; byte < prefetched; byte += kLine) {
         MAXUNPOOL_PREFETCH(values + element * step / kOften + byte);
       }
