@@ -279,9 +279,8 @@ class Dispatch {
   T negative_zero() const {
     if constexpr (std::is_unsigned_v<T>) {
       return !last_ && c10::isFloatingType(call_.type) ? T{1} << (8 * sizeof(T) - 1) : T{};
-    } else {
-      return T{};
     }
+    return T{};
   }
 
   const Launch& launch_;

@@ -42,13 +42,27 @@ constexpr int elements_of_thread() {
     case Elements::cells:
       return std::clamp(kVector, Window::S, kOffsets ? 8 : 4) / Window::S;
     case Elements::channels:
-      return kOffsets ? std::min(kVector, Window::K == 2 ? 8 : 4) : std::min(kVector / 2, 4);
+      return kOffsets ? std::min(kVector, Window::K == 2 || std::is_same_v<T, uint16_t> ? 8 : 4)
+                      : std::min(kVector / 2, 4);
     default:
       return Window::K == 2 ? 4 : 2;
   }
 }
 
-constexpr uint32_t kNoCell = 0xC0000000u; // names no output
+constexpr uint32_t kNoCell = 0xFFFFFFFFu; // names no output, packed or not
+
+// Neighbours, on one side, of a row's elements, which are N words. `away` is that of the last one.
+template <bool kPacked, int kSide, int N, class Word>
+__device__ inline void take_neighbours(const Word (&words)[N], Word away, Word (&to)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    to[n] = n == (kSide > 0 ? N - 1 : 0) ? away : words[n + kSide];
+    if constexpr (kPacked) {
+      to[n] = kSide > 0 ? bytes_of(words[n], to[n], 0x5432)
+                        : bytes_of(to[n], words[n], n == 0 ? 0x5410 : 0x5432);
+    }
+  }
+}
 
 // Bits of the offsets of a 3x3 window that are not clipped. It begins at `top` and `left`; of its
 // columns, those whose bits are in `edges` may be clipped. Octal numbers have a digit for each row.
@@ -70,11 +84,17 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     const typename Combine::Element* __restrict__ input, AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
   using T = typename Combine::Element;
-  using Held = typename Combine::Held;
   constexpr int K = Window::K, S = Window::S, P = Window::P, kCells = Window::kCells,
                 kOwn = Window::kOwn;
-  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
   constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
+  // Whether elements, and the offsets that name their outputs, are packed.
+  constexpr bool kPacked =
+      std::is_same_v<T, uint16_t> && kOffsets && S == 2 && (kOfCells || kOfChannels);
+  using Kept = std::conditional_t<kPacked, CombineLast<uint32_t>, Combine>;
+  using Word = typename Kept::Element;
+  using Held = typename Kept::Held;
+  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
+  constexpr int kInWord = sizeof(Word) / sizeof(T), kWords = V / kInWord; // of its elements
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
   for_each_flagged_item(tiling.items, kOffsets ? nullptr : report.stray_flags, [&](uint32_t i) {
@@ -89,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       in_depth = z;
       d = split(in_depth, planes.depth_stride);
       is_covered = d < depth.in && in_depth < depth.kernel;
+      in_depth = is_covered ? in_depth : 0; // else names might wrap around
       position += z * height.out * width.out;
     }
     const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
@@ -112,13 +133,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    // All cells are read before any is looked at. A name is the position that an index names, or
-    // the offset in this slice of the window.
-    uint32_t named[kCells][kCells][V];
-    Held value[kCells][kCells][V];
-    const auto name_of = [&](RawIndex<kOffsets> raw) {
-      return kOffsets ? raw - in_depth * (K * K) : index_as<uint32_t>(raw);
-    };
+    // All cells are read before any is looked at: `|`, as loads would wait at the branch of a `||`.
+    // A name is the position that an index names, or the window offset.
+    uint32_t named[kCells][kCells][kWords];
+    Held value[kCells][kCells][kWords];
 #pragma unroll
     for (int y = 0; y < kCells; ++y) {
       const bool exists = is_covered && p + (y - kOwn) < height.in; // may wrap around
@@ -126,42 +144,47 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
 #pragma unroll
       for (int x = 0; x < kCells; ++x) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          named[y][x][v] = kNoCell;
+        for (int n = 0; n < kWords; ++n) {
+          named[y][x][n] = kNoCell;
         }
         const uint32_t from = row + (x - kOwn) * g.inner;
-        if (!exists || (kOfCells ? x != kOwn : q + (x - kOwn) >= width.in)) {
+        if (!exists | (kOfCells ? x != kOwn : q + (x - kOwn) >= width.in)) {
           continue;
         }
         if constexpr (kOf == Elements::planes) {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            named[y][x][v] = name_of(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
+            named[y][x][v] =
+                index_as<uint32_t>(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
             value[y][x][v] = static_cast<Held>(input[from + pooled[v]]);
+          }
+        } else if constexpr (kPacked) {
+          load_held<kWords>(reinterpret_cast<const Word*>(input + from), value[y][x]);
+          const auto* const offsets = static_cast<const uint8_t*>(indices.data) + from;
+          const auto words = load<V / 4>(reinterpret_cast<const uint32_t*>(offsets));
+#pragma unroll
+          for (int n = 0; n < kWords; ++n) {
+            named[y][x][n] = bytes_of(words[n / 2], 0, n % 2 == 0 ? 0x4140 : 0x4342);
           }
         } else {
           const auto raw = load_indices<kOffsets, V>(indices, from);
           load_held<V>(input + from, value[y][x]);
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            named[y][x][v] = name_of(raw[v]);
+            named[y][x][v] = index_as<uint32_t>(raw[v]);
           }
         }
       }
       if constexpr (kOfCells && kCells > 1) { // but for one, neighbours are the thread's own cells
-        constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kLast = kSide > 0 ? V - 1 : 0;
-        constexpr int kAway = kSide > 0 ? V : -1;
+        constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kAway = kSide > 0 ? V : -1;
+        uint32_t away_named = kNoCell;
+        Held away_value{};
         if (exists && q + static_cast<uint32_t>(kAway) < width.in) {
-          named[y][kOther][kLast] = name_of(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
-          value[y][kOther][kLast] = static_cast<Held>((input + row)[kAway]);
+          away_named = index_as<uint32_t>(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
+          away_value = static_cast<Held>((input + row)[kAway]);
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          if (v != kLast) {
-            named[y][kOther][v] = named[y][kOwn][v + kSide];
-            value[y][kOther][v] = value[y][kOwn][v + kSide];
-          }
-        }
+        take_neighbours<kPacked, kSide>(named[y][kOwn], away_named, named[y][kOther]);
+        take_neighbours<kPacked, kSide>(value[y][kOwn], away_value, value[y][kOther]);
       }
     }
 
@@ -176,15 +199,16 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     uint32_t all_inside = K > S || column_exists[S - 1];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const uint32_t name = named[kOwn][kOwn][v], right = kOfCells ? S * v : 0;
+      const uint32_t word = named[kOwn][kOwn][v / kInWord], right = kOfCells ? S * v : 0;
+      const uint32_t name = !kPacked ? word : v % 2 == 0 ? word & 0xFFFF : word >> 16;
       if constexpr (K == 3 && kOffsets) {
         // In rows that divide into vectors, a window's first column may be clipped, or its last.
-        const int edge = P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
-        const uint32_t offsets =
-            unclipped_offsets(g, top, first_column + right, kOfCells ? edge : 7);
+        const int edges = !kOfCells ? 7 : P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
+        const uint32_t offsets = unclipped_offsets(g, top, first_column + right, edges);
         all_inside &= offsets >> (name < K * K ? name : K * K);
       } else if constexpr (kOffsets) {
-        all_inside &= name < end;
+        const bool both_below = ((word + (0x8000 - end) * kBoth) & 0x8000 * kBoth) == 0;
+        all_inside &= kPacked ? both_below : name < end;
       } else if constexpr (K == 3) {
         const Position<uint32_t> start{{z, top, first_column + right}};
         all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
@@ -201,26 +225,30 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     }
     if constexpr (K == S) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        value[0][0][v] = added_to_zero(value[0][0][v], negative_zero);
+      for (int n = 0; n < kWords; ++n) {
+        value[0][0][n] = added_to_zero<kPacked>(value[0][0][n], negative_zero);
       }
     }
-    const auto store_row = [&](int r, const Combine(&kept)[S][V]) {
-      T* const to = output + (first + r * width.out * g.inner);
+    const auto store_row = [&](int r, const Kept(&kept)[S][kWords]) {
+      Word* const to = reinterpret_cast<Word*>(output + (first + r * width.out * g.inner));
       if constexpr (kOfCells) {
-        Combine line[S * V];
+        Kept line[S * kWords];
 #pragma unroll
-        for (int v = 0; v < S * V; ++v) {
-          line[v] = kept[v % S][v / S];
+        for (int n = 0; n < S * kWords; ++n) {
+          line[n] = kept[n % S][n / S];
+          if constexpr (kPacked) { // the two outputs at a cell, whose halves these are
+            line[n].value =
+                bytes_of(kept[0][n / S].value, kept[1][n / S].value, n % S == 0 ? 0x5410 : 0x7632);
+          }
         }
-        return store_results<S * V>(to, line);
+        return store_results<S * kWords>(to, line);
       }
       if (kOf == Elements::planes && pairs) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const Combine pair[] = {kept[0][v], kept[1][v]};
-          if (v < left && column_exists[0]) {
-            store_results<2>(to + unpooled[v], pair);
+        for (int n = 0; n < kWords; ++n) {
+          const Kept pair[] = {kept[0][n], kept[1][n]};
+          if (n < left && column_exists[0]) {
+            store_results<2>(to + unpooled[n], pair);
           }
         }
         return;
@@ -231,12 +259,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
           continue;
         }
         if constexpr (kOfChannels) {
-          store_results<V>(to + e * g.inner, kept[e]);
+          store_results<kWords>(to + e * g.inner / kInWord, kept[e]);
         } else {
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            if (v < left) {
-              to[e * g.inner + unpooled[v]] = kept[e][v].result();
+          for (int n = 0; n < kWords; ++n) {
+            if (n < left) {
+              to[e * g.inner + unpooled[n]] = kept[e][n].result();
             }
           }
         }
@@ -244,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     };
 #pragma unroll
     for (int r = 0; r < S; ++r) {
-      Combine kept[S][V];
+      Kept kept[S][kWords];
 #pragma unroll
       for (int y = 0; y < kCells; ++y) {
 #pragma unroll
@@ -255,11 +283,16 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
             if (in_y < 0 || in_y >= K || in_x < 0 || in_x >= K) {
               continue;
             }
-            const uint32_t name = kOffsets ? in_y * K + in_x : position + r * width.out + e;
+            const auto name =
+                kOffsets ? (in_depth * K + in_y) * K + in_x : position + r * width.out + e;
 #pragma unroll
-            for (int v = 0; v < V; ++v) {
-              const bool match = named[y][x][v] == name + (kOfCells && !kOffsets ? S * v : 0);
-              kept[e][v].add_if(match, value[y][x][v]);
+            for (int n = 0; n < kWords; ++n) {
+              if constexpr (kPacked) {
+                kept[e][n].add_bits(equal_halves(named[y][x][n], name * kBoth), value[y][x][n]);
+              } else {
+                const bool match = named[y][x][n] == name + (kOfCells && !kOffsets ? S * n : 0);
+                kept[e][n].add_if(match, value[y][x][n]);
+              }
             }
           }
         }

@@ -42,6 +42,32 @@ __device__ inline void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
+// Packed words hold two elements of 16 bits, or two window offsets.
+constexpr uint32_t kBoth = 0x10001; // times a number: the word with it in both halves
+
+// Four bytes of two words, by number: 0 to 3 lie in `low`. The last digit is the lowest byte's.
+__device__ inline uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t numbers) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(low, high, numbers);
+#else
+  const uint64_t from = uint64_t{high} << 32 | low;
+  const auto byte = [&](int i) { return (from >> 8 * (numbers >> 4 * i & 7) & 0xFF) << 8 * i; };
+  return static_cast<uint32_t>(byte(0) | byte(1) | byte(2) | byte(3));
+#endif
+}
+
+// Mask of the halves that are equal. They are compared as numbers of half precision: those of NaNs
+// are not equal, and 0 may equal 0x8000.
+__device__ inline uint32_t equal_halves(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint32_t mask;
+  asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b)); // keeps subnormal numbers
+  return mask;
+#else
+  return ((a ^ b) << 16 == 0 ? 0xFFFFu : 0) | ((a ^ b) >> 16 == 0 ? 0xFFFF0000u : 0);
+#endif
+}
+
 // Last element. If smaller than a word, it lies in a word's low bits; the others are undefined.
 template <class T>
 struct CombineLast {
@@ -51,6 +77,7 @@ struct CombineLast {
   Held value{};
 
   __device__ void add_if(bool match, Held pooled) { value = match ? pooled : value; }
+  __device__ void add_bits(Held mask, Held pooled) { value = (pooled & mask) | (value & ~mask); }
   __device__ T result() const { return static_cast<T>(value); }
 };
 
@@ -71,10 +98,13 @@ struct CombineSum {
   __device__ T result() const { return static_cast<T>(sum); }
 };
 
-// The element plus the +0 that a sum starts from: that changes -0 alone. `negative_zero` is the
-// bits of -0 where results are sums of floating-point numbers, else 0, and nothing changes.
-template <class T, class Held>
+// The element, or packed ones, plus the +0 that a sum starts from: that changes -0 alone, of which
+// `negative_zero` is the bits. That is 0 where results are no floating-point sums.
+template <bool kPacked, class T, class Held>
 __device__ inline Held added_to_zero(Held value, T negative_zero) {
+  if constexpr (kPacked) {
+    return value & ~(equal_halves(value, negative_zero * kBoth) & negative_zero * kBoth);
+  }
   return negative_zero != T{} && static_cast<T>(value) == negative_zero ? Held{} : value;
 }
 
