@@ -67,7 +67,7 @@ checks: $(CHECKS) ## what every change must pass, beside make test
 
 check-docs: docs
 check-newest:
-	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
+	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0;10.0;12.0+PTX"
 check-oldest: OLDEST := CUDA=0 TORCH=torch==2.8.0 VENV=.venv-oldest
 check-oldest:
 	$(MAKE) test $(OLDEST) ARGS="$(ONCE)"
