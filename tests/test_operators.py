@@ -280,12 +280,13 @@ CLIPPED = [
 
 @pytest.mark.parametrize("geometry", CLIPPED, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_window_has_outside_of_the_plane_is_bad(
-    device: str, layout: str, geometry: Geometry
+    device: str, layout: str, geometry: Geometry, dtype: torch.dtype
 ) -> None:
     positions, inside = cases.windows_of(geometry)
     first = inside.int().argmax(1, keepdim=True)  # offsets that are good
-    x = laid_out(torch.ones(1, 8, *geometry.pooled, device=device), layout, geometry.dims)
+    x = laid_out(torch.ones(1, 8, *geometry.pooled).to(device, dtype), layout, geometry.dims)
     arguments = (geometry.output, *geometry.window, "last")
     flat = positions.gather(1, first)
     for cell, offset in (~inside).nonzero().tolist():
