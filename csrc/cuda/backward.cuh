@@ -19,7 +19,7 @@
 namespace maxunpool_cuda {
 
 // Planes of a thread, and blocks of a processor. kDropsLosers needs registers, and more threads to
-// hide latency. ptxas needs the 64 registers that 1024 threads leave for GPUs since Blackwell.
+// hide latency. For Blackwell, ptxas spills unless it has the 64 registers that 1024 threads leave.
 template <bool kDropsLosers>
 constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
 template <class T, bool kDropsLosers>

@@ -51,7 +51,7 @@ constexpr int elements_of_thread() {
 
 constexpr uint32_t kNoCell = 0xFFFFFFFFu; // names no output, packed or not
 
-// Neighbours, on one side, of a row's elements, which are N words. `away` is that of the last one.
+// From the elements of a row, N words, to their neighbours on one side. The last one's is `away`.
 template <bool kPacked, int kSide, int N, class Word>
 __device__ inline void take_neighbours(const Word (&words)[N], Word away, Word (&to)[N]) {
 #pragma unroll
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   using Word = typename Kept::Element;
   using Held = typename Kept::Held;
   constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
-  constexpr int kInWord = sizeof(Word) / sizeof(T), kWords = V / kInWord; // of its elements
+  constexpr int kInWord = sizeof(Word) / sizeof(T), kWords = V / kInWord; // of a thread
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
   for_each_flagged_item(tiling.items, kOffsets ? nullptr : report.stray_flags, [&](uint32_t i) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    // All cells are read before any is looked at: `|`, as loads would wait at the branch of a `||`.
+    // All cells are read before any is looked at. A `||` below would be a branch where loads wait.
     // A name is the position that an index names, or the window offset.
     uint32_t named[kCells][kCells][kWords];
     Held value[kCells][kCells][kWords];

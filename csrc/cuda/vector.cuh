@@ -98,8 +98,8 @@ struct CombineSum {
   __device__ T result() const { return static_cast<T>(sum); }
 };
 
-// The element, or packed ones, plus the +0 that a sum starts from: that changes -0 alone, of which
-// `negative_zero` is the bits. That is 0 where results are no floating-point sums.
+// The element, or both packed ones, plus the +0 that a sum starts from, which changes -0 alone.
+// `negative_zero` is the bits of -0 where results are floating-point sums, else 0.
 template <bool kPacked, class T, class Held>
 __device__ inline Held added_to_zero(Held value, T negative_zero) {
   if constexpr (kPacked) {
