@@ -28,8 +28,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 @pytest.mark.usefixtures("single_threaded_torch")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example(name: str) -> None:
-    public = attrgetter(name)(maxunpool_cuda)
-    (test,) = doctest.DocTestFinder(recurse=False).find(public, name)
+    (test,) = doctest.DocTestFinder(recurse=False).find(attrgetter(name)(maxunpool_cuda), name)
     results = doctest.DocTestRunner().run(test)
     assert results.attempted > 0
     assert results.failed == 0

@@ -40,8 +40,7 @@ def test_bad_indices() -> None:
     """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
     unpool, window = PORTABLE[_ops.max_unpool], ((4,), (2,), (2,), (0,), "last")
     x = torch.tensor([[1.0, 2.0]])
-    offsets = torch.tensor([[2, 1]], dtype=torch.uint8)
-    assert unpool(x, offsets, *window).tolist() == [[0, 0, 0, 2]]
+    assert unpool(x, torch.tensor([[2, 1]]).byte(), *window).tolist() == [[0, 0, 0, 2]]
     with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
         unpool(x, torch.tensor([[4, 1]]), *window)
 
@@ -57,8 +56,7 @@ def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
 class RoundTrip(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
-        unpooled = F.max_unpool2d(pooled * 2, indices, 3, 2, 1, x.shape, reduce="sum")
-        return pooled, indices, unpooled
+        return pooled, indices, F.max_unpool2d(pooled * 2, indices, 3, 2, 1, x.shape, reduce="sum")
 
 
 @pytest.mark.slow

@@ -94,10 +94,9 @@ class Dispatch {
       return std::max(axis.in, divide_up(axis.out, Window::S));
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
-      const bool pairs = geometry->inner == 1 && width.out % 2 == 0 && are_aligned({call_.result});
       launch_items<T>(
           maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes,
-          pairs, negative_zero<T>());
+          negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
       constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();

@@ -1,5 +1,5 @@
 // Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, or of 4x4, 4 apart, in one pass over the
-// output: its owner writes every element once, zero or not.
+// output: the one owner of an element writes it, zero or not.
 //
 //   cells      | c  |(c)     A thread owns a cell and the SxS outputs at it, of V elements each
 //              |(c) |(c)     (see Elements). If windows overlap, cells in brackets may name these
@@ -45,7 +45,7 @@ constexpr int elements_of_thread() {
       return kOffsets ? std::min(kVector, Window::K == 2 || std::is_same_v<T, uint16_t> ? 8 : 4)
                       : std::min(kVector / 2, 4);
     default:
-      return Window::K == 2 ? 4 : 2;
+      return Window::K == 2 ? 4 : sizeof(T) < sizeof(uint64_t) ? 3 : 2;
   }
 }
 
@@ -79,7 +79,7 @@ __device__ inline uint32_t unclipped_offsets(
 
 template <class Combine, bool kOffsets, class Window, Elements kOf>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
-    Tiling<uint32_t> tiling, Planes planes, Report report, bool pairs,
+    Tiling<uint32_t> tiling, Planes planes, Report report,
     typename Combine::Element negative_zero, // see added_to_zero
     const typename Combine::Element* __restrict__ input, AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       row_exists[k] = S * p + k < height.out;
       column_exists[k] = kOfCells || S * q + k < width.out;
     }
-    // Distance of each plane from the first. If fewer than V are left, the last is read again.
+    // Distance of each plane from the first. If fewer than V are left, the last is done again.
     const bool all_left = kOf != Elements::planes || planes.slabs == 1;
     const int left = all_left ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     // Distance to the second slice of a disjoint window, or 0 where it has none.
     const bool second_slice = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
     const uint32_t slice = second_slice ? height.out * width.out : 0;
-    uint32_t all_inside = K > S || column_exists[S - 1];
+    uint32_t all_inside = K > S || (row_exists[0] && column_exists[S - 1]);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const uint32_t word = named[kOwn][kOwn][v / kInWord], right = kOfCells ? S * v : 0;
@@ -243,29 +243,29 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         }
         return store_results<S * kWords>(to, line);
       }
-      if (kOf == Elements::planes && pairs) {
+      if constexpr (kOfChannels) {
 #pragma unroll
-        for (int n = 0; n < kWords; ++n) {
-          const Kept pair[] = {kept[0][n], kept[1][n]};
-          if (n < left && column_exists[0]) {
-            store_results<2>(to + unpooled[n], pair);
+        for (int e = 0; e < S; ++e) {
+          if (column_exists[e]) {
+            store_results<kWords>(to + e * g.inner / kInWord, kept[e]);
           }
         }
         return;
       }
 #pragma unroll
-      for (int e = 0; e < S; ++e) {
-        if (!column_exists[e]) {
+      for (int n = 0; n < kWords; ++n) {
+        Word* const at = to + unpooled[n];
+        // Where rows have an odd width, the pairs of every second one are aligned.
+        const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(Word[2]) == 0;
+        if (g.inner == 1 && column_exists[1] && aligned) {
+          const Kept pair[] = {kept[0][n], kept[1][n]};
+          store_results<2>(at, pair);
           continue;
         }
-        if constexpr (kOfChannels) {
-          store_results<kWords>(to + e * g.inner / kInWord, kept[e]);
-        } else {
 #pragma unroll
-          for (int n = 0; n < kWords; ++n) {
-            if (n < left) {
-              to[e * g.inner + unpooled[n]] = kept[e][n].result();
-            }
+        for (int e = 0; e < S; ++e) {
+          if (column_exists[e]) {
+            at[e * g.inner] = kept[e][n].result();
           }
         }
       }
