@@ -22,9 +22,9 @@ class Data(NamedTuple):
     grad_output: Tensor | None = None  # random whole numbers, whose sums are exact
 
 
-def make(case: Case, device: str) -> Data:
-    """Pool random values, which are the same at every call."""
-    generator = torch.Generator(device).manual_seed(0)
+def make(case: Case, device: str, seed: int = 0) -> Data:
+    """Pool random values, which are the same for each seed."""
+    generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
     pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
@@ -40,12 +40,12 @@ def make(case: Case, device: str) -> Data:
     return Data(*tensors)
 
 
-def rotation(data: Data) -> list[Data]:
-    """Copies that together exceed a cache; the smallest calls read from it all the same."""
+def rotation(case: Case, device: str) -> list[Data]:
+    """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches."""
+    data = make(case, device)
     read = data.input if data.grad_output is None else data.grad_output
     count = 1 + CACHE_BYTES // min(data.input.nbytes, data.indices.nbytes + read.nbytes)
-    copies = [data] * min(MOST_COPIES, count)
-    return [Data(*(x if x is None else x.clone() for x in copy)) for copy in copies]
+    return [data, *(make(case, device, seed) for seed in range(1, min(MOST_COPIES, count)))]
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:

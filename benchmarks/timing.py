@@ -77,7 +77,7 @@ def interleave(
 
 def calls(case: Case, device: str) -> dict[str, list[Call]]:
     """Everyone's calls of an operator, on data that rotate; each has returned the right result."""
-    copies = data.rotation(data.make(case, device))
+    copies = data.rotation(case, device)
     made: dict[str, list[Call]] = {}
     for name, function in contenders.functions(case, device).items():
         # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.

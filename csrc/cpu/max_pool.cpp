@@ -83,7 +83,7 @@ class Pool {
   static constexpr int64_t kBlock = 512;    // windows or channels that are compared at once
   static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
   static constexpr int kMany = 4; // vectors that are compared together, which registers hold
-  static constexpr int64_t kLine = 64 / sizeof(Element), kAhead = 32 * kLine; // of the cache
+  static constexpr int64_t kLine = 64 / sizeof(Element), kAhead = 8 * kLine; // of the cache
   static constexpr int64_t kStaged = (1 << 15) / sizeof(Element);
   typedef Element Elements __attribute__((vector_size(kVector)));
   typedef Mark Marks __attribute__((vector_size(kVector)));
