@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .cases import Case
 
-MOST_COPIES = 32
+MOST_IN_ROTATION = 32
 CACHE_BYTES = 2**27  # more than the last cache of most machines
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
@@ -45,7 +45,7 @@ def rotation(case: Case, device: str) -> list[Data]:
     data = make(case, device)
     read = data.input if data.grad_output is None else data.grad_output
     count = 1 + CACHE_BYTES // min(data.input.nbytes, data.indices.nbytes + read.nbytes)
-    return [data, *(make(case, device, seed) for seed in range(1, min(MOST_COPIES, count)))]
+    return [data, *(make(case, device, seed) for seed in range(1, min(MOST_IN_ROTATION, count)))]
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:

@@ -77,16 +77,16 @@ def interleave(
 
 def calls(case: Case, device: str) -> dict[str, list[Call]]:
     """Everyone's calls of an operator, on data that rotate; each has returned the right result."""
-    copies = data.rotation(case, device)
+    rotation = data.rotation(case, device)
     made: dict[str, list[Call]] = {}
     for name, function in contenders.functions(case, device).items():
         # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
-        given = [one._replace(indices=one.flat) if name == TORCH else one for one in copies]
+        given = [one._replace(indices=one.flat) if name == TORCH else one for one in rotation]
         made[name] = [contenders.call_of(case, function, one) for one in given]
         pairs = zip(made[name][0](), data.definition(case, given[0], name == TORCH), strict=True)
         if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
             raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
-    return made | {CLONE: [contenders.clone(case, one) for one in copies]}
+    return made | {CLONE: [contenders.clone(case, one) for one in rotation]}
 
 
 def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
