@@ -49,8 +49,6 @@ constexpr int elements_of_thread() {
   }
 }
 
-constexpr uint32_t kNoCell = 0xFFFFFFFFu; // names no output, packed or not
-
 // From the elements of a row, N words, to their neighbours on one side. The last one's is `away`.
 template <bool kPacked, int kSide, int N, class Word>
 __device__ inline void take_neighbours(const Word (&words)[N], Word away, Word (&to)[N]) {
@@ -95,9 +93,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   using Held = typename Kept::Held;
   constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
   constexpr int kInWord = sizeof(Word) / sizeof(T), kWords = V / kInWord; // of a thread
+  // An index of 8 bytes is narrowed after the last load, so that no load waits for another. More
+  // than 12 of them would not fit the registers: these are narrowed as they come.
+  constexpr bool kNarrowsLate = !kOffsets && kCells * kCells * V <= 12;
+  using Raw = std::conditional_t<kNarrowsLate, uint64_t, uint32_t>;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
-  for_each_flagged_item(tiling.items, kOffsets ? nullptr : report.stray_flags, [&](uint32_t i) {
+  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
     auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
     const uint32_t p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
     uint32_t position = S * p * width.out + S * q; // of the first output
@@ -134,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     }
 
     // All cells are read before any is looked at. A `||` below would be a branch where loads wait.
-    // A name is the position that an index names, or the window offset.
-    uint32_t named[kCells][kCells][kWords];
+    constexpr Raw kNoIndex = static_cast<Raw>(-1); // of a cell that does not exist
+    Raw raw[kCells][kCells][kWords];
     Held value[kCells][kCells][kWords];
 #pragma unroll
     for (int y = 0; y < kCells; ++y) {
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       for (int x = 0; x < kCells; ++x) {
 #pragma unroll
         for (int n = 0; n < kWords; ++n) {
-          named[y][x][n] = kNoCell;
+          raw[y][x][n] = kNoIndex;
         }
         const uint32_t from = row + (x - kOwn) * g.inner;
         if (!exists | (kOfCells ? x != kOwn : q + (x - kOwn) >= width.in)) {
@@ -154,8 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         if constexpr (kOf == Elements::planes) {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            named[y][x][v] =
-                index_as<uint32_t>(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
+            raw[y][x][v] = index_as<Raw>(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
             value[y][x][v] = static_cast<Held>(input[from + pooled[v]]);
           }
         } else if constexpr (kPacked) {
@@ -164,27 +165,45 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
           const auto words = load<V / 4>(reinterpret_cast<const uint32_t*>(offsets));
 #pragma unroll
           for (int n = 0; n < kWords; ++n) {
-            named[y][x][n] = bytes_of(words[n / 2], 0, n % 2 == 0 ? 0x4140 : 0x4342);
+            raw[y][x][n] = bytes_of(words[n / 2], 0, n % 2 == 0 ? 0x4140 : 0x4342);
           }
         } else {
-          const auto raw = load_indices<kOffsets, V>(indices, from);
+          const auto loaded = load_indices<kOffsets, V>(indices, from);
           load_held<V>(input + from, value[y][x]);
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            named[y][x][v] = index_as<uint32_t>(raw[v]);
+            raw[y][x][v] = index_as<Raw>(loaded[v]);
           }
         }
       }
       if constexpr (kOfCells && kCells > 1) { // but for one, neighbours are the thread's own cells
         constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kAway = kSide > 0 ? V : -1;
-        uint32_t away_named = kNoCell;
+        Raw away_index = kNoIndex;
         Held away_value{};
         if (exists && q + static_cast<uint32_t>(kAway) < width.in) {
-          away_named = index_as<uint32_t>(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
+          away_index = index_as<Raw>(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
           away_value = static_cast<Held>((input + row)[kAway]);
         }
-        take_neighbours<kPacked, kSide>(named[y][kOwn], away_named, named[y][kOther]);
+        take_neighbours<kPacked, kSide>(raw[y][kOwn], away_index, raw[y][kOther]);
         take_neighbours<kPacked, kSide>(value[y][kOwn], away_value, value[y][kOther]);
+      }
+    }
+
+    // A name is the position that an index names, or the window offset. That of a cell that does
+    // not exist is the name of no output, packed or not.
+    uint32_t named[kCells][kCells][kWords];
+#pragma unroll
+    for (int y = 0; y < kCells; ++y) {
+#pragma unroll
+      for (int x = 0; x < kCells; ++x) {
+#pragma unroll
+        for (int n = 0; n < kWords; ++n) {
+          if constexpr (kOffsets) {
+            named[y][x][n] = raw[y][x][n];
+          } else {
+            named[y][x][n] = index_as<uint32_t>(raw[y][x][n]);
+          }
+        }
       }
     }
 
