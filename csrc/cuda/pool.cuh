@@ -40,10 +40,12 @@ __device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
 // Calls look(r, row, name, is_first) for the rows, r < kRows, of windows of K elements in height
 // and width that begin at `front` and `top` and have no dilation, for all their slices in order.
 // `row` is a row's position in the plane, `name` its first name; is_first: in the first slice.
-template <int K, int kRows, class Look>
+// kPeels: the first slice has code of its own, in which is_first is known. That takes fewer
+// registers in pool_rows, and more in pool_channels.
+template <int K, int kRows, bool kPeels, class Look>
 __device__ inline void for_each_row(
     const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool as_offsets, const Look& look) {
-  const auto look_at_depth = [&](uint32_t k, bool is_first) {
+  const auto look_at_slice = [&](uint32_t k, bool is_first) {
     const uint32_t z = brought_inside(front + k, g.axis[0].out);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -52,9 +54,12 @@ __device__ inline void for_each_row(
       look(r, row, as_offsets ? ((z - front) * K + y - top) * K : row, is_first);
     }
   };
-  look_at_depth(0, true);
-  for (uint32_t k = 1; k < g.axis[0].kernel; ++k) {
-    look_at_depth(k, false);
+  if (kPeels) {
+    look_at_slice(0, true);
+  }
+#pragma unroll 1
+  for (uint32_t k = kPeels ? 1 : 0; k < g.axis[0].kernel; ++k) {
+    look_at_slice(k, !kPeels && k == 0);
   }
 }
 
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     }
 
     Best<T> best[R][V]{};
-    for_each_row<K, kRows>(
+    for_each_row<K, kRows, true>(
         g, front, top, as_offsets, [&](int r, uint32_t row, uint32_t name, bool is_first) {
           Tap<T> taps[kColumns];
           if constexpr (kEven) {
@@ -141,31 +146,35 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     const auto [outer, p, group] = tiling.item(i);
     const auto [front, top, left] = tiling.window_start(p).at;
     const T* slab = input + (outer * tiling.out_plane * g.inner + group * V);
-    uint32_t columns[K], names[K];
+    uint32_t columns[K];
 #pragma unroll
     for (int c = 0; c < K; ++c) {
-      const uint32_t x = brought_inside(left + c, g.axis[2].out);
-      columns[c] = x * g.inner;
-      names[c] = as_offsets ? x - left : x;
+      columns[c] = brought_inside(left + c, g.axis[2].out);
     }
     Best<T> best[V]{};
-    for_each_row<K, K>(
+    for_each_row<K, K, false>(
         g, front, top, as_offsets, [&](int r, uint32_t row, uint32_t name, bool is_first) {
           Tap<T> taps[K][V];
 #pragma unroll
           for (int c = 0; c < K; ++c) {
-            unpack(load<V>(slab + (row * g.inner + columns[c])), taps[c]);
+            unpack(load<V>(slab + (row + columns[c]) * g.inner), taps[c]);
           }
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            Best<T> of_row{taps[0][v], names[0]};
+            Best<T> of_row{taps[0][v], columns[0]};
 #pragma unroll
             for (int c = 1; c < K; ++c) {
-              of_row.look_at(taps[c][v], names[c]);
+              of_row.look_at(taps[c][v], columns[c]);
             }
             best[v].look_at(of_row.tap, name + of_row.name, is_first && r == 0);
           }
         });
+    if (as_offsets) { // names of columns were counted from 0 on
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        best[v].name -= left;
+      }
+    }
     pooled.store_best(tiling.pooled(outer, p, group * V), best);
   });
 }
@@ -190,8 +199,12 @@ struct Dilation {
   __device__ Offset step(int a) const { return axis[a].divisor(); }
 };
 
+// Blocks of a processor: 64-bit offsets leave each of 512 threads 128 registers, 32-bit ones 64.
+template <class Offset>
+constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) / kThreads;
+
 template <class T, class Offset>
-__global__ void __launch_bounds__(kThreads, sizeof(Offset) == 4 ? 1024 / kThreads : 1) pool_windows(
+__global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling, const T* __restrict__ input, Pooled<T> pooled, Dilation<Offset> dilation,
     T lowest) {
   for_each_item(tiling.items, [&](Offset i) {
