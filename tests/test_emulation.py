@@ -46,6 +46,17 @@ def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
         assert emulation.library().divide(n, divisor) == n // divisor
 
 
+def test_strays_of_other_launches_change_nothing(rng: random.Random) -> None:
+    """Then the second kernel asks the flags of its own launch."""
+    library = emulation.library()
+    with emulation.emulated_gpu(rng):
+        library.let_others_stray(True)
+        for operator, kind in itertools.product(("unpool", "gradient"), cases.INDEX_KINDS):
+            for _ in range(4):
+                draw(rng, operator, kind=kind).check()
+        library.let_others_stray(False)
+
+
 @pytest.mark.parametrize("mistake", ["barriers", "a block"])
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("size", [4, 9], ids=["whole planes", "parts"])

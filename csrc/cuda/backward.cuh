@@ -20,11 +20,17 @@ namespace maxunpool_cuda {
 
 // Planes of a thread, and blocks of a processor. kDropsLosers needs registers, and more threads to
 // hide latency. For Blackwell, ptxas spills unless it has the 64 registers that 1024 threads leave.
+// A processor of Turing (sm_75) has room for no more than these.
 template <bool kDropsLosers>
 constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kMostThreadsOfProcessor = 1024;
+#else
+constexpr int kMostThreadsOfProcessor = 1536;
+#endif
 template <class T, bool kDropsLosers>
 constexpr int kGatherBlocks =
-    (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? 1536 : 1024) / kThreads;
+    (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? kMostThreadsOfProcessor : 1024) / kThreads;
 
 // The later cells whose windows overlap a cell's: the one to the right, and three of the row below.
 constexpr int kLaterCells = 4;
@@ -48,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
   const bool takes_stray = !kDropsLosers && plan.takes_stray, deep = plan.planes.deep;
-  for_each_flagged_item(tiling.items, report.stray_flags, [&](uint32_t i) {
+  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
     const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
     const uint32_t outer = slabs * plan.planes.slabs;
     // If fewer planes are left than a thread has room for, it reads the first one again, and writes

@@ -2,7 +2,8 @@
 // does the launches, so that the choice can be tested without a GPU:
 //   launch(kernel, blocks, threads, shared_bytes, arguments...)
 //   launch.workspace(count)   address of so many uint32_t
-//   launch.most_blocks        of a second kernel
+//   launch.most_blocks()      of a second kernel
+//   launch.stray_launches()   a new number for a launch, and the word that it is compared with
 #pragma once
 
 #include "../calls.h"
@@ -33,13 +34,14 @@ class Dispatch {
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        report_{nullptr, errors},
+        report_{.stray_flags = nullptr, .stray_launches = {}, .errors = errors},
         last_(call.reduce == Reduce::last),
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_stray_(!offsets_ && (call.forward || last_)) {}
 
-  void run() {
-    if (fits_32bit(geometry_)) {
+  // `simple`: the kernels of slots.cuh do all.
+  void run(bool simple) {
+    if (!simple && fits_32bit(geometry_)) {
       call_.forward ? forward() : backward();
     }
     if (!launched_) {
@@ -193,8 +195,13 @@ class Dispatch {
   void slots() {
     if (last_ || !call_.forward) {
       with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
-        call_.forward ? launch_parts<T>(forward_last_slots<T>, 0)
-                      : launch_parts<T>(backward_slots<T>, 0, !last_);
+        if (call_.forward) {
+          launch_parts<T>(forward_last_slots<T>, 0);
+        } else if (last_) {
+          launch_parts<T>(backward_last_slots<T>, 0);
+        } else {
+          launch_parts<T>(backward_sum_slots<T>, 0);
+        }
       });
     } else {
       with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
@@ -204,8 +211,8 @@ class Dispatch {
   }
 
   // Launches the kernel as the first one, or as the second.
-  template <class T, class Kernel, class... Rest>
-  void launch_parts(Kernel* kernel, int64_t value_bytes, const Rest&... rest) {
+  template <class T, class Kernel>
+  void launch_parts(Kernel* kernel, int64_t value_bytes) {
     constexpr int64_t kWarp = 32, kOutputsOfThread = 8;
     constexpr int64_t kSharedBytes = 32 << 10; // of a block's slots
     const int64_t cells = geometry_.in_plane(), outputs = geometry_.out_plane();
@@ -215,18 +222,21 @@ class Dispatch {
     const int64_t slot = value_bytes + sizeof(uint32_t);
     const int64_t room = std::clamp<int64_t>(kSharedBytes / slot, 1, outputs);
     const int64_t part = divide_up(outputs, divide_up(outputs, room));
-    const int64_t count = divide_up(outputs, part), planes = geometry_.outer * geometry_.inner;
+    const int64_t count = divide_up(outputs, part);
+    const int64_t planes = geometry_.outer * geometry_.inner;
     Parts parts{
-        Decoder<uint64_t>(geometry_),
-        {},
-        Divider<uint64_t>(geometry_.axis[1].in),
-        Divider<uint64_t>(geometry_.axis[2].in),
-        static_cast<uint64_t>(part),
-        static_cast<uint64_t>(count),
-        static_cast<uint64_t>(planes),
-        is_second_,
-        is_second_,
-        stray_flags_};
+        .decoder = Decoder<uint64_t>(geometry_),
+        .stride = {},
+        .height = Divider<uint64_t>(geometry_.axis[1].in),
+        .width = Divider<uint64_t>(geometry_.axis[2].in),
+        .inner = Divider<uint64_t>(geometry_.inner),
+        .part = static_cast<uint64_t>(part),
+        .part_cells = static_cast<uint64_t>(divide_up(cells, count)),
+        .parts = static_cast<uint64_t>(count),
+        .planes = static_cast<uint64_t>(planes),
+        .all_cells = is_second_,
+        .is_second = is_second_,
+        .stray_flags = stray_flags_};
     for (int a = 0; a < 3; ++a) {
       const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
       parts.stride[a] = Divider<uint64_t>(stride);
@@ -238,11 +248,11 @@ class Dispatch {
     }
     const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
     const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
-    const int64_t most = is_second_ ? launch_.most_blocks : int64_t{1} << 30,
-                  blocks = std::min(planes * count, most);
+    const int64_t most = is_second_ ? launch_.most_blocks() : int64_t{1} << 30;
+    const int64_t blocks = std::min(planes * count, most);
     launch_(
-        kernel, blocks, threads, part * slot, parts, report_, rest...,
-        static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
+        kernel, blocks, threads, part * slot, parts, report_, static_cast<const T*>(call_.values),
+        any_indices(), static_cast<T*>(call_.result));
   }
 
   // ---- what both need
@@ -264,9 +274,13 @@ class Dispatch {
     launched_ = true;
     if (may_stray_) {
       report_.stray_flags = launch_.workspace(count);
+      report_.stray_launches = launch_.stray_launches();
       stray_flags_ = {
-          report_.stray_flags, Divider<uint64_t>(chunk_items), Divider<uint64_t>(slabs),
-          static_cast<uint64_t>(slab_items)};
+          .flags = report_.stray_flags,
+          .launches = report_.stray_launches,
+          .chunk_items = Divider<uint64_t>(chunk_items),
+          .slabs = Divider<uint64_t>(slabs),
+          .slab_items = static_cast<uint64_t>(slab_items)};
     }
   }
 
@@ -288,7 +302,36 @@ class Dispatch {
   Report report_;
   const bool last_, offsets_, may_stray_;
   StrayFlags stray_flags_{};
-  bool launched_ = false, is_second_ = false;
+  bool launched_ = false;
+  bool is_second_ = false;
 };
+
+// The part of a call that begins at this outer index and has so many.
+inline UnpoolCall part_of(const UnpoolCall& call, int64_t first, int64_t outer) {
+  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
+  const auto element_size = static_cast<int64_t>(call.element_size);
+  const int64_t pooled = first * call.geometry.in_slab();
+  const int64_t unpooled = first * call.geometry.out_slab();
+  UnpoolCall part = call;
+  part.geometry.outer = outer;
+  part.values =
+      static_cast<const char*>(call.values) + (call.forward ? pooled : unpooled) * element_size;
+  part.indices = static_cast<const char*>(call.indices) + pooled * index_size;
+  part.result = static_cast<char*>(call.result) + (call.forward ? unpooled : pooled) * element_size;
+  return part;
+}
+
+// Runs a call of max unpooling. One that is too large for 32-bit offsets is cut by its outer index
+// into parts that are not, if there are such. `simple`: kernels of slots.cuh alone, and no cut.
+template <class Launch>
+void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple) {
+  const Geometry<int64_t>& geometry = call.geometry;
+  const int64_t fitting = simple ? 0 : outer_that_fits(geometry);
+  const int64_t step = fitting == 0 ? geometry.outer : fitting;
+  for (int64_t first = 0; first < geometry.outer; first += step) {
+    const UnpoolCall part = part_of(call, first, std::min(step, geometry.outer - first));
+    Dispatch(launch, part, errors.from(first * geometry.in_slab())).run(simple);
+  }
+}
 
 } // namespace maxunpool_cuda

@@ -26,33 +26,41 @@ inline bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
+// What the kernels of all calls share in the memory of a device; zero at first. It is a variable of
+// the library, so a first call needs no memory of a GPU whose memory PyTorch's allocator holds.
+struct DeviceWords {
+  unsigned long long largest_stray_launch; // see StrayLaunches
+  uint32_t claimed;                        // see Errors
+};
+DeviceWords* words_of_current_device(); // defined where the variable is, in operators.cu
+
 // Error record of a device. It is made by the device's first call, on that device, and never freed:
 // a captured graph may write to it at any later time.
 //
 // An error that is raised stands for all bad indices of the calls launched before it. Later calls
 // belong to the next epoch and report anew, so nothing waits for the device or is cleared, and no
-// call raises twice.
+// call raises twice. If one thread raises just while another thread is about to launch, the call of
+// the other may count as launched before.
 class DeviceErrors {
  public:
   DeviceErrors() {
-    // Allocation is no part of a graph that is being captured, nor is the default stream, which
-    // would wait for others.
+    // Allocation is no part of a graph that is being captured.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    void *host = nullptr, *device = nullptr;
+    void* host = nullptr;
     C10_CUDA_CHECK(cudaHostAlloc(&host, sizeof(ErrorRecord), cudaHostAllocMapped));
-    C10_CUDA_CHECK(cudaMalloc(&device, sizeof(uint32_t)));
-    cudaStream_t stream = nullptr;
-    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    C10_CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof(uint32_t), stream));
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-    C10_CUDA_CHECK(cudaStreamDestroy(stream));
     record_ = new (host) ErrorRecord{};
-    claimed_ = static_cast<uint32_t*>(device);
+    words_ = words_of_current_device();
   }
+
+  DeviceWords* words() const { return words_; }
 
   // Where the kernels of a call that is launched now report to.
   Errors for_call() const {
-    return {record_, claimed_, is_capturing() ? Errors::kUnknown : epoch().load()};
+    return {
+        .record = record_,
+        .claimed = &words_->claimed,
+        .epoch = is_capturing() ? Errors::kUnknown : epoch().load(),
+        .first_element = 0};
   }
 
   // Raises what is reported, but not while a graph is captured: a later call will.
@@ -72,7 +80,7 @@ class DeviceErrors {
   std::atomic_ref<uint32_t> epoch() const { return std::atomic_ref(record_->epoch); }
 
   ErrorRecord* record_;
-  uint32_t* claimed_; // see Errors
+  DeviceWords* words_;
 };
 
 // Records of the devices that have run a kernel of this library. Asks nothing of CUDA before one

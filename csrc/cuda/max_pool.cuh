@@ -19,6 +19,8 @@ namespace maxunpool_cuda {
 template <class Launch>
 class PoolDispatch {
  public:
+  static constexpr int kMostRows = 4; // of windows of a thread
+
   PoolDispatch(const Launch& launch, const PoolCall& call)
       : launch_(launch),
         call_(call),
@@ -38,8 +40,6 @@ class PoolDispatch {
   }
 
  private:
-  static constexpr int kMostRows = 4; // of windows of a thread
-
   // Runs a kernel compiled for undilated windows of K elements in height and width, if there is
   // one. Flat inputs of one row may have windows of one row.
   template <class T, int K>
@@ -112,5 +112,25 @@ class PoolDispatch {
   const Geometry<int64_t>& geometry_;
   const bool fits_32bit_;
 };
+
+// Runs a call of max pooling. One that is too large for 32-bit offsets is cut by its outer index
+// into parts that are not, if there are such.
+template <class Launch>
+void pool(const Launch& launch, const PoolCall& call) {
+  const Geometry<int64_t>& geometry = call.geometry;
+  const int64_t fitting = outer_that_fits(geometry, call.dilation, PoolDispatch<Launch>::kMostRows);
+  const int64_t step = fitting == 0 ? geometry.outer : fitting;
+  const auto element_size = static_cast<int64_t>(c10::elementSize(call.type));
+  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
+  for (int64_t first = 0; first < geometry.outer; first += step) {
+    const int64_t pooled = first * geometry.in_slab();
+    PoolCall part = call;
+    part.geometry.outer = std::min(step, geometry.outer - first);
+    part.input = static_cast<const char*>(call.input) + first * geometry.out_slab() * element_size;
+    part.values = static_cast<char*>(call.values) + pooled * element_size;
+    part.indices = static_cast<char*>(call.indices) + pooled * index_size;
+    PoolDispatch(launch, part).run();
+  }
+}
 
 } // namespace maxunpool_cuda

@@ -2,7 +2,8 @@
 // are one file, so that nvcc reads the headers of PyTorch once.
 //
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
-// it, and then for the current stream alone.
+// it, and then for the current stream alone. MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 has the kernels of
+// slots.cuh do all unpooling: to compare the others with them, or to do without these.
 #include "../errors.h"
 #include "../max_pool.h"
 #include "../max_unpool.h"
@@ -22,6 +23,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -30,17 +32,29 @@
 namespace maxunpool_cuda {
 namespace {
 
+__device__ DeviceWords device_words; // zero before the first kernel runs
+
 // Launches on a stream of a device.
 struct StreamLaunch {
-  static constexpr int64_t most_blocks = 512; // some for each processor of a large GPU
-
   c10::Device device;
   at::Tensor& memory; // of the workspace
+  DeviceWords* words; // of the device
   cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
 
   uint32_t* workspace(int64_t count) const {
     memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
     return static_cast<uint32_t*>(memory.mutable_data_ptr());
+  }
+  // As many blocks as a second kernel has threads on all processors at once.
+  int64_t most_blocks() const {
+    int processors = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(
+        &processors, cudaDevAttrMultiProcessorCount, static_cast<int>(device.index())));
+    return int64_t{processors} * kSlotBlocksOfProcessor;
+  }
+  StrayLaunches stray_launches() const {
+    static std::atomic<unsigned long long> launches = 0;
+    return {.largest = &words->largest_stray_launch, .launch = ++launches};
   }
   template <class... Parameters>
   void operator()(
@@ -63,6 +77,12 @@ void raise_after_waiting(DeviceErrors& errors) {
   }
 }
 
+// Whether this environment variable is 1.
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   TORCH_CHECK(
       device.is_cuda(), "max_unpool", call.geometry.rank,
@@ -71,10 +91,9 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
   at::Tensor memory;
-  const StreamLaunch launch{device, memory};
-  Dispatch(launch, call, errors.for_call()).run();
-  const char* checks_in_step = std::getenv("MAXUNPOOL_CUDA_SYNC_CHECK");
-  if (checks_in_step != nullptr && std::string_view(checks_in_step) == "1") {
+  const StreamLaunch launch{.device = device, .memory = memory, .words = errors.words()};
+  unpool(launch, call, errors.for_call(), is_set("MAXUNPOOL_CUDA_SIMPLE_KERNELS"));
+  if (is_set("MAXUNPOOL_CUDA_SYNC_CHECK")) {
     raise_after_waiting(errors);
   }
 }
@@ -85,10 +104,16 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
       "d: expected CUDA tensors but got tensors on ", device);
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor no_memory;
-  PoolDispatch(StreamLaunch{device, no_memory}, call).run();
+  pool(StreamLaunch{.device = device, .memory = no_memory, .words = nullptr}, call);
 }
 
 } // namespace
+
+DeviceWords* words_of_current_device() {
+  void* words = nullptr;
+  C10_CUDA_CHECK(cudaGetSymbolAddress(&words, device_words));
+  return static_cast<DeviceWords*>(words);
+}
 
 void check_errors() {
   for (const c10::DeviceIndex device : ErrorRecords::get().devices()) {

@@ -11,9 +11,10 @@
 namespace maxunpool_cuda {
 
 // Loads what another thread may write meanwhile.
-__device__ inline uint32_t load_relaxed(const uint32_t* from) {
+template <class T>
+__device__ inline T load_relaxed(const T* from) {
 #ifdef __CUDA_ARCH__
-  return *static_cast<const volatile uint32_t*>(from);
+  return *static_cast<const volatile T*>(from);
 #else
   return __atomic_load_n(from, __ATOMIC_RELAXED);
 #endif
@@ -50,10 +51,18 @@ struct ErrorRecord {
 struct Errors {
   static constexpr uint32_t kUnknown = ~0u;
   ErrorRecord* record;
-  uint32_t* claimed; // in device memory: 1 + the last epoch that has a report
-  uint32_t epoch;    // of the call, or kUnknown for one that a graph will run later
+  uint32_t* claimed;     // in device memory: 1 + the last epoch that has a report
+  uint32_t epoch;        // of the call, or kUnknown for one that a graph will run later
+  int64_t first_element; // number, in the whole pooled tensor, of the launch's first element
 
-  // Reports the bad index of a pooled element, which is counted through the tensor.
+  // The errors of a launch that works on the elements from this one on.
+  Errors from(int64_t element) const {
+    Errors errors = *this;
+    errors.first_element += element;
+    return errors;
+  }
+
+  // Reports the bad index of a pooled element, which is counted from the launch's first one.
   template <class Offset>
   __device__ void report(
       const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
@@ -64,7 +73,7 @@ struct Errors {
     BadIndex& found = record->found[(now - 1) % 2];
     found.in_window = in_window;
     found.index = index;
-    found.element = static_cast<int64_t>(element);
+    found.element = first_element + static_cast<int64_t>(element);
     found.geometry.rank = geometry.rank;
     found.geometry.inner = static_cast<int64_t>(geometry.inner);
     for (int a = 0; a < 3; ++a) {
@@ -75,12 +84,38 @@ struct Errors {
   }
 };
 
+// One word of the device that tells most second kernels at once that they have nothing to do: it
+// holds the largest number of all launches that found a stray index. Launches have numbers from 1
+// on, no two the same. If the word is smaller than a launch's number, that launch found none. If it
+// is not, it may be of another launch, on another stream, or of an earlier replay of the same
+// graph: then the launch's flags tell.
+struct StrayLaunches {
+  unsigned long long* largest; // only grows
+  unsigned long long launch;   // the number of this launch
+
+  __device__ void add() const {
+    if (load_relaxed(largest) < launch) {
+      atomicMax(largest, launch);
+    }
+  }
+  __device__ bool may_have() const { return load_relaxed(largest) >= launch; }
+};
+
 // Where a kernel reports to. The first kernel works in chunks of consecutive items. The one block
 // that does a chunk writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray.
 // Every flag is written, and flags are in the order of the slabs.
 struct Report {
   uint32_t* stray_flags; // null: no index can be stray
+  StrayLaunches stray_launches;
   Errors errors;
+
+  // Called by one thread of the block that did the chunk.
+  __device__ void write_flag(uint64_t chunk, bool is_stray) const {
+    stray_flags[chunk] = is_stray ? 1 : 0;
+    if (is_stray) {
+      stray_launches.add();
+    }
+  }
 };
 
 // Decodes the index of a pooled element, whose window begins at `start`, and reports it if it is
@@ -100,17 +135,17 @@ __device__ inline Decoded<Offset> decoded_or_reported(
 }
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
-// index is stray. Chunks have blockDim.x items.
-template <class Visit>
+// index is stray. Chunks have blockDim.x items. Unless kMayStray, no flags are written.
+template <bool kMayStray, class Visit>
 __device__ inline void for_each_flagged_item(
-    uint32_t items, uint32_t* stray_flags, const Visit& visit) {
+    uint32_t items, const Report& report, const Visit& visit) {
   for (uint32_t chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const uint32_t i = chunk * blockDim.x + threadIdx.x;
     const bool stray = i < items && visit(i);
-    if (stray_flags != nullptr) {
+    if (kMayStray && report.stray_flags != nullptr) {
       const int any = __syncthreads_or(stray);
       if (threadIdx.x == 0) {
-        stray_flags[chunk] = static_cast<uint32_t>(any);
+        report.write_flag(chunk, any != 0);
       }
     }
   }
@@ -119,19 +154,27 @@ __device__ inline void for_each_flagged_item(
 // Stray flags, as the second kernel reads them. A chunk that two slabs share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
+  StrayLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
   Divider<uint64_t> slabs;       // that threads do together, see Planes
   uint64_t slab_items;           // items of these slabs
 
-  // Whether a chunk of slabs [first, end) is flagged, of those that this thread reads.
-  __device__ bool any(uint64_t first, uint64_t end) const {
-    const uint64_t begin = chunk_items.divide(slabs.divide(first) * slab_items);
-    const uint64_t last = chunk_items.divide((slabs.divide(end - 1) + 1) * slab_items - 1);
-    bool found = false;
-    for (uint64_t i = begin + threadIdx.x; i <= last; i += blockDim.x) {
-      found |= flags[i] != 0;
+  // Whether a chunk of the slab is flagged, of those that this thread reads. It reads kAtOnce
+  // flags before it looks at one, since each wait for memory takes longer than all else here.
+  __device__ bool any(uint64_t slab) const {
+    constexpr uint32_t kAtOnce = 8;
+    const uint64_t first_item = slabs.divide(slab) * slab_items;
+    const uint64_t begin = chunk_items.divide(first_item);
+    const uint64_t last = chunk_items.divide(first_item + slab_items - 1);
+    uint32_t found = 0;
+    for (uint64_t i = begin + threadIdx.x; i <= last; i += kAtOnce * blockDim.x) {
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        const uint64_t later = i + k * blockDim.x;
+        found |= flags[later <= last ? later : i];
+      }
     }
-    return found;
+    return found != 0;
   }
 };
 

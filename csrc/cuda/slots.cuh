@@ -22,12 +22,19 @@
 namespace maxunpool_cuda {
 
 constexpr int kSlotThreads = 2 * kThreads; // of a block, at most
+// With 1024 threads on a processor each may have 64 registers.
+constexpr int kSlotBlocksOfProcessor = 1024 / kSlotThreads;
 
 struct Parts {
   Decoder<uint64_t> decoder;
-  Divider<uint64_t> stride[3], height, width; // of windows; of the pooled side
-  uint64_t part, parts, planes;               // outputs of a part; parts of a plane
-  bool all_cells;                             // a part looks at all cells of its plane
+  Divider<uint64_t> stride[3];     // of windows
+  Divider<uint64_t> height, width; // of the pooled side
+  Divider<uint64_t> inner;
+  uint64_t part;       // outputs of a part
+  uint64_t part_cells; // cells of a part, where parts are of the cells
+  uint64_t parts;      // of a plane
+  uint64_t planes;
+  bool all_cells; // a part looks at all cells of its plane
   bool is_second;
   StrayFlags stray_flags; // of the first kernel, if this is the second
 };
@@ -35,23 +42,31 @@ struct Parts {
 // Part of a plane.
 class Piece {
  public:
-  uint64_t pooled, unpooled; // the plane's first elements
-  uint64_t first, count;     // outputs of the part
-  uint64_t begin, end;       // cells that are looked at; none, if end is not above begin
+  uint64_t number; // of the part, in its plane
+  uint64_t pooled; // the plane's first elements
+  uint64_t unpooled;
+  uint64_t first; // output of the part
+  uint32_t count; // of its outputs
+  uint64_t begin; // the first cell that is looked at
+  uint32_t cells; // how many are
 
-  __device__ Piece(const Parts& parts, uint64_t plane, uint64_t number) : all_(parts) {
+  __device__ Piece(const Parts& parts, uint64_t plane, uint64_t part_number)
+      : number(part_number), all_(parts) {
     const Decoder<uint64_t>& decoder = parts.decoder;
-    const uint64_t inner = decoder.geometry.inner, outer = plane / inner;
-    pooled = outer * decoder.in_plane * inner + plane % inner;
-    unpooled = outer * decoder.out_plane * inner + plane % inner;
+    uint64_t channel = plane;
+    const uint64_t outer = split(channel, parts.inner);
+    pooled = outer * decoder.in_plane * decoder.geometry.inner + channel;
+    unpooled = outer * decoder.out_plane * decoder.geometry.inner + channel;
     first = number * parts.part;
     const uint64_t rest = decoder.out_plane - first;
-    count = rest < parts.part ? rest : parts.part;
+    count = static_cast<uint32_t>(rest < parts.part ? rest : parts.part);
     begin = 0;
-    end = decoder.in_plane;
+    cells = static_cast<uint32_t>(decoder.in_plane);
     if (!parts.all_cells) {
-      begin = edge(first, first + count - 1, false);
-      end = edge(first + count - 1, first, true);
+      const uint64_t last = first + count - 1;
+      begin = edge(first, last, false);
+      const uint64_t end = edge(last, first, true);
+      cells = static_cast<uint32_t>(begin < end ? end - begin : 0);
     }
   }
 
@@ -61,24 +76,33 @@ class Piece {
   __device__ uint64_t output(uint64_t target) const {
     return unpooled + target * all_.decoder.geometry.inner;
   }
+  __device__ bool is_in_plane(uint64_t target) const { return target < all_.decoder.out_plane; }
   __device__ bool holds(uint64_t target) const { return target - first < count; }
 
-  // Output that a cell names, or a number beyond the plane. The first kernel also finds stray
-  // indices and reports bad ones.
-  __device__ uint64_t
-  target(const AnyIndices& indices, uint64_t cell, const Errors& errors, bool& stray) const {
-    const Decoder<uint64_t>& decoder = all_.decoder;
-    if (all_.is_second) { // only flat indices have one
-      return static_cast<uint64_t>(indices[element(cell)]);
+  __device__ Position<uint64_t> window_start(uint64_t cell) const {
+    return all_.decoder.window_start(coordinates(cell, all_.height, all_.width));
+  }
+  // Output that a cell names, or a number beyond the plane.
+  __device__ uint64_t target(const AnyIndices& indices, uint64_t cell) const {
+    const auto index = static_cast<uint64_t>(indices[element(cell)]); // below 0: beyond the plane
+    if (!indices.are_offsets()) {
+      return index;
     }
-    const auto found =
-        decoded_or_reported(decoder, errors, indices, element(cell), window_start(cell));
+    return decoded<true>(all_.decoder, index, window_start(cell), true).target;
+  }
+  // The same. The first kernel also finds stray indices and reports bad ones.
+  __device__ uint64_t checked_target(
+      const AnyIndices& indices, uint64_t cell, const Position<uint64_t>& start,
+      const Errors& errors, bool& stray) const {
+    if (all_.is_second) { // the first kernel has checked it
+      return target(indices, cell);
+    }
+    const auto found = decoded_or_reported(all_.decoder, errors, indices, element(cell), start);
     stray |= found.in_plane && !found.in_window;
     return found.target;
   }
-  // Whether the part holds the output where the cell's window begins.
-  __device__ bool holds_window(uint64_t cell) const {
-    const Position<uint64_t> start = window_start(cell);
+  // Whether the part holds the output where a window begins, after it was clipped.
+  __device__ bool holds_start(const Position<uint64_t>& start) const {
     uint64_t at = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
@@ -96,9 +120,6 @@ class Piece {
     at[1] = split(at[2], width);
     at[0] = split(at[1], height);
     return at;
-  }
-  __device__ Position<uint64_t> window_start(uint64_t cell) const {
-    return all_.decoder.window_start(coordinates(cell, all_.height, all_.width));
   }
   // Begin or end of the cells whose windows may reach into the part. `at` is the part's first
   // output for the begin, and its last one for the end; `other` is the opposite one. After the
@@ -140,56 +161,64 @@ __device__ inline T* shared_memory() {
 #endif
 }
 
-// Calls visit(i) for this thread's share of a block's items.
+// Calls visit(i) for this thread's share of a block's items, whose numbers are 0, 1, 2 ..
 template <class Visit>
-__device__ inline void for_each_in_block(uint64_t first, uint64_t end, const Visit& visit) {
-  for (uint64_t i = first + threadIdx.x; i < end; i += blockDim.x) {
+__device__ inline void for_each_in_block(uint32_t count, const Visit& visit) {
+  for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
     visit(i);
   }
 }
 
 // Calls visit(piece) for this block's pieces; as the second kernel, for those of flagged slabs.
-// visit() returns whether an index is stray. Blocks share out planes, and as many as a plane has
-// parts share out these.
+// visit() returns whether an index is stray. A team of blocks, as many as a plane has parts, shares
+// out these; teams take planes in turn.
 template <class Visit>
 __device__ inline void for_each_piece(
-    const Parts& parts, uint32_t* stray_flags, const Visit& visit) {
-  const auto together = static_cast<uint32_t>(parts.parts < gridDim.x ? parts.parts : gridDim.x);
-  const uint32_t shares = gridDim.x / together;
-  const uint64_t share = (parts.planes - 1) / shares + 1, begin = blockIdx.x / together * share;
-  const uint64_t end = begin + share < parts.planes ? begin + share : parts.planes;
-  const auto is_flagged = [&](uint64_t first, uint64_t end) {
-    const uint64_t inner = parts.decoder.geometry.inner;
-    return __syncthreads_or(parts.stray_flags.any(first / inner, (end - 1) / inner + 1)) != 0;
-  };
-  if (parts.is_second && !is_flagged(begin, end)) { // one look at all, for a quick end
+    const Parts& parts, const Report& report, const Visit& visit) {
+  // All threads of the block go by what one of them has read, as the word may change meanwhile.
+  if (parts.is_second &&
+      !__syncthreads_or(threadIdx.x == 0 && parts.stray_flags.launches.may_have())) {
     return;
   }
-  for (uint64_t plane = begin; plane < end; ++plane) {
-    if (parts.is_second && !is_flagged(plane, plane + 1)) {
+  const auto team_blocks = static_cast<uint32_t>(parts.parts < gridDim.x ? parts.parts : gridDim.x);
+  const uint32_t teams = gridDim.x / team_blocks;
+  const uint32_t team = blockIdx.x / team_blocks;
+  if (team == teams) { // these blocks are too few to be a team
+    return;
+  }
+  for (uint64_t plane = team; plane < parts.planes; plane += teams) {
+    const uint64_t slab = parts.inner.divide(plane);
+    if (parts.is_second && !__syncthreads_or(parts.stray_flags.any(slab))) {
       continue;
     }
-    for (uint64_t part = blockIdx.x % together; part < parts.parts; part += together) {
+    for (uint64_t part = blockIdx.x % team_blocks; part < parts.parts; part += team_blocks) {
       // Waits until the slots have been read, too.
       const int stray = __syncthreads_or(visit(Piece(parts, plane, part)));
-      if (stray_flags != nullptr && threadIdx.x == 0) {
-        stray_flags[plane * parts.parts + part] = static_cast<uint32_t>(stray);
+      if (report.stray_flags != nullptr && threadIdx.x == 0) {
+        report.write_flag(plane * parts.parts + part, stray != 0);
       }
     }
   }
 }
 
 // Makes each slot the number of the last cell that names its output, counted from 1 on at the
-// piece's first; 0: there is none. Returns whether an index is stray.
+// piece's first; 0: there is none. Calls visit_bad(cell, start) for cells whose index is bad;
+// `start` is where their windows begin. Returns whether an index is stray.
+template <class Visit>
 __device__ inline bool fill_with_last(
-    uint32_t* slots, const Piece& piece, const AnyIndices& indices, const Errors& errors) {
-  for_each_in_block(0, piece.count, [&](uint64_t i) { slots[i] = 0; });
+    uint32_t* slots, const Piece& piece, const AnyIndices& indices, const Errors& errors,
+    const Visit& visit_bad) {
+  for_each_in_block(piece.count, [&](uint32_t i) { slots[i] = 0; });
   __syncthreads();
   bool stray = false;
-  for_each_in_block(piece.begin, piece.end, [&](uint64_t cell) {
-    const uint64_t target = piece.target(indices, cell, errors, stray);
+  for_each_in_block(piece.cells, [&](uint32_t i) {
+    const uint64_t cell = piece.begin + i;
+    const auto start = piece.window_start(cell);
+    const uint64_t target = piece.checked_target(indices, cell, start, errors, stray);
     if (piece.holds(target)) {
-      atomicMax(slots + (target - piece.first), static_cast<uint32_t>(cell - piece.begin + 1));
+      atomicMax(slots + (target - piece.first), i + 1);
+    } else if (!piece.is_in_plane(target)) {
+      visit_bad(cell, start);
     }
   });
   __syncthreads();
@@ -197,13 +226,13 @@ __device__ inline bool fill_with_last(
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_last_slots(
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_last_slots(
     Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
-  for_each_piece(parts, report.stray_flags, [&](const Piece& piece) {
-    const bool stray = fill_with_last(slots, piece, indices, report.errors);
-    for_each_in_block(0, piece.count, [&](uint64_t i) {
+  for_each_piece(parts, report, [&](const Piece& piece) {
+    const bool stray = fill_with_last(slots, piece, indices, report.errors, [](auto...) {});
+    for_each_in_block(piece.count, [&](uint32_t i) {
       const uint32_t last = slots[i];
       output[piece.output(piece.first + i)] =
           last == 0 ? T{} : input[piece.element(piece.begin + last - 1)];
@@ -216,23 +245,24 @@ __global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_las
 // block hold a cell each; of those whose cells name one output, the first adds in the first round,
 // the next one in the second.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_sum_slots(
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_sum_slots(
     Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
     T* __restrict__ output) {
   auto* const sums = shared_memory<CombineSum<T>>();
   auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.part);
-  for_each_piece(parts, report.stray_flags, [&](const Piece& piece) {
-    for_each_in_block(0, piece.count, [&](uint64_t i) {
+  for_each_piece(parts, report, [&](const Piece& piece) {
+    for_each_in_block(piece.count, [&](uint32_t i) {
       sums[i] = CombineSum<T>{};
       turns[i] = 0;
     });
     bool stray = false;
-    for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += blockDim.x) {
-      const uint64_t cell = chunk + threadIdx.x;
+    for (uint32_t chunk = 0; chunk < piece.cells; chunk += blockDim.x) {
       uint64_t slot = parts.part;
       T value{};
-      if (cell < piece.end) {
-        const uint64_t target = piece.target(indices, cell, report.errors, stray);
+      if (chunk + threadIdx.x < piece.cells) {
+        const uint64_t cell = piece.begin + chunk + threadIdx.x;
+        const uint64_t target =
+            piece.checked_target(indices, cell, piece.window_start(cell), report.errors, stray);
         if (piece.holds(target)) {
           slot = target - piece.first;
           value = input[piece.element(cell)];
@@ -255,37 +285,58 @@ __global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) forward_sum
       }
     }
     __syncthreads();
-    for_each_in_block(0, piece.count, [&](uint64_t i) {
-      output[piece.output(piece.first + i)] = sums[i].result();
+    for_each_in_block(
+        piece.count, [&](uint32_t i) { output[piece.output(piece.first + i)] = sums[i].result(); });
+    return stray;
+  });
+}
+
+// Gradient of "last": of the cells that name one output, the last one gets its gradient. A part
+// writes the cells that name its outputs, and those with a bad index whose windows begin in it.
+template <class T>
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
+    Parts parts, Report report, const T* __restrict__ grad_output, AnyIndices indices,
+    T* __restrict__ grad_input) {
+  auto* const slots = shared_memory<uint32_t>();
+  for_each_piece(parts, report, [&](const Piece& piece) {
+    const auto visit_bad = [&](uint64_t cell, const Position<uint64_t>& start) {
+      if (piece.holds_start(start)) {
+        grad_input[piece.element(cell)] = T{};
+      }
+    };
+    const bool stray = fill_with_last(slots, piece, indices, report.errors, visit_bad);
+    for_each_in_block(piece.cells, [&](uint32_t i) {
+      const uint64_t cell = piece.begin + i;
+      const uint64_t target = piece.target(indices, cell);
+      if (piece.holds(target)) {
+        if (slots[target - piece.first] == i + 1) { // two stores take fewer registers than one
+          grad_input[piece.element(cell)] = grad_output[piece.output(target)];
+        } else {
+          grad_input[piece.element(cell)] = T{};
+        }
+      }
     });
     return stray;
   });
 }
 
-// Gradient. That of "sum" takes any index, so it needs no slots, and parts are of the cells.
+// Gradient of "sum": every cell gets that of the output that it names, wherever that is. So parts
+// are of the cells, and need no slots.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, 1024 / kSlotThreads) backward_slots(
-    Parts parts, Report report, bool sum, const T* __restrict__ grad_output, AnyIndices indices,
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_sum_slots(
+    Parts parts, Report report, const T* __restrict__ grad_output, AnyIndices indices,
     T* __restrict__ grad_input) {
-  auto* const slots = shared_memory<uint32_t>();
-  for_each_piece(parts, report.stray_flags, [&](const Piece& piece) {
+  for_each_piece(parts, report, [&](const Piece& piece) {
+    const uint64_t begin = piece.number * parts.part_cells;
+    const uint64_t end = begin + parts.part_cells;
+    const uint64_t cells = parts.decoder.in_plane;
     bool stray = false;
-    if (!sum) {
-      stray = fill_with_last(slots, piece, indices, report.errors);
+    for (uint64_t cell = begin + threadIdx.x; cell < end && cell < cells; cell += blockDim.x) {
+      const uint64_t target =
+          piece.checked_target(indices, cell, piece.window_start(cell), report.errors, stray);
+      grad_input[piece.element(cell)] =
+          piece.is_in_plane(target) ? grad_output[piece.output(target)] : T{};
     }
-    const uint64_t cells = parts.decoder.in_plane, share = (cells - 1) / parts.parts + 1;
-    const uint64_t first = piece.first / parts.part * share;
-    const uint64_t begin = sum ? first : piece.begin;
-    const uint64_t end = !sum ? piece.end : first + share < cells ? first + share : cells;
-    for_each_in_block(begin, end, [&](uint64_t cell) {
-      const uint64_t target = piece.target(indices, cell, report.errors, stray);
-      const bool in_plane = target < parts.decoder.out_plane;
-      if (sum || (in_plane ? piece.holds(target) : piece.holds_window(cell))) {
-        const bool wins = sum || (in_plane && slots[target - piece.first] == cell - begin + 1);
-        grad_input[piece.element(cell)] =
-            in_plane && wins ? grad_output[piece.output(target)] : T{};
-      }
-    });
     return stray;
   });
 }

@@ -111,6 +111,16 @@ inline bool fits_32bit(
   return std::max({elements, extent, kernel_volume}) < static_cast<double>(kMost32BitOffset);
 }
 
+// How many outer indices a call may have for fits_32bit(), at most all; 0: not even one. Calls that
+// have more are cut into parts, which halving makes about equal.
+inline int64_t outer_that_fits(
+    Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
+  while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more)) {
+    geometry.outer /= 2;
+  }
+  return geometry.outer;
+}
+
 // Calls visit(i) for this thread's share of `items`, under any grid and block size.
 template <class Offset, class Visit>
 __device__ inline void for_each_item(Offset items, const Visit& visit) {

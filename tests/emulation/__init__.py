@@ -31,7 +31,6 @@ EDITS = {
     r"#include <(c10/cuda/|cuda).*>": "",
     r"\bdevice\.is_cuda\(\)": "device.is_cpu()",
     r"constexpr int kThreads = \d+;": "constexpr int kThreads = 8;",
-    r"most_blocks = \d+;": "most_blocks = 4;",
     r"kSharedBytes = 32 << 10;": "kSharedBytes = 512;",
     r"kMost32BitOffset = int64_t\{1\} << 31;": "kMost32BitOffset = 1 << 17;",
     r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, CUDA,": "TORCH_LIBRARY_FRAGMENT(emulated,",

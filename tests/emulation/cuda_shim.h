@@ -80,16 +80,14 @@ T atomicMax(T* to, T value) {
 
 #define C10_CUDA_CHECK(call) static_cast<void>(call)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() static_cast<void>(0)
-#define cudaStreamCreateWithFlags(stream, flags) static_cast<void>(stream)
-#define cudaStreamDestroy(stream) static_cast<void>(stream)
 #define cudaStreamSynchronize(stream) static_cast<void>(stream)
-#define cudaMemsetAsync(to, value, size, stream) std::memset(to, value, size)
-#define cudaHostAlloc(to, size, flags) cudaMalloc(to, size)
+#define cudaGetSymbolAddress(to, symbol) static_cast<void>(*(to) = &(symbol))
+#define cudaDeviceGetAttribute(to, attribute, device) static_cast<void>(*(to) = 1)
 
 using cudaStream_t = void*;
-enum { cudaStreamCaptureModeRelaxed };
+enum { cudaHostAllocMapped, cudaStreamCaptureModeRelaxed };
 
-inline void cudaMalloc(void** to, size_t size) {
+inline void cudaHostAlloc(void** to, size_t size, unsigned) {
   *to = std::memset(::operator new(size), 0xa5, size);
 }
 

@@ -1,6 +1,7 @@
 // Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
 // without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
 #include "cuda/divider.cuh"
+#include "cuda/error_records.cuh"
 #include "errors.h"
 
 #include <dlfcn.h>
@@ -179,6 +180,11 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   m.def("take_launched", []() { return std::exchange(launched, {}); });
   m.def("divide", [](int64_t n, int64_t divisor) {
     return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
+  });
+  // As if another launch, on another stream, had just found an index out of its window; or, again,
+  // as if none ever had.
+  m.def("let_others_stray", [](bool others) {
+    maxunpool_cuda::words_of_current_device()->largest_stray_launch = others ? ~0ull : 0;
   });
   m.def("check_errors", &maxunpool_cuda::check_errors);
 }
