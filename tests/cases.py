@@ -253,15 +253,33 @@ def random_leading(rng: Random) -> Sizes:
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
     """The same values in other memory."""
     if layout == "strided":
-        wide = torch.empty(*tensor.shape[:-1], tensor.shape[-1] * 2, dtype=tensor.dtype)
+        wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] * 2)
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
-        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view_as(tensor).copy_(tensor)
+        return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
     if layout == "channels_last" and tensor.dim() == dims + 2 > 3:
         format = torch.channels_last if dims == 2 else torch.channels_last_3d
         return tensor.contiguous(memory_format=format)
     return tensor.contiguous()
+
+
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """A copy on a device, of the same strides and storage offset, also where that is the CPU.
+
+    ``Tensor.to`` packs elements that lie apart, and aligns them. Here the whole storage is copied,
+    and the same view is laid over the copy: a tensor that is misaligned by 4 bytes is misaligned by
+    4 bytes on the GPU, whose allocator aligns storages to 512 bytes. ``tensor`` is a plain tensor
+    that needs no gradient.
+    """
+    assert type(tensor) is Tensor
+    assert not tensor.requires_grad
+    assert not tensor.is_conj()
+    assert not tensor.is_neg()
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    copied = whole.to(device, copy=True).untyped_storage()
+    view = torch.empty(0, dtype=tensor.dtype, device=device)
+    return view.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
@@ -350,14 +368,20 @@ class Call:
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
         return self.operator(*tensors, *self.arguments)
 
+    def moved(self, device: str) -> "Call":
+        """The same call of tensors on a device, which lie in memory as those of this call do."""
+        return replace(self, tensors=tuple(moved(tensor, device) for tensor in self.tensors))
+
     def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        return self.on(*(tensor.to(device) for tensor in self.tensors))
+        return self.moved(device).on()
 
     def check(self, device: str = "cpu") -> None:
-        """Compare the results on a device. None of them shares memory with an input."""
-        results = self.results(device)
+        """Compare the results on a device. No input is changed, or shares memory with a result."""
+        call = self.moved(device)
+        results = call.on()
         self.compare(results)
-        assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in self.tensors} - {0}
+        assert all_same(call.tensors, self.tensors)
+        assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in call.tensors} - {0}
 
     def compare(self, results: Sequence[Tensor]) -> None:
         """Compare with the reference, bit for bit."""

@@ -14,6 +14,8 @@ import torch
 
 from maxunpool_cuda import _ops
 
+pytest_plugins = ("gpu_tests", "pytester")
+
 # The seed of all random inputs.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
 SEED = secrets.randbelow(2**31) if GIVEN == "fresh" else int(GIVEN)
@@ -35,10 +37,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import pytest
 import torch
 from cases import LAYOUTS, Sizes, distinct, laid_out, random_input, random_leading, same, scaled
@@ -54,17 +55,19 @@ def draw(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, S
 @both_ways
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_rank
-def test_the_definition_and_torchs(dims: int, dtype: torch.dtype, rng: random.Random) -> None:
+def test_the_definition_and_torchs(
+    real_device: str, dims: int, dtype: torch.dtype, rng: random.Random
+) -> None:
     """Values, indices and strides are compared. Inputs have ties, infinities and NaNs."""
     for _ in range(scaled(60)):
         sizes, asked, pooled = draw(rng, dims)
         x = random_input(rng, (*random_leading(rng), *sizes), dtype)
-        x = laid_out(x, rng.choice(LAYOUTS), dims)
+        x = cases.moved(laid_out(x, rng.choice(LAYOUTS), dims), real_device)
         values, indices = both = ours(dims)(x, asked, return_indices=True)
         expected = theirs(dims)(x, asked, return_indices=True)
         for right in (adaptive_max_pool(x, pooled), expected):
             # PyTorch's kernels write any NaN for float16 and bfloat16.
-            assert_close(both, right, rtol=0, atol=0, equal_nan=True)
+            assert_close(both, right, rtol=0, atol=0, equal_nan=True, check_device=False)
         assert steps(values) == steps(indices) == steps(expected[0]), (x.shape, x.stride(), asked)
         module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
         assert same(module(asked)(x), values)
@@ -85,10 +88,10 @@ def test_empty_batches_and_empty_outputs(dims: int) -> None:
 
 @both_ways
 @every_rank
-def test_derivatives(dims: int, rng: random.Random) -> None:
+def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:
     for _ in range(scaled(8)):
         sizes, asked, _ = draw(rng, dims, longest=(9, 4, 3)[dims - 1])
-        x = distinct(torch.empty(2, *sizes, dtype=torch.float64)).requires_grad_()
+        x = distinct(torch.empty(2, *sizes, dtype=torch.float64)).to(real_device).requires_grad_()
         pool = functools.partial(ours(dims), output_size=asked)
         both = {"check_batched_grad": True}
         assert gradcheck(pool, x, check_forward_ad=True, check_batched_forward_grad=True, **both)
@@ -98,11 +101,11 @@ def test_derivatives(dims: int, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(("dims", "size", "length"), [(1, 3, 5), (2, 4, 3), (3, 2, 4)])
-def test_compiled_and_exported(dims: int, size: int, length: int) -> None:
+def test_compiled_and_exported(real_device: str, dims: int, size: int, length: int) -> None:
     """One graph serves all sizes. The portable form has no operator of this package."""
     open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
     pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
-    x = torch.rand(11, 13, *[length] * dims)
+    x = torch.rand(11, 13, *[length] * dims, device=real_device)
     program = torch.export.export(pool, (x,), dynamic_shapes=open_sizes, strict=dims == 2)
     portable = program.run_decompositions(decompositions())
     assert "maxunpool_cuda" in str(program.graph)
@@ -110,7 +113,8 @@ def test_compiled_and_exported(dims: int, size: int, length: int) -> None:
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=graphs)
     for batch, more in ((11, 0), (12, 1), (14, 2)):
-        x = torch.rand(batch, 13, *[length + more] * dims, requires_grad=True)
+        shape = (batch, 13, *[length + more] * dims)
+        x = torch.rand(shape, device=real_device, requires_grad=True)
         expected = pool(x)
         for of in (program.module(), portable.module(), compiled):
             assert all(map(same, of(x), expected))

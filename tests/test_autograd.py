@@ -1,6 +1,5 @@
 """Derivatives of every order, with duplicate indices, which PyTorch's backward gets wrong."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,8 +15,7 @@ import maxunpool_cuda.functional as F
 def test_gradients(real_device: str, operator: str, reduce: str, rng: Random) -> None:
     for n in range(scaled(24 if operator == "pool" else 8)):
         dtype = torch.complex128 if n % 2 and operator != "pool" else torch.float64
-        call = draw_differentiable(rng, operator, dtype, reduce)
-        call = replace(call, tensors=tuple(t.to(real_device) for t in call.tensors))
+        call = draw_differentiable(rng, operator, dtype, reduce).moved(real_device)
         x = call.tensors[0].detach().requires_grad_()
         forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
         assert gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **forward)  # noqa: B023

@@ -175,8 +175,8 @@ CHANGES: tuple[Callable[[Random, Tensor], Any], ...] = (
 
 def outcome(rng: Random, device: str) -> str:
     """Make one call. Returns "right value", "value" or the name of the exception."""
-    call = draw(rng, rng.choice(OPERATORS), most_cells=12, longest=6)
-    tensors = [tensor.to(device) for tensor in call.tensors]
+    call = draw(rng, rng.choice(OPERATORS), most_cells=12, longest=6).moved(device)
+    tensors: list[Any] = [*call.tensors]
     arguments = [strange(rng) if rng.random() < 0.09 else each for each in call.arguments]
     try:
         tensors = [rng.choice(CHANGES)(rng, t) if rng.random() < 0.15 else t for t in tensors]

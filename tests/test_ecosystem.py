@@ -5,18 +5,21 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
-from cases import same, scaled
+from cases import moved, random_input, same, scaled
+from conftest import GPUS
 from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves as leaves
+from torch.utils._triton import has_triton
 
 import maxunpool_cuda.functional as F
 from maxunpool_cuda import MaxPool2d, patched
@@ -165,6 +168,35 @@ def check_refused(x: Tensor, kind: str) -> None:
         unpool(x, indices, 2, reduce="sum")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_autocast_leaves_the_dtype(real_device: str, dims: int, dtype: torch.dtype) -> None:
+    """Convolutions return the dtype of autocast; pooling and unpooling keep what they are given."""
+    pool, unpool = (getattr(F, f"max_{kind}pool{dims}d") for kind in ("", "un"))
+    conv = getattr(nn, f"Conv{dims}d")(2, 3, 3, padding=1, device=real_device)
+    x = torch.rand(2, 2, *[9] * dims, device=real_device)
+
+    def step(values: Tensor, index_dtype: torch.dtype) -> list[Tensor]:
+        pooled, indices = pool(values, 3, 2, 1, return_indices=True, index_dtype=index_dtype)
+        output = unpool(pooled * 2, indices, 3, 2, 1, values.shape)
+        summed = unpool(pooled, indices, 3, 2, 1, values.shape, reduce="sum")
+        (grad,) = torch.autograd.grad((output * summed).sum(), values, retain_graph=True)
+        return [pooled, output, summed, grad]
+
+    for index_dtype in (torch.int64, torch.uint8):
+        with torch.autocast(real_device, dtype):
+            values, single = conv(x), x.clone().requires_grad_()
+            within = step(values, index_dtype)
+            assert {tensor.dtype for tensor in step(single, index_dtype)} == {torch.float32}
+        assert {tensor.dtype for tensor in within} == {dtype}
+        leaf = values.detach().requires_grad_()
+        assert all(map(same, within, step(leaf, index_dtype)))
+        conv.zero_grad()
+        within[1].sum().backward()
+        assert conv.weight.grad.dtype == torch.float32
+        assert conv.weight.grad.any()
+
+
 IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
 TRAINED = IMAGES.clone().requires_grad_()
 INDUCTORS = {
@@ -179,9 +211,10 @@ INDUCTORS = {
 
 @pytest.mark.parametrize(("pool", "x", "theirs"), INDUCTORS.values(), ids=INDUCTORS)
 def test_inductor_fuses_plain_2d_pools(
-    pool: Callable[..., Tensor], x: Tensor, theirs: bool
+    pool: Callable[..., Tensor], x: Tensor, theirs: bool, real_device: str
 ) -> None:
     """Their graph has PyTorch's operator. Other pools, and exports, have this package's."""
+    x, images = x.to(real_device), IMAGES.to(real_device)
     backend = AotEagerAndRecordGraphs()
     compiled = torch.compile(pool, backend=backend, fullgraph=True)
     found, expected = (of(x, 3, 2, 1, 1, True).detach() for of in (compiled, pool))
@@ -189,5 +222,22 @@ def test_inductor_fuses_plain_2d_pools(
     assert found.stride() == expected.stride()
     (operator,) = pooling_in(*backend.fw_graphs)
     assert operator.startswith("aten." if theirs else "maxunpool_cuda.")
-    program = torch.export.export(MaxPool2d(2), (IMAGES,), strict=theirs)
+    program = torch.export.export(MaxPool2d(2), (images,), strict=theirs)
     assert pooling_in(program.graph_module) == {"maxunpool_cuda.max_pool.default"}
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), GPUS[0]])
+def test_inductors_own_kernels(device: str, rng: Random) -> None:
+    """Code that Inductor generates gives what eager calls give: g++ compiles it, or Triton."""
+    if device == "cuda" and not has_triton():
+        pytest.skip("Triton, which Inductor needs, is not installed or does not serve this GPU")
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        plain = F.max_pool2d(x * 2, 3, 2, 1) + 1
+        pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
+        return plain, pooled, indices, F.max_unpool2d(pooled * 2, indices, 3, 2, 1, x.shape) - 1
+
+    x = moved(random_input(rng, (2, 3, 9, 12), torch.float32), device)
+    found, expected = (of(x) for of in (torch.compile(function, fullgraph=True), function))
+    for result, right in zip(found, expected, strict=True):
+        assert torch.equal(result.nan_to_num(), right.nan_to_num())

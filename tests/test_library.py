@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +26,36 @@ def cuobjdump(argument: str) -> str:
     return subprocess.check_output([program, argument, _C.__file__], text=True)
 
 
+# The releases of nvcc that the kernels were tuned with. Others may take more registers.
+TUNED = ("13.0", "13.2")
+# Families of kernels by the most registers of a thread that they may have, of 255. With at most 64,
+# half of the threads that a processor can hold run at once, and hide the latency of memory; with at
+# most 128, a quarter. pool_windows does what networks rarely have.
+MOST_REGISTERS = {
+    "forward": 64,
+    "backward": 64,
+    r"\w+_slots": 64,
+    "pool_rows": 64,
+    "pool_channels": 64,
+    "pool_windows": 128,
+}
+
+
+def misfits(usage: str) -> list[str]:
+    """The kernels that spill registers, or have more than they may, in what cuobjdump prints.
+
+    A spill shows as a stack or as local memory.
+    """
+    kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    assert len(kernels) == usage.count("Function ")
+    found = [f"{name} spills" for name, _, *memory in kernels if memory != ["0", "0"]]
+    for family, most in MOST_REGISTERS.items():
+        of_family = [each for each in kernels if re.search(rf"\d{family}I", each[0])]
+        assert of_family, family
+        found += [f"{name}: {used} registers" for name, used, *_ in of_family if int(used) > most]
+    return found
+
+
 def test_every_architecture_asked_for_is_there() -> None:
     for option, suffix in ("--list-elf", ""), ("--list-ptx", "+PTX"):
         asked = {arch.removesuffix("+PTX") for arch in ASKED if arch.endswith(suffix)}
@@ -33,16 +64,11 @@ def test_every_architecture_asked_for_is_there() -> None:
 
 
 def test_kernels_fit_the_registers() -> None:
-    """No kernel spills registers, which would show as a stack or local memory.
-
-    With at most 64 registers at least half of the threads that a processor can hold run at once,
-    and hide the latency of memory.
-    """
-    usage = cuobjdump("--dump-resource-usage")
-    kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    assert len(kernels) == usage.count("Function ")
-    assert [name for name, _, *memory in kernels if memory != ["0", "0"]] == []
-    # All but pool_windows, which does what networks rarely have.
-    for family in ("forward", "backward", r"\w+_slots", "pool_rows", "pool_channels"):
-        registers = [int(used) for name, used, *_ in kernels if re.search(rf"\d{family}I", name)]
-        assert 0 < max(registers) <= 64, family
+    """With an nvcc that the kernels were not tuned with, one that does not fit is a warning."""
+    info = maxunpool_cuda.build_info()
+    nvcc = info.get("nvcc_version") or info["cuda_version"]
+    found = misfits(cuobjdump("--dump-resource-usage"))
+    if nvcc.startswith(TUNED):
+        assert found == []
+    elif found:
+        warnings.warn(f"With nvcc {nvcc}: {', '.join(found)}", stacklevel=1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import POOLED, REDUCES, UNPOOLING, Geometry, draw, same, scaled
+from cases import POOLED, REDUCES, UNPOOLING, Geometry, draw, moved, same, scaled
 from reference import max_unpool
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -73,9 +73,10 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
         ours, theirs = (getattr(of, f"max_pool{g.dims}d") for of in (F, nn.functional))
         expected, positions = theirs(x.contiguous(), *window, ceil, return_indices=True)
         module = getattr(maxunpool_cuda, f"MaxPool{g.dims}d")(*window, True, ceil)
-        values, indices = module(x.to(device))
+        there = moved(x, device)
+        values, indices = module(there)
         assert same(indices, positions), g
-        for got in (values, ours(x.to(device), *window, ceil)):
+        for got in (values, ours(there, *window, ceil)):
             assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -58,7 +58,7 @@ def test_transforms(real_device: str, operator: str, transform: str, rng: Random
     Without --all, few pairs of operator and transform are compiled, but each is in some pair.
     """
     call = draw_differentiable(rng, operator, torch.float64, leading=(2, 2))
-    tensors = [t.to(real_device) for t in call.tensors]
+    tensors = call.moved(real_device).tensors
     values: Function = lambda *t: leaves(call.function(*t))[0]  # noqa: E731
     function = TRANSFORMS[transform](values)
     expected = by_autograd(transform, values, *tensors)
@@ -78,7 +78,7 @@ def test_vmap(
 ) -> None:
     """vmap maps any dimension, of all tensors or of some, and is nested."""
     call = draw_differentiable(rng, operator, torch.float64, leading=leading)
-    batches, function = [t.to(device) for t in call.tensors], call.function
+    batches, function = call.moved(device).tensors, call.function
     for in_dims in itertools.product((0, None, 1, -1), repeat=len(batches)):
         if set(in_dims) == {None}:
             continue

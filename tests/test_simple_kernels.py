@@ -1,0 +1,206 @@
+"""Fast CUDA kernels against the simple ones: equal results, of calls too large for a reference too.
+
+``MAXUNPOOL_CUDA_SIMPLE_KERNELS=1`` sends unpooling and its gradient to the simple kernels alone.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from random import Random
+
+import cases
+import emulation
+import pytest
+import torch
+from cases import REDUCES, UNPOOLING, all_same, draw, scaled
+from conftest import GPUS
+from gpu_tests import skip_without_memory
+from reference import Sizes
+from torch import Tensor
+
+import maxunpool_cuda
+from maxunpool_cuda import _ops
+
+Patch = pytest.MonkeyPatch
+every_unpooling = pytest.mark.parametrize("operator", UNPOOLING)
+on_gpus = pytest.mark.parametrize("device", GPUS, indirect=True)
+on_emulation = pytest.mark.parametrize("device", ["emulated"], indirect=True)
+
+
+def choose(monkeypatch: Patch, simple: bool) -> None:
+    """Unpooling that is called from now on runs the simple kernels alone, or any."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", str(int(simple)))
+
+
+@on_gpus
+@pytest.mark.parametrize("reduce", REDUCES)
+@every_unpooling
+def test_simple_kernels_give_the_same_results(
+    device: str, operator: str, reduce: str, rng: Random, monkeypatch: Patch
+) -> None:
+    drawn = (draw(rng, operator, reduce=reduce, any_bits=n % 3 == 0) for n in range(scaled(60)))
+    for call in cases.smallest_first(drawn):
+        there, results = call.moved(device), []
+        for simple in (False, True):
+            choose(monkeypatch, simple)
+            results.append(there.on())
+        assert all_same(*results), (operator, call.geometry, call.arguments)
+        call.compare(results[1])
+
+
+@on_gpus
+@every_unpooling
+def test_simple_kernels_name_bad_indices(
+    device: str, operator: str, rng: Random, monkeypatch: Patch
+) -> None:
+    choose(monkeypatch, simple=True)
+    for _ in range(scaled(60)):
+        call, words = cases.with_a_bad_index(draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng)
+        with pytest.raises(RuntimeError, match=words):
+            call.results(device)
+
+
+def take_launched() -> set[str]:
+    """The symbols of the emulated kernels that ran since the last call."""
+    return {*emulation.library().take_launched()}
+
+
+def is_fast(kernel: str) -> bool:
+    """Whether a symbol is that of a fast kernel of unpooling or of its gradient."""
+    return re.search(r"\d(forward|backward)I", kernel) is not None
+
+
+@on_emulation
+@pytest.mark.parametrize("way", cases.WAYS)
+@every_unpooling
+def test_the_variable_chooses_simple_kernels(
+    device: str, operator: str, way: str, rng: Random, monkeypatch: Patch
+) -> None:
+    """It is read at each call. Other values than 1, and none, leave the choice to the call."""
+    for window in ((2, 2, 0), (3, 2, 1)):
+        aim = cases.aimed(rng, operator, way, window, dims=2)
+        call = draw(rng, operator, torch.float32, **aim)
+        for value, simple in (("1", True), ("0", False), ("1", True), (None, False)):
+            monkeypatch.delenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", raising=False)
+            if value is not None:
+                monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", value)
+            take_launched()
+            call.on()
+            launched = take_launched()
+            assert launched
+            assert all("_slots" in kernel for kernel in launched) == simple
+            assert any(map(is_fast, launched)) != simple
+
+
+# What 32 bits count on a GPU, and what the emulation allows in place of it: elements.
+MOST = {"cuda": 2**31, "emulated": 2**17}
+
+
+@dataclass(frozen=True)
+class Large:
+    """A kind of call whose output has a given number of elements, roughly."""
+
+    way: str  # one of WAYS
+    window: Sizes
+    index_dtype: torch.dtype
+    dtype: torch.dtype = torch.uint8
+
+    def shape(self, elements: int, most: int) -> Sizes:
+        """Of the output: some 500 planes, which are the larger, the larger ``most`` is."""
+        side = math.isqrt(most // 512)
+        channels = 16 if self.way == "channels" else 2
+        width = side - 1 if self.way == "uneven rows" else side
+        return (elements // (channels * side * width), channels, side, width)
+
+    def bytes(self, elements: int) -> int:
+        """The memory that check_large() needs at most."""
+        pooled = elements // self.window[1] ** 2
+        outputs = 3 * elements * self.dtype.itemsize  # the pooled input and two results
+        comparison = elements  # a bool for each
+        return outputs + comparison + pooled * (self.dtype.itemsize + self.index_dtype.itemsize)
+
+
+LARGE = [
+    Large(way, window, index_dtype)
+    for way in cases.WAYS
+    for window in ((2, 2, 0), (3, 2, 1))
+    for index_dtype in (torch.uint8, torch.int32)
+]
+# Sums of overlapping windows have fast kernels for floating-point numbers alone.
+LARGE += [Large(way, (3, 2, 1), torch.uint8, torch.bfloat16) for way in cases.WAYS]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Like cases.same, but on the device, and without a copy of either."""
+    bits = {1: torch.uint8, 2: torch.int16}[a.itemsize]
+    return a.stride() == b.stride() and torch.equal(a.view(bits), b.view(bits))
+
+
+def check_large(large: Large, elements: int, most: int, device: str, patch: Patch) -> None:
+    """Compare fast and simple kernels, forward and backward, on indices that pooling found.
+
+    There is no reference, as a CPU would take minutes.
+    """
+    shape = large.shape(elements, most)
+    x = torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 100).to(large.dtype)
+    if large.way == "channels":
+        x = x.contiguous(memory_format=torch.channels_last)
+    window = tuple((n, n) for n in large.window)
+    values, indices = _ops.max_pool(x, *window, (1, 1), False, large.index_dtype)
+    for reduce in REDUCES:
+        for operator, tensor in ((_ops.max_unpool, values), (_ops.max_unpool_backward, x)):
+            results = []
+            for simple in (False, True):
+                choose(patch, simple)
+                results.append(operator(tensor, indices, shape[2:], *window, reduce))
+            assert same_bits(*results), (operator, reduce)
+            assert results[0].any()
+            del results
+    maxunpool_cuda.check_errors()
+
+
+# Shares of the elements that 32 bits count. Calls of more are cut into launches that fit.
+SHARES = [pytest.param((0.9, 0.99), id="below"), pytest.param((1.01, 1.2), id="above")]
+
+
+@pytest.mark.slow
+@pytest.mark.cuda
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("large", LARGE, ids=str)
+def test_fast_kernels_near_the_limit_of_32_bits(
+    large: Large, share: tuple[float, float], rng: Random, monkeypatch: Patch
+) -> None:
+    most = MOST["cuda"]
+    elements = int(most * rng.uniform(*share))
+    skip_without_memory(large.bytes(elements))
+    check_large(large, elements, most, "cuda", monkeypatch)
+
+
+@on_emulation
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("large", LARGE, ids=str)
+def test_emulated_kernels_near_the_limit_of_32_bits(
+    device: str, large: Large, share: tuple[float, float], rng: Random, monkeypatch: Patch
+) -> None:
+    """The test above, with the emulation's limit. Where there are fast kernels, they are run."""
+    most = MOST["emulated"]
+    take_launched()
+    check_large(large, int(most * rng.uniform(*share)), most, device, monkeypatch)
+    assert any(map(is_fast, take_launched()))
+
+
+@on_emulation
+@pytest.mark.parametrize("layout", cases.LAYOUTS[:2])
+@every_unpooling
+def test_a_bad_index_of_a_call_that_is_cut_is_named(
+    device: str, layout: str, operator: str, rng: Random
+) -> None:
+    """Its plane is counted in the whole call."""
+    geometry = cases.geometry_of((24, 24), (2, 2, 0))
+    chosen = {"geometry": geometry, "leading": (10, 16), "layout": layout}
+    for _ in range(scaled(12)):
+        drawn = draw(rng, operator, torch.uint8, kind="own window", **chosen)
+        assert math.prod((*chosen["leading"], *geometry.output)) > 2 * MOST["emulated"]
+        call, words = cases.with_a_bad_index(drawn, rng)
+        with pytest.raises(RuntimeError, match=words):
+            call.results()
