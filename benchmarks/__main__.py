@@ -52,7 +52,7 @@ def timed(asked: argparse.Namespace) -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
     cases = chosen(asked)
     settings = {"seconds": asked.seconds, "pages kept": timing.keep_pages()}
-    results = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
+    results: report.Report = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
     for number, case in enumerate(cases, 1):
         print(f"{number}/{len(cases)} {case.name}", flush=True)
         row = row_of(case, asked)

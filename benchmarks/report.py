@@ -27,7 +27,7 @@ def facts(device: str) -> dict[str, Any]:
     """The device, the versions, and the date."""
     named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     cpu = f"{named[1] if named else platform.machine()}, {torch.get_num_threads()} threads"
-    found = {
+    found: dict[str, Any] = {
         "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "torch": torch.__version__,
