@@ -1,7 +1,8 @@
 """Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
-cases.py lists what is timed, data.py makes its tensors, contenders.py lists who is timed,
-networks.py has whole networks, timing.py does one case, and report.py prints the tables.
+cases.py lists what is timed, memory.py plans how many tensors of each case rotate, data.py makes
+them, contenders.py lists who is timed, networks.py has whole networks, timing.py does one case, and
+report.py prints the tables.
 """
 
 import sys

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from . import networks, report, timing
-from .cases import CASES, QUICK
+from . import memory, networks, report, timing
+from .cases import CASES, QUICK, Case
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -26,34 +26,61 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def chosen(asked: argparse.Namespace) -> list[Case]:
+    """The cases that are asked for, and that the device can do in reasonable time."""
+    among = QUICK if asked.quick else CASES
+    named = [case for case in among if re.search(asked.filter, case.name)]
+    if not named:
+        raise SystemExit(f"benchmarks: no case's name contains {asked.filter!r}")
+    cases = [case for case in named if case.is_timed_on(asked.device)]
+    if not cases:
+        raise SystemExit(f"benchmarks: {named[0].name} is timed on {named[0].device} alone")
+    return cases
+
+
+def row_of(case: Case, asked: argparse.Namespace) -> report.Row:
+    """The case's results. If it fails, or is left out, there are none, and the reason is there."""
+    try:
+        return timing.run(case, asked.device, asked.seconds)
+    except memory.TooLargeError as error:
+        return {"name": case.name, "results": {}, "left out": str(error)}
+    except Exception as error:  # whatever it is, the other cases are timed
+        return {"name": case.name, "results": {}, "failed": f"{type(error).__name__}: {error}"}
+
+
 def timed(asked: argparse.Namespace) -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
-    among = QUICK if asked.quick else CASES
-    chosen = [case for case in among if re.search(asked.filter, case.name)]
-    if not chosen:
-        raise SystemExit(f"benchmarks: no case's name contains {asked.filter!r}")
+    cases = chosen(asked)
     settings = {"seconds": asked.seconds, "pages kept": timing.keep_pages()}
-    results = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
-    for number, case in enumerate(chosen, 1):
-        print(f"{number}/{len(chosen)} {case.name}", flush=True)
-        results["rows"].append(timing.run(case, asked.device, asked.seconds))
+    results: report.Report = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
+    for number, case in enumerate(cases, 1):
+        print(f"{number}/{len(cases)} {case.name}", flush=True)
+        row = row_of(case, asked)
+        results["rows"].append(row)
+        for reason in row.keys() & {"failed", "left out"}:
+            print(f"{reason}: {row[reason]}", flush=True)
         report.save(results, asked.output)
+    # At the beginning the device was idle, and its clocks low.
+    results["facts"] |= report.nvidia_smi(asked.device)
     return results
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
+    complaints = []
     if asked.table:
         results = report.load(asked.table)
     else:
         results = networks.measure(asked.device) if asked.training else timed(asked)
         print(f"Written: {report.save(results, asked.output)}\n")
+        complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
     report.show(results)
     if asked.compare:
         slower = report.compare(results, report.load(asked.compare))
-        if slower:
-            raise SystemExit(f"benchmarks: slower than before: {'; '.join(slower)}")
+        complaints += [f"slower than before: {family}" for family in slower]
+    if complaints:
+        raise SystemExit(f"benchmarks: {'; '.join(complaints)}")
 
 
 if __name__ == "__main__":

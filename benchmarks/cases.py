@@ -23,8 +23,11 @@ class Case:
     dtype: str = "float32"
     index_dtype: str = "int64"
     layout: str = "contiguous"  # or channels_last
-    operation: str = "unpool"  # of given indices; or pool; or round-trip, both; or network
+    # unpool, of given indices; pool; values, which is pool without indices; round-trip, which is
+    # pool and unpool; or network.
+    operation: str = "unpool"
     direction: str = "forward"  # or backward; or both, through autograd; or a network's
+    device: str = ""  # the only device that times the case; or "", which is every device
 
     @property
     def name(self) -> str:
@@ -33,6 +36,8 @@ class Case:
         window += f"p{self.padding}" * (self.padding > 0)
         window += f"d{self.dilation}" * (self.dilation > 1)
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
+        if self.operation == "values":
+            return self.layer
         if self.operation == "network":
             parts = (self.layer, self.layout, self.direction)
         return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
@@ -63,8 +68,13 @@ class Case:
     def useful_bytes(self) -> int:
         """For each operator the size of the pooled values, the indices and the unpooled side."""
         item, index = (getattr(torch, t).itemsize for t in (self.dtype, self.index_dtype))
+        index *= self.operation != "values"
         pooled, unpooled = math.prod(self.pooled), math.prod(self.shape)
         return self.operators * (pooled * (item + index) + unpooled * item)
+
+    def is_timed_on(self, device: str) -> bool:
+        """Whether a run on the device has the case."""
+        return self.device in ("", device)
 
 
 # Layer, shape, and those of kernel_size, stride, padding, dilation that are not 2, 2, 0, 1.
@@ -93,6 +103,22 @@ EXTREMES = {
     "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),  # what a call costs at the least
 }
 
+# Planes of more than 2 million outputs. A call on the CPU takes a second, so only a GPU has these.
+LARGE = (
+    ("volume-256x8-b1", (1, 8, 256, 256, 256)),
+    ("image-2048x64-b1", (1, 64, 2048, 2048)),
+)
+# The three problems of KernelBench, level 1, that are max pooling, with its numbers. Each takes
+# 8 to 17 GB, so only a GPU has these.
+KERNELBENCH = {
+    "kernelbench-41": ((64, 192, 65536), {"kernel_size": 8, "padding": 4, "dilation": 3}),
+    "kernelbench-42": ((32, 64, 512, 512), {"kernel_size": 4, "padding": 1}),
+    "kernelbench-43": (
+        (16, 32, 128, 128, 128),
+        {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 3},
+    ),
+}
+
 UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
 POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
 ALL = {
@@ -102,12 +128,24 @@ ALL = {
 }
 
 
-def _each(family: str, layer: Any, calls: Any, **some: Sequence[str]) -> Iterator[Case]:
+def _each(
+    family: str, layer: Any, calls: Any, device: str = "", **some: Sequence[str]
+) -> Iterator[Case]:
     """Every combination of some options. {operation} and {index_dtype} are replaced in family."""
     among = {name: values[:1] for name, values in ALL.items()} | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
         options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
-        yield Case(f"{family.format(**options)}, {direction}", *layer, **options)
+        yield Case(f"{family.format(**options)}, {direction}", *layer, device=device, **options)
+
+
+def _on_gpus() -> Iterator[Case]:
+    """The cases that are too large for the CPU."""
+    options = {"dtype": ALL["dtype"], "index_dtype": ("int64", "uint8")}
+    for layer in LARGE:
+        yield from _each("large planes", layer, UNPOOLING[:2], device="cuda", **options)
+    for name, (shape, window) in KERNELBENCH.items():
+        window = {"stride": 1, **window}
+        yield Case("kernelbench", name, shape, **window, operation="values", device="cuda")
 
 
 def _all() -> Iterator[Case]:
@@ -126,6 +164,7 @@ def _all() -> Iterator[Case]:
         yield from _each(family, layer, UNPOOLING, **options)
         options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
         yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
+    yield from _on_gpus()
     for family, batch in product(("squeezenet", "vgg"), (1, 8)):
         layer = (f"{family}-b{batch}", (batch, 3, 224, 224))
         calls = (("network", "inference"), ("network", "training"))

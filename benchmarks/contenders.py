@@ -13,6 +13,7 @@ from .cases import Case
 from .data import Data
 
 OURS, CLONE, TORCH, TRITON = "maxunpool_cuda", "clone", "torch.nn", "Triton"
+INDUCTOR = "torch.compile"
 
 Call = Callable[[], Any]
 # From values and indices to results, of which the first is differentiated.
@@ -26,6 +27,8 @@ def call_of(case: Case, function: Function, data: Data) -> Call:
     leaf = data.input.detach().requires_grad_()
     if case.direction == "backward":
         kept = function(leaf, data.indices)[0]
+        # The gradient needs the shape of the result, and not its memory, which is most of a set.
+        kept.untyped_storage().resize_(0)
         return lambda: torch.autograd.grad(kept, leaf, data.grad_output, retain_graph=True)
 
     def both() -> tuple[Tensor, ...]:
@@ -35,11 +38,11 @@ def call_of(case: Case, function: Function, data: Data) -> Call:
     return both
 
 
-def clone(case: Case, data: Data) -> Call:
+def clone(case: Case, device: str) -> Call:
     """The yardstick: each operator's useful bytes, read and written by a clone."""
     words = -(-case.useful_bytes // (8 * case.operators))  # 4 bytes read, 4 written
     # Memory that was never written reads as one page of zeros.
-    source = torch.ones(words, device=data.input.device)
+    source = torch.ones(words, device=device)
     return lambda: [source.clone() for _ in range(case.operators)]
 
 
@@ -52,6 +55,9 @@ def functions(case: Case, device: str) -> dict[str, Function]:
         from .triton_scatter import max_unpool
 
         able[TRITON] = lambda *tensors: (max_unpool(*tensors, case.shape[2:]),)
+    if case.operation == "values":
+        torch.compiler.reset()  # after eight compilations of a function all others stay eager
+        able[INDUCTOR] = torch.compile(function_of(case, TORCH), dynamic=False)
     return able
 
 
@@ -60,11 +66,13 @@ def function_of(case: Case, name: str) -> Function:
     module: Any = torch.nn.functional if name == TORCH else maxunpool_cuda.functional
     window = (case.kernel_size, case.stride, case.padding)
     pool_nd, unpool_nd = (getattr(module, f"max_{what}{case.rank}d") for what in ("pool", "unpool"))
-    options = {"dilation": case.dilation, "return_indices": True}
+    options = {"dilation": case.dilation, "return_indices": case.operation != "values"}
     if name == OURS:
         options["index_dtype"] = getattr(torch, case.index_dtype)
 
     def function(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        if case.operation == "values":
+            return (pool_nd(values, *window, **options),)
         if case.operation != "unpool":
             values, indices = pool_nd(values, *window, **options)
         if case.operation == "pool":

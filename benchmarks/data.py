@@ -1,15 +1,16 @@
 """The tensors of a case, and the results that a call of it must have."""
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import memory
 from .cases import Case
 
-MOST_IN_ROTATION = 32
-CACHE_BYTES = 2**27  # more than the last cache of most machines
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
@@ -17,8 +18,8 @@ class Data(NamedTuple):
     """What one call is given."""
 
     input: Tensor  # random values, for unpooling as PyTorch's max pooling selects them
-    indices: Tensor  # where PyTorch finds the maxima, in the case's dtype
-    flat: Tensor  # the same as flat int64 indices
+    indices: Tensor  # where PyTorch finds the maxima, in the case's dtype; empty for values alone
+    flat: Tensor  # the same as flat int64 indices: the same tensor if that is the case's dtype
     grad_output: Tensor | None = None  # random whole numbers, whose sums are exact
 
 
@@ -27,9 +28,10 @@ def make(case: Case, device: str, seed: int = 0) -> Data:
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
-    pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
-    window = (case.kernel_size, case.stride, case.padding, case.dilation)
-    values, flat = pool(unpooled, *window, return_indices=True)
+    if case.operation == "values":
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return Data(unpooled, none, none)
+    values, flat = pooling(case)(unpooled, return_indices=True)
     tensors = [values if case.operation == "unpool" else unpooled, indices_of(case, flat), flat]
     if case.direction != "forward":
         result = values if case.operation == "pool" else unpooled
@@ -37,27 +39,53 @@ def make(case: Case, device: str, seed: int = 0) -> Data:
     if case.layout == "channels_last":
         layout = CHANNELS_LAST[case.rank]
         tensors = [tensor.contiguous(memory_format=layout) for tensor in tensors]
+    if case.index_dtype == "int64":
+        tensors[2] = tensors[1]
     return Data(*tensors)
 
 
+def pooling(case: Case) -> Callable[..., Any]:
+    """PyTorch's max pooling with the case's windows."""
+    pool = getattr(torch.nn.functional, f"max_pool{case.rank}d")
+    options = {name: getattr(case, name) for name in ("kernel_size", "stride", "padding")}
+    return functools.partial(pool, dilation=case.dilation, **options)
+
+
 def rotation(case: Case, device: str) -> list[Data]:
-    """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches."""
-    data = make(case, device)
-    read = data.input if data.grad_output is None else data.grad_output
-    count = 1 + CACHE_BYTES // min(data.input.nbytes, data.indices.nbytes + read.nbytes)
-    return [data, *(make(case, device, seed) for seed in range(1, min(MOST_IN_ROTATION, count)))]
+    """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches.
+
+    Raises:
+        TooLargeError: The device has too little free memory.
+    """
+    return [make(case, device, seed) for seed in range(memory.sets(case, device))]
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:
     """Flat int64 indices in the case's dtype; for uint8 the place in each index's window."""
     if case.index_dtype != "uint8":
         return flat.to(getattr(torch, case.index_dtype))
+    planes = flat.flatten(0, 1)
+    chunks = planes.split(max(1, memory.CHUNK // planes[0].numel()))
+    return torch.cat([_offsets(case, chunk) for chunk in chunks]).view_as(flat)
+
+
+def _offsets(case: Case, flat: Tensor) -> Tensor:
+    """The places in their windows, as uint8, of flat indices ``(planes, *S)``."""
     offsets = torch.zeros_like(flat)
     for dim, place in enumerate(torch.unravel_index(flat, case.shape[2:])):
-        begin = torch.arange(flat.shape[2 + dim], device=flat.device) * case.stride - case.padding
+        begin = torch.arange(flat.shape[1 + dim], device=flat.device) * case.stride - case.padding
         begin = begin.view(-1, *[1] * (case.rank - 1 - dim))
         offsets = offsets * case.kernel_size + place - begin
     return offsets.byte()
+
+
+def _is_last(case: Case, indices: Tensor) -> Tensor:
+    """Whether no later value, in row-major order, has the same index: flat, ``(N, C, cells)``."""
+    cells = torch.arange(indices.shape[-1], dtype=torch.int32, device=indices.device)
+    order = cells.expand_as(indices)
+    last = order.new_zeros(*case.shape[:2], math.prod(case.shape[2:]))
+    last.scatter_reduce_(-1, indices, order, "amax")
+    return (last.gather(-1, indices) == order).reshape(case.pooled)
 
 
 def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor, ...]:
@@ -66,17 +94,17 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     If values share an index, unpooling keeps the last in row-major order. With ``to_losers`` its
     gradient goes to all of them, as PyTorch's does.
     """
+    if case.operation == "values":
+        return (torch.cat([pooling(case)(one) for one in data.input.split(1)]),)
     indices = data.flat.flatten(2)
-    zeros = data.input.new_zeros(*case.shape[:2], math.prod(case.shape[2:]))
-    order = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
-    last = torch.zeros_like(zeros, dtype=torch.int64).scatter_reduce_(-1, indices, order, "amax")
-    kept = (last.gather(-1, indices) == order).reshape(case.pooled)
+    kept = torch.tensor(True) if case.operation == "pool" else _is_last(case, indices)
 
     def gather(unpooled: Tensor) -> Tensor:
         return unpooled.flatten(2).gather(-1, indices).reshape(case.pooled)
 
     def scatter(pooled: Tensor) -> Tensor:
-        return zeros.scatter_add(-1, indices, pooled.flatten(2)).reshape(case.shape)
+        zeros = pooled.new_zeros(*case.shape[:2], math.prod(case.shape[2:]))
+        return zeros.scatter_add_(-1, indices, pooled.flatten(2)).reshape(case.shape)
 
     results: tuple[Tensor, ...] = ()
     if case.direction != "backward":

@@ -5,6 +5,7 @@ import json
 import math
 import platform
 import re
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,13 +27,40 @@ def facts(device: str) -> dict[str, Any]:
     """The device, the versions, and the date."""
     named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     cpu = f"{named[1] if named else platform.machine()}, {torch.get_num_threads()} threads"
-    return {
+    found: dict[str, Any] = {
         "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "maxunpool_cuda": maxunpool_cuda.__version__,
         "build_info": maxunpool_cuda.build_info(),
     }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["L2 MiB"] = properties.L2_cache_size / 2**20
+        found["memory GiB"] = round(properties.total_memory / 2**30, 1)
+        found["nvcc"] = found["build_info"].get("nvcc_version")
+    return found | nvidia_smi(device)
+
+
+def nvidia_smi(device: str) -> dict[str, str]:
+    """The GPU's driver and its clocks now, as nvidia-smi writes them; nothing if it cannot say."""
+    if device == "cpu":
+        return {}
+    names = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
+    which = f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', 0)}"
+    command = ["nvidia-smi", f"--id={which}", f"--query-gpu={','.join(names)}"]
+    try:
+        said = subprocess.run(
+            [*command, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,  # seconds; without its daemon the driver takes some to load
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in said.stdout.strip().split(",")]
+    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
 def save(report: Report, folder: Path) -> Path:
@@ -56,10 +84,30 @@ def title(report: Report) -> str:
     return "{device}, PyTorch {torch}, {date:.10}".format(**report["facts"])
 
 
+def details(report: Report) -> str:
+    """What else is known of the GPU; nothing of a CPU."""
+    named = {
+        "driver": "driver_version",
+        "nvcc": "nvcc",
+        "L2 MiB": "L2 MiB",
+        "SM clock": "clocks.sm",
+        "at most": "clocks.max.sm",
+        "memory clock": "clocks.mem",
+    }
+    facts = report["facts"]
+    return ", ".join(f"{word} {facts[name]}" for word, name in named.items() if facts.get(name))
+
+
+def median(row: Row, contender: str = OURS) -> float:
+    """The contender's seconds."""
+    return row["results"][contender]["quartiles"][1]
+
+
 def times(row: Row, contender: str, other: str = OURS) -> float | None:
     """How many times longer the contender takes than the other; None if one was not timed."""
-    medians = {name: found["quartiles"][1] for name, found in row["results"].items()}
-    return medians[contender] / medians[other] if {contender, other} <= medians.keys() else None
+    if not {contender, other} <= row["results"].keys():
+        return None
+    return median(row, contender) / median(row, other)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -80,25 +128,46 @@ def _groups(rows: Iterable[Row], what: str) -> Mapping[str, list[Row]]:
     return groups
 
 
+def _mean(values: Iterable[float | None], form: str) -> str:
+    """The geometric mean of those that are known, or nothing."""
+    known = [value for value in values if value is not None]
+    return format(geometric_mean(known), form) if known else ""
+
+
+def _marked(group: str, members: Sequence[Row]) -> str:
+    """The group's name, and how many of its cases waited for the host."""
+    bound = sum("host-bound" in row for row in members)
+    number = "" if bound == len(members) else f"{bound} "
+    return f"{group}, {number}host-bound" if bound else group
+
+
+def _bandwidth(row: Row) -> float | None:
+    """GB/s: the bytes that the call has to move, in its time. None for a network."""
+    case = BY_NAME[row["name"]]
+    return None if case.operation == "network" else case.useful_bytes / median(row) / 1e9
+
+
 def means(report: Report, what: str, at_most: float = math.inf) -> None:
     """Print geometric means of cases: this package's time, and the others' as multiples of it.
 
-    The last column is of the case in which torch.nn takes least. Only groups in which that is at
-    most ``at_most`` are printed.
+    GB/s are useful bytes by time, and "of clone" is their share of a clone's. The last column is of
+    the case in which torch.nn takes least. Only groups in which that is at most ``at_most`` are
+    printed.
     """
-    others = dict.fromkeys(name for row in report["rows"] for name in row["results"])
-    del others[OURS]
+    timed = [row for row in report["rows"] if OURS in row["results"]]
+    names = dict.fromkeys(name for row in timed for name in row["results"])
+    others = [name for name in names if name not in (OURS, CLONE)]
     rows = []
-    for group, members in _groups(report["rows"], what).items():
-        time = geometric_mean(row["results"][OURS]["quartiles"][1] for row in members)
-        cells = [group, len(members), f"{time * 1e6:.1f}"]
-        for other in others:
-            known = [ratio for row in members if (ratio := times(row, other))]
-            cells.append(f"{geometric_mean(known):.2f}" if known else "")
+    for group, members in _groups(timed, what).items():
+        cells = [_marked(group, members), len(members)]
+        cells.append(_mean((median(row) * 1e6 for row in members), ".1f"))
+        cells.append(_mean(map(_bandwidth, members), ".0f"))
+        cells.append(_mean((times(row, CLONE) for row in members), ".0%"))
+        cells += [_mean((times(row, other) for row in members), ".2f") for other in others]
         least = min(times(row, TORCH) for row in members)
         if least <= at_most:
             rows.append((*cells, f"{least:.2f}"))
-    table((what, "cases", "time, us", *others, "torch.nn's least"), rows)
+    table((what, "cases", "time, us", "GB/s", "of clone", *others, "torch.nn's least"), rows)
 
 
 def compare(report: Report, before: Report) -> list[str]:
@@ -108,7 +177,7 @@ def compare(report: Report, before: Report) -> list[str]:
         The families whose geometric mean grew by more than 10 %, both beside the clone and beside
         torch.nn of the same run: a machine that is slower today slows all three.
     """
-    earlier = {row["name"]: row for row in before["rows"]}
+    earlier = {row["name"]: row for row in before["rows"] if CLONE in row["results"]}
     both = [row for row in report["rows"] if row["name"] in earlier and CLONE in row["results"]]
     rows, slower = [], []
 
@@ -133,7 +202,13 @@ def show(report: Report) -> None:
             rows.append((f"{row['dtype']}, {row['contender']}", f"{row['peak'] / 2**20:.0f}"))
         return table(("dtype, pooling", "MiB"), rows)
     print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
+    if known := details(report):
+        print(f"{known}\n")
     means(report, "name")
     means(report, "family")
     print("Calls that take torch.nn at most 0.9 of this package's time, in any dtype\n")
     means(report, "call", at_most=0.9)
+    for reason in ("left out", "failed"):
+        named = [f"- {row['name']}: {row[reason]}" for row in report["rows"] if reason in row]
+        if named:
+            print(f"{reason.capitalize()}:\n\n{chr(10).join(named)}\n")

@@ -5,16 +5,20 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from . import contenders, data, networks
+from . import contenders, data, memory, networks
 from .cases import Case
 from .contenders import CLONE, TORCH, Call
 
 FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
+SLEEP = 500_000  # cycles of the device, 0.25 ms at 2 GHz: most calls are queued in that time
+DOUBLINGS = 7  # of SLEEP: 32 ms, more than the host takes for a training step's launches
+
+Clock = Callable[[Call], float]
 
 
 def keep_pages() -> bool:
@@ -36,17 +40,50 @@ def cpu_clock(call: Call) -> float:
     return seconds
 
 
-def cuda_clock(call: Call, with_host: bool = False) -> float:
-    """Seconds between CUDA events around the call.
+class CudaClock:
+    """Seconds between CUDA events around a call, without the time that the host takes to queue it.
 
-    Without the host the device sleeps first, so that the host has queued the call when the device
-    begins. With it the device is idle first, so that the host's work on the call counts.
+    The device sleeps first. If it was awake again before the host had queued the call, the time
+    has gaps in which the device waited. Then the call is repeated after twice the sleep, which the
+    later calls keep. Of a sleep of 32 ms the host may be slower still: such a time is counted, and
+    if most are such, the call is host-bound.
     """
+
+    def __init__(self) -> None:
+        self.cycles = SLEEP
+        self.host_bound = 0  # of the times returned, those with gaps
+        self.returned = 0
+
+    def __call__(self, call: Call) -> float:
+        seconds, has_gaps = self.measure(call)
+        while has_gaps and self.cycles < SLEEP << DOUBLINGS:
+            self.cycles *= 2
+            seconds, has_gaps = self.measure(call)
+        self.host_bound += has_gaps
+        self.returned += 1
+        return seconds
+
+    def measure(self, call: Call) -> tuple[float, bool]:
+        """The seconds, and whether the call began before the host had queued all of it."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(self.cycles)
+        start.record()
+        call()
+        end.record()
+        has_gaps = start.query()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3, has_gaps
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether most of the times that were returned have gaps."""
+        return 2 * self.host_bound > self.returned
+
+
+def idle_cuda_clock(call: Call) -> float:
+    """Seconds between CUDA events around a call on an idle device: the host's work counts."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    if with_host:
-        torch.cuda.synchronize()
-    else:
-        torch.cuda._sleep(500_000)  # cycles: 0.25 ms at 2 GHz
+    torch.cuda.synchronize()
     start.record()
     call()
     end.record()
@@ -54,12 +91,26 @@ def cuda_clock(call: Call, with_host: bool = False) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
+def clocks_of(case: Case, device: str, names: Iterable[str]) -> dict[str, Clock]:
+    """A clock for each contender. Those for tiny tensors count the host, which bounds them."""
+    if device == "cpu":
+        return dict.fromkeys(names, cpu_clock)
+    if case.layer.startswith("tiny"):
+        return dict.fromkeys(names, idle_cuda_clock)
+    return {name: CudaClock() for name in names}
+
+
 def interleave(
-    calls_of: Mapping[str, Sequence[Call]], clock: Callable[[Call], float], seconds: float
+    calls_of: Mapping[str, Sequence[Call]], clocks: Mapping[str, Clock], seconds: float
 ) -> dict[str, list[float]]:
-    """The quartiles of everyone's seconds, in rounds that take about ``seconds`` for each."""
+    """The quartiles of everyone's seconds, in rounds that take about ``seconds`` for each.
+
+    In a round everyone takes another set of data. Otherwise the second would find in the cache
+    what the first has read.
+    """
     found: dict[str, list[float]] = {name: [] for name in calls_of}
     names = list(calls_of)
+    first = {name: -(-i * len(calls_of[name]) // len(names)) for i, name in enumerate(names)}
     deadline = time.monotonic() + seconds * len(names)
     gc.disable()  # it may not run inside a timed call
     try:
@@ -67,12 +118,21 @@ def interleave(
             if turn >= WARM_UP + FEWEST_ROUNDS and time.monotonic() >= deadline:
                 break
             for name in names:
-                found[name].append(clock(calls_of[name][turn % len(calls_of[name])]))
+                call = calls_of[name][(first[name] + turn) % len(calls_of[name])]
+                found[name].append(clocks[name](call))
             names.append(names.pop(0))
     finally:
         gc.enable()
     quartiles = functools.partial(statistics.quantiles, n=4, method="inclusive")
     return {name: quartiles(seconds[WARM_UP:]) for name, seconds in found.items()}
+
+
+def is_right(call: Call, case: Case, one: data.Data, to_losers: bool) -> bool:
+    """Whether the call returns the definition's results, which are freed here."""
+    results = call()
+    expected = data.definition(case, one, to_losers)
+    pairs = zip(results, expected, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def calls(case: Case, device: str) -> dict[str, list[Call]]:
@@ -83,17 +143,26 @@ def calls(case: Case, device: str) -> dict[str, list[Call]]:
         # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
         given = [one._replace(indices=one.flat) if name == TORCH else one for one in rotation]
         made[name] = [contenders.call_of(case, function, one) for one in given]
-        pairs = zip(made[name][0](), data.definition(case, given[0], name == TORCH), strict=True)
-        if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+        if not is_right(made[name][0], case, given[0], name == TORCH):
             raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
-    return made | {CLONE: [contenders.clone(case, one) for one in rotation]}
+    sources = memory.sources(case, device)
+    return made | {CLONE: [contenders.clone(case, device) for _ in range(sources)]}
 
 
 def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
-    """Check and time everyone: ``results`` has the quartiles of everyone's seconds."""
-    calls_of = networks.calls if case.operation == "network" else calls
-    on_cuda = functools.partial(cuda_clock, with_host=case.layer.startswith("tiny"))
-    clock = on_cuda if device == "cuda" else cpu_clock
-    found = interleave(calls_of(case, device), clock, seconds).items()
+    """Check and time everyone.
+
+    Returns:
+        ``results`` has the quartiles of everyone's seconds; ``host-bound``, if it is there, the
+        names of those whose time has gaps in which the device waited for the host.
+
+    Raises:
+        RuntimeError: A result is wrong, or a call failed.
+        TooLargeError: The device has too little free memory.
+    """
+    calls_of = (networks.calls if case.operation == "network" else calls)(case, device)
+    clocks = clocks_of(case, device, calls_of)
+    found = interleave(calls_of, clocks, seconds).items()
     rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}
-    return {"name": case.name, "results": rounded}
+    bound = [name for name, clock in clocks.items() if getattr(clock, "is_host_bound", False)]
+    return {"name": case.name, "results": rounded} | ({"host-bound": bound} if bound else {})

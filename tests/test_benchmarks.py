@@ -2,10 +2,13 @@
 
 import dataclasses
 import functools
+import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from statistics import geometric_mean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import data, networks, report, timing  # noqa: E402
-from benchmarks.cases import BY_NAME, CASES, Case  # noqa: E402
-from benchmarks.contenders import CLONE, OURS, TORCH  # noqa: E402
+from benchmarks import contenders, memory, networks, report, timing  # noqa: E402
+from benchmarks.cases import BY_NAME, CASES, KERNELBENCH, LARGE, QUICK, Case  # noqa: E402
+from benchmarks.contenders import CLONE, INDUCTOR, OURS, TORCH  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json"
 Patch = pytest.MonkeyPatch
@@ -26,16 +29,21 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def few_rounds(poisoned_memory: None, monkeypatch: Patch) -> None:
-    """Tests time few rounds, and allow torch.nn's nondeterministic algorithms."""
+    """Tests time few rounds of one set of data, and compile nothing.
+
+    They allow torch.nn's nondeterministic algorithms.
+    """
     torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(timing, "FEWEST_ROUNDS", 2)
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    monkeypatch.setattr(memory, "cache_bytes", lambda _: 0)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
 def shrunk(case: Case) -> Case:
     """The same call of a small tensor."""
     spatial = (min(n, 11 + case.padding) for n in case.shape[2:])
-    return dataclasses.replace(case, family="any", layer="small", shape=(2, 3, *spatial))
+    size = {"shape": (2, 3, *spatial), "device": ""}
+    return dataclasses.replace(case, family="any", layer="small", **size)
 
 
 # The cases that differ in more than their size.
@@ -71,8 +79,17 @@ def test_rounds_rotate(monkeypatch: Patch) -> None:
     monkeypatch.setattr(timing, "MOST_ROUNDS", 2)
     order: list[str] = []
     calls = {name: [functools.partial(order.append, name)] for name in "abc"}
-    timing.interleave(calls, timing.cpu_clock, seconds=100)
+    timing.interleave(calls, dict.fromkeys("abc", timing.cpu_clock), seconds=100)
     assert "".join(order) == "abcbcacababc"
+
+
+def test_nobody_takes_the_data_that_another_has_just_read(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 7)
+    taken: dict[str, list[int]] = {name: [] for name in "abc"}
+    calls = {a: [functools.partial(taken[a].append, i) for i in range(9)] for a in "abc"}
+    timing.interleave(calls, dict.fromkeys("abc", timing.cpu_clock), seconds=100)
+    for turn, sets in enumerate(zip(*taken.values(), strict=True)):
+        assert sets == (turn, (turn + 3) % 9, (turn + 6) % 9)
 
 
 def test_compare(tmp_path: Path) -> None:
@@ -98,13 +115,307 @@ def test_compare(tmp_path: Path) -> None:
 def test_whole_networks(name: str, monkeypatch: Patch) -> None:
     """A run raises if a network gets another layer in place of the maximum."""
     case = dataclasses.replace(BY_NAME[f"network-{name}"], shape=(2, 3, 40, 32))
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    compiled = {"torch.compile", f"{OURS}, torch.compile"}
+    compiled = {INDUCTOR, f"{OURS}, {INDUCTOR}"}
     assert timing.run(case, "cpu", 0)["results"].keys() == {OURS, TORCH, *compiled}
     average = lambda model, _: model.__setitem__(1, torch.nn.AvgPool2d(3, 1, 1))  # noqa: E731
     monkeypatch.setattr(maxunpool_cuda, "replace_max_pooling", average)
     with pytest.raises(RuntimeError, match=f"^{OURS} does not return torch.nn's result of net"):
         networks.calls(case, "cpu")
+
+
+def test_networks_are_compared_with_reproducible_convolutions(monkeypatch: Patch) -> None:
+    """Nothing else of cuDNN's settings changes, and they are as before when calls are timed."""
+    seen = []
+
+    def settings() -> tuple[bool, ...]:
+        cudnn = torch.backends.cudnn
+        return cudnn.deterministic, cudnn.benchmark, cudnn.enabled, cudnn.allow_tf32
+
+    def call_of(_case: Case, _device: str, name: str) -> contenders.Call:
+        return lambda: seen.append((name, settings())) or (torch.ones(1),)
+
+    monkeypatch.setattr(networks, "call_of", call_of)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before = settings()
+    made = networks.calls(BY_NAME["network-vgg-b1-contiguous-training"], "cpu")
+    for name, used in seen:
+        assert used == ((INDUCTOR not in name), *before[1:])
+    assert settings() == before
+    assert {name for name, _ in seen} == made.keys()
+
+
+def without_memory(case: Case, device: str) -> int:
+    raise torch.OutOfMemoryError(f"no memory for {case.name} on {device}")
+
+
+def test_the_run_goes_on_after_a_case_that_fails(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A contender is wrong in one case, raises in another, and the third is timed."""
+    right = contenders.functions
+
+    def functions(case: Case, device: str) -> dict[str, contenders.Function]:
+        able = right(case, device)
+        if case.direction == "forward":
+            able["liar"] = lambda *tensors: (2 * able[OURS](*tensors)[0],)
+        if case.direction == "backward":
+            able["glutton"] = lambda *_: without_memory(case, device)
+        return able
+
+    monkeypatch.setattr(contenders, "functions", functions)
+    few = ["--device", "cpu", "--quick", "--seconds", "0", "--filter", "^tiny"]
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*few, "--output", str(tmp_path)])
+    forward, backward, both = (case.name for case in QUICK if case.name.startswith("tiny"))
+    assert stopped.value.code == f"benchmarks: failed: {forward}; failed: {backward}"
+    rows = report.load(next(tmp_path.glob("*.json")))["rows"]
+    assert [row["name"] for row in rows] == [forward, backward, both]
+    wrong = f"RuntimeError: liar does not return the definition's result of {forward}"
+    raised = f"OutOfMemoryError: no memory for {backward} on cpu"
+    assert [row.get("failed") for row in rows] == [wrong, raised, None]
+    printed = capsys.readouterr().out
+    assert f"Failed:\n\n- {forward}: {wrong}\n- {backward}: {raised}\n" in printed
+    assert re.search(rf"^\| {both} +\| +1 \| ", printed, re.M)
+    assert not re.search(rf"^\| {forward} ", printed, re.M)
+
+
+def test_a_case_too_large_for_the_memory_is_left_out(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It fails nothing, also if it is the only one."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1000)
+    few = ["--device", "cpu", "--seconds", "0", "--filter", "^tiny.*int64-contiguous-forward"]
+    command.main([*few, "--output", str(tmp_path)])
+    (row,) = report.load(next(tmp_path.glob("*.json")))["rows"]
+    assert row["left out"] == "needs 0.0 GiB, but 0.0 are free"
+    assert row["results"] == {}
+    assert f"Left out:\n\n- {row['name']}: needs" in capsys.readouterr().out
+
+
+class FakeGPU:
+    """A device that does what is queued, one after the other; times are in microseconds."""
+
+    def __init__(self, queueing: float, working: float) -> None:
+        self.queueing = queueing  # what the host needs for a call
+        self.working = working  # what the device needs for it
+        self.host = 0.0  # now
+        self.free = 0.0  # when the device has done all that is queued
+        self.sleeps: list[int] = []
+
+    def sleep(self, cycles: int) -> None:
+        self.sleeps.append(cycles)
+        self.free = max(self.host, self.free) + cycles / 2000
+
+    def call(self) -> None:
+        """Four kernels."""
+        for _ in range(4):
+            self.host += self.queueing / 4
+            self.free = max(self.host, self.free) + self.working / 4
+
+    def event(self, enable_timing: bool) -> SimpleNamespace:
+        assert enable_timing
+        made = SimpleNamespace(at=math.nan)
+        made.record = lambda: setattr(made, "at", max(self.host, self.free))
+        made.query = lambda: made.at <= self.host
+        made.synchronize = lambda: setattr(self, "host", max(self.host, made.at))
+        made.elapsed_time = lambda end: (end.at - made.at) / 1000
+        return made
+
+    def install(self, monkeypatch: Patch) -> None:
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+
+
+def test_the_device_sleeps_until_the_host_has_queued_the_call(monkeypatch: Patch) -> None:
+    gpu = FakeGPU(queueing=900, working=40)  # 0.25 ms and 0.5 ms do not last
+    gpu.install(monkeypatch)
+    clock = timing.CudaClock()
+    assert [clock(gpu.call) for _ in range(3)] == pytest.approx([40e-6] * 3)
+    assert gpu.sleeps == [500_000, 1_000_000, 2_000_000, 2_000_000, 2_000_000]
+    assert not clock.is_host_bound
+
+
+def test_a_call_that_the_device_waits_for_is_host_bound(
+    monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = FakeGPU(queueing=50_000, working=40)  # more than the longest sleep
+    gpu.install(monkeypatch)
+    case = shrunk(CASES[0])
+    monkeypatch.setattr(timing, "calls", lambda *_: {OURS: [gpu.call], TORCH: [lambda: None]})
+    row = timing.run(case, "cuda", 0)
+    assert row["host-bound"] == [OURS]
+    assert row["results"][OURS]["quartiles"][1] == pytest.approx(18.01e-3)  # 50 ms less the sleep
+    assert max(gpu.sleeps) == 64_000_000
+    assert gpu.sleeps.count(1_000_000) == 1  # the longest sleep is kept
+
+    now = report.load(RESULTS)
+    first, second, *_ = rows = [r for r in now["rows"] if BY_NAME[r["name"]].family == "tiny, both"]
+    first["host-bound"] = [OURS]
+    report.means(now | {"rows": rows}, "name")
+    report.means(now | {"rows": rows}, "family")
+    printed = capsys.readouterr().out
+    assert f"| {first['name']}, host-bound |" in printed
+    assert re.search(rf"^\| {second['name']} +\|", printed, re.M)
+    assert "| tiny, both, 1 host-bound |" in printed
+
+
+def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    """Useful bytes by time, and the share of what a clone has."""
+    case = BY_NAME["tiny-16x8-b2-2x2-float32-int64-contiguous-forward"]
+    medians = {OURS: 2e-6, TORCH: 5e-6, CLONE: 1e-6}
+    results = {name: {"quartiles": [0, time, 1]} for name, time in medians.items()}
+    report.means({"rows": [{"name": case.name, "results": results}]}, "name")
+    rate = 2 * 8 * (64 * (4 + 8) + 256 * 4) / 2e-6 / 1e9
+    assert f"|     1 |      2.0 | {rate:4.0f} |      50% |     2.50 |" in capsys.readouterr().out
+
+
+class FakeProperties(SimpleNamespace):
+    """A B200's, as far as they are asked for."""
+
+    L2_cache_size = 128 * 2**20
+    total_memory = 180 * 2**30
+    uuid = "12345678-9abc"
+
+
+def of_a_b200(monkeypatch: Patch) -> None:
+    monkeypatch.undo()  # the fixture's cache of no bytes
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: FakeProperties())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "B200")
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 170 * 2**30)
+
+
+OPERATORS = [case for case in CASES if case.operation != "network"]
+
+
+def test_rotations_exceed_twice_the_cache(monkeypatch: Patch) -> None:
+    """What one rotation reads, unless the tensors are tiny or 4 GiB are used up."""
+    of_a_b200(monkeypatch)
+    for case in OPERATORS:
+        sets = memory.sets(case, "cuda")
+        given, gradient = memory.inputs_of(case)
+        reads_indices = case.operation == "unpool" or (gradient and case.operation == "pool")
+        indices = memory.sizes(case).indices if reads_indices else 0
+        read = sets * ((gradient or given) + indices)
+        held = memory.bytes_needed(case, "cuda", sets)
+        more = memory.bytes_needed(case, "cuda", sets + 1)
+        assert held <= 2**32 or (case.layer in KERNELBENCH and sets == 1)
+        assert read >= 2 * 128 * 2**20 or case.layer.startswith("tiny") or more > 2**32
+
+
+def test_rotations_on_the_cpu(monkeypatch: Patch) -> None:
+    monkeypatch.undo()
+    for case in (case for case in OPERATORS if case.is_timed_on("cpu")):
+        sets = memory.sets(case, "cpu")
+        assert 1 <= sets <= 32
+        assert memory.bytes_needed(case, "cpu", sets) <= 2**32
+
+
+def test_rotations_fit_the_free_memory(monkeypatch: Patch) -> None:
+    of_a_b200(monkeypatch)
+    case = BY_NAME["image-112x64-b16-4x4-float32-uint8-contiguous-backward"]
+    most = memory.sets(case, "cuda")
+    for free in (2**31, 2**30, 2**29):
+        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        sets = memory.sets(case, "cuda")
+        assert 1 <= sets < most
+        assert memory.bytes_needed(case, "cuda", sets) <= free
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 12 * 2**30)
+    with pytest.raises(memory.TooLargeError, match=r"^needs 18\.\d GiB, but 12\.0 are free$"):
+        memory.sets(BY_NAME["kernelbench-41"], "cuda")
+
+
+def test_free_memory_is_asked_for_when_the_cache_is_empty(monkeypatch: Patch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, len(asked)))
+    assert memory.free_bytes("cuda") == 2**30
+    assert asked == ["emptied"]
+    assert memory.free_bytes("cpu") == math.inf
+
+
+PLANNED = [
+    shrunk(CASES[0]),
+    *(
+        next(c for c in DISTINCT if (c.operation, c.direction) == which)
+        for which in (
+            ("unpool", "backward"),
+            ("pool", "forward"),
+            ("pool", "backward"),
+            ("values", "forward"),
+            ("round-trip", "both"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=lambda case: f"{case.operation}-{case.direction}")
+def test_no_more_memory_is_used_than_planned(case: Case) -> None:
+    case = dataclasses.replace(case, shape=(8, 16, *[4096 if case.rank == 1 else 66] * case.rank))
+    held = networks.peak_bytes(lambda: timing.run(case, "cpu", 0), "cpu")
+    assert held <= 1.02 * memory.bytes_needed(case, "cpu", memory.sets(case, "cpu"))
+
+
+def test_kernelbench() -> None:
+    """The problems as published, whose times docs/performance.md has, and the bound by bytes."""
+    problems = {
+        "kernelbench-41": (torch.nn.MaxPool1d(8, 1, 4, dilation=3), (64, 192, 65536)),
+        "kernelbench-42": (torch.nn.MaxPool2d(4, 1, 1), (32, 64, 512, 512)),
+        "kernelbench-43": (torch.nn.MaxPool3d(3, 2, 1, dilation=3), (16, 32, 128, 128, 128)),
+    }
+    text = (ROOT / "docs/performance.md").read_text()
+    for name, (problem, shape) in problems.items():
+        case = BY_NAME[name]
+        expected = problem(torch.empty(shape, device="meta"))
+        assert (case.shape, case.pooled, case.dtype) == (shape, expected.shape, "float32")
+        assert case.useful_bytes == 4 * (math.prod(shape) + expected.numel())
+        assert re.search(rf"\| {name} \|.* {case.useful_bytes / 3.35e9:.2f} \|", text)
+        small = shrunk(case)
+        image = torch.randn(small.shape)
+        for function in contenders.functions(small, "cpu").values():
+            assert torch.equal(function(image, image)[0], problem(image))
+
+
+def test_cases_for_gpus_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Large planes, KernelBench: as no run on the CPU has them, so no other case is for GPUs."""
+    names = {case.layer for case in CASES if not case.is_timed_on("cpu")}
+    assert names == {*KERNELBENCH, *(layer for layer, _ in LARGE)}
+    assert all(case.is_timed_on("cuda") for case in CASES)
+    for case in CASES:
+        outputs = math.prod(case.shape[2:])
+        assert (case.device == "cuda") == (outputs > 2**21 or case.layer in KERNELBENCH)
+    with pytest.raises(SystemExit, match=r"^benchmarks: kernelbench-42 is timed on cuda alone"):
+        command.main(["--device", "cpu", "--filter", "kernelbench-42"])
+
+
+def test_facts_of_a_gpu(monkeypatch: Patch) -> None:
+    """What nvidia-smi says of this GPU; nothing where there is none, or another answer."""
+    of_a_b200(monkeypatch)
+    asked: list[str] = []
+
+    def says(words: str) -> None:
+        def run(line: list[str], **_) -> SimpleNamespace:
+            asked[:] = line
+            return SimpleNamespace(stdout=words)
+
+        monkeypatch.setattr(subprocess, "run", run)
+
+    says("580.95.05, 1965 MHz, 1980 MHz, 3996 MHz, 3996 MHz\n")
+    facts = report.facts("cuda")
+    assert asked[:2] == ["nvidia-smi", "--id=GPU-12345678-9abc"]
+    assert facts["L2 MiB"] == 128
+    assert facts["driver_version"] == "580.95.05"
+    assert "nvcc" in facts
+    known = "driver 580.95.05, L2 MiB 128.0, SM clock 1965 MHz, at most 1980 MHz, memory clock 3996"
+    assert report.details({"facts": facts | {"nvcc": None}}).startswith(known)
+    says("No devices were found\n")
+    assert "driver_version" not in report.facts("cuda")
+    monkeypatch.setattr(subprocess, "run", without_nvidia_smi)
+    assert "driver_version" not in report.facts("cuda")
+    assert report.details({"facts": report.facts("cpu")}) == ""
+
+
+def without_nvidia_smi(*_, **__) -> None:
+    raise FileNotFoundError("nvidia-smi")
 
 
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
