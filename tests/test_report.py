@@ -29,7 +29,7 @@ def test_passes_without(device):
 
 @pytest.mark.cuda
 def test_sums():
-    print("what the test printed")
+    print("printed by the test:", 6 * 7)
     total = {total}
     assert total == 2, "the sum is `wrong` & <so> on"
 """
@@ -37,7 +37,7 @@ BENCHMARK = """
 print("1/1 unpool-2x2", flush=True)
 print("Written: results.json\\n")
 print("maxunpool_cuda on a processor\\n")
-print("| name | time, us |\\n| ---- | -------: |\\n| unpool-2x2 | 7.5 |\\n")
+print("| name | time, us |\\n| ---- | -------: |\\n| unpool-2x2 |      7.5 |\\n")
 raise SystemExit({problem!r} or 0)
 """
 TABLE = "\n| name | time, us |\n| ---- | -------: |\n| unpool-2x2 | 7.5 |\n"
@@ -89,7 +89,7 @@ def test_a_run_in_which_all_fails(tmp_path: Path, monkeypatch: Patch, capfd: Cap
     assert "<summary>test_sample.py::test_sums</summary>" in failures
     assert ">       assert total == 2, " in failures
     assert "\nE       AssertionError: the sum is `wrong` & <so> on\n" in failures
-    assert "what the test printed" in failures
+    assert "printed by the test: 42" in failures
     assert TABLE in text
     assert f"```text\n{PROBLEM}\n```" in text
     printed = capfd.readouterr().out
