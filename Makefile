@@ -35,7 +35,7 @@ NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: help demo test test-all docs bench lint sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+.PHONY: help demo test test-all docs bench report lint sdist wheel wheel-check checks clean $(CHECKS) check-nightly
 # OpenMP threads that spin while they wait would take the cores from the other processes.
 demo test test-all: export OMP_WAIT_POLICY ?= passive
 
@@ -52,6 +52,8 @@ docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
 bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
+	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
 lint: $(VENV)/.lint ## ruff, clang-format, mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
