@@ -561,3 +561,11 @@ def test_the_facts_of_a_build() -> None:
     else:
         assert info["nvcc_version"] is None
         assert info["note"].startswith("no CUDA kernels")
+
+
+def test_the_table_of_first_runs_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/testing.md").read_text()
+    section = text.split("## What a first run meets")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", section))
+    assert len(named) > 5
+    assert named - set(globals()) == set()

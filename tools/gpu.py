@@ -5,6 +5,7 @@ must be one that PyTorch can use: with a driver older than PyTorch's CUDA each t
 would be skipped. If no CUDA toolkit fits PyTorch, pip installs nvcc beside it.
 """
 
+import logging
 import os
 import re
 import runpy
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+# PyTorch's warning that it sees no GPU would stand before the sentence that explains it.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 SETUP = runpy.run_path(str(Path(__file__).parent.parent / "setup.py"))
 # The first driver that runs all minor releases of a CUDA, by CUDA's major release.
 # NVIDIA's table is at https://docs.nvidia.com/deploy/cuda-compatibility/
