@@ -314,18 +314,25 @@ STUB_CPP_EXTENSION = """
 class BuildExtension: pass
 CUDA_HOME = {home!r}
 """
-# Installs an nvcc, or builds: so much of it as depends on this machine.
+# Installs an nvcc, or builds: so much of it as depends on this machine. In a process of its own, as
+# pip does: setuptools takes a process that has imported a module named pip for pip itself.
 STUB_PIP = """
-import pathlib, runpy, shutil, sys
+import pathlib, shutil, subprocess, sys
 site, wanted = pathlib.Path(__file__).parents[1], sys.argv[-1]
 if wanted.startswith("cuda-toolkit"):
     if not (site / "online").exists():
         sys.exit("ERROR: No matching distribution found for cuda-toolkit")
     shutil.copytree(site / "toolkit-13", site / "nvidia/cu13")
 if wanted.startswith("."):
-    planned = runpy.run_path("setup.py")["plan"]()
-    info = dict(cuda=planned.toolkit is not None, note=planned.note)
-    (site / "maxunpool_cuda.py").write_text(f"build_info = lambda: {info}")
+    done = subprocess.run([sys.executable, site / "build.py"])
+    sys.exit(done.returncode)
+"""
+STUB_BUILD = """
+import pathlib, runpy
+planned = runpy.run_path("setup.py")["plan"]()
+info = dict(cuda=planned.toolkit is not None, note=planned.note)
+stub = pathlib.Path(__file__).with_name("maxunpool_cuda.py")
+stub.write_text(f"build_info = lambda: {info}")
 """
 # Runs Python with the stubs, and in place of the demo and the benchmarks says that they ran.
 STUB_PYTHON = """
@@ -366,6 +373,7 @@ class Machine:
             "torch/utils/cpp_extension.py": STUB_CPP_EXTENSION.format(home=self.home),
             "pip/__init__.py": "",
             "pip/__main__.py": STUB_PIP,
+            "build.py": STUB_BUILD,
             "online": "",
             "has-venv": "",
         }
