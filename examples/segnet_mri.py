@@ -5,7 +5,9 @@ overlap. The network is written with torch.nn, and one call puts this package's 
 their places, with indices of one byte. It trains twice from one seed, and the losses are equal bit
 for bit. At the end: Dice on slices it has not seen, a picture, and what torch.nn does there.
 
-    python examples/segnet_mri.py [--dims 3] [--device cuda]
+    python examples/segnet_mri.py [--dims 3] [--device cpu]
+
+It runs on the GPU if PyTorch sees one and this package was built with CUDA kernels.
 """
 
 import argparse
@@ -201,7 +203,7 @@ def draw(path: Path, x: Tensor, y: Tensor, predicted: Tensor, features: Tensor) 
     figure.savefig(path, dpi=110)
 
 
-def show_torch(dims: int, device: str) -> None:
+def show_torch(dims: int, device: torch.device) -> None:
     """What torch.nn does in the same place: a row of five, whose three windows share a maximum."""
     flat = (1,) * (dims - 1)
     kernel, name = (*flat, 3), f"max_unpool{dims}d"
@@ -230,19 +232,36 @@ def show_torch(dims: int, device: str) -> None:
     console.print(table)
 
 
+def choose_device(asked: str | None) -> torch.device:
+    """The device asked for, else the GPU if there is one that this build can use. Says which."""
+    device, reason = torch.device(asked or "cpu"), ""
+    if asked is None and not torch.cuda.is_available():
+        reason = " (PyTorch sees no GPU)"
+    elif asked is None and not maxunpool_cuda.build_info()["cuda"]:
+        reason = " (this build has no CUDA kernels)"
+    elif asked is None:
+        device = torch.device("cuda")
+    name = f"the {device.type.upper()}"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    console.print(f"Training on {name}{reason}, with PyTorch {torch.__version__}.")
+    return device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dims", type=int, choices=SETUPS, default=2)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", help="by default the GPU, if there is one")
     parser.add_argument("--iterations", type=int, help="of each training run")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture")
     options = parser.parse_args()
 
+    device = choose_device(options.device)
     torch.use_deterministic_algorithms(True)
     setup = SETUPS[options.dims]
     if options.iterations is not None:
         setup = Setup(**{**vars(setup), "iterations": options.iterations})
-    brain, labels = (volume.to(options.device) for volume in load_brain(setup.step))
+    brain, labels = (volume.to(device) for volume in load_brain(setup.step))
 
     model, losses = train(setup, brain, labels, "first run ")
     _, again = train(setup, brain, labels, "second run")
@@ -263,7 +282,7 @@ def main() -> None:
     picture = options.out / f"segnet_mri_{options.dims}d.png"
     draw(picture, x, y, predicted, features)
     console.print(f"The picture is in {picture}")
-    show_torch(options.dims, options.device)
+    show_torch(options.dims, device)
 
 
 if __name__ == "__main__":

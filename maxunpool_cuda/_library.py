@@ -7,6 +7,7 @@ minor release to the next.
 from __future__ import annotations
 
 import json
+import re
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,16 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parent
+
+
+def release_of(version: str) -> str:
+    """What of a version of PyTorch its ABI goes with: ``2.13`` for the release 2.13.1+cu130.
+
+    A pre-release is compared whole. 2.16.0.dev20261101 may have another ABI than the next night's,
+    and 2.10.0a0+1234567, as NVIDIA's containers have them, another than 2.10.
+    """
+    release = re.fullmatch(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?(\+.*)?", version)
+    return release.group(1) if release else str(version)
 
 
 def built_for(package: Path = PACKAGE) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     release, cuda = built["torch"], built["cuda"]
     # Kernels for the CPU alone are alike in every build of a release.
     found = torch.version.cuda.split(".")[0] if torch.version.cuda else None
-    if torch.__version__.split(".")[:2] != release.split(".") or cuda not in (None, found):
+    if release_of(torch.__version__) != release or cuda not in (None, found):
         expected = f"PyTorch {release}" + (f" with CUDA {cuda}" if cuda else "")
         got = f" with CUDA {torch.version.cuda}" if found else " without CUDA"
         got = f"PyTorch {torch.__version__}{got if cuda else ''}"

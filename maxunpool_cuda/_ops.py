@@ -49,12 +49,14 @@ def build_info() -> dict[str, Any]:
     """Facts about the compiled extension.
 
     Returns:
-        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version``, ``arch_list``,
-        ``compiler`` and ``torch_version`` (the PyTorch it was built for).
+        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (PyTorch's),
+        ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list``, ``compiler``,
+        ``torch_version`` (the PyTorch it was built for) and ``note`` (in a sentence, which kernels
+        the build left out and why).
 
     Example:
         >>> list(build_info())
-        ['cuda', 'cuda_version', 'arch_list', 'compiler', 'torch_version']
+        ['cuda', 'cuda_version', 'nvcc_version', 'arch_list', 'compiler', 'torch_version', 'note']
     """
     return _C.build_info()
 

@@ -1,5 +1,6 @@
 """Which kernels are built, and what does not fit PyTorch is refused."""
 
+import dataclasses
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from importlib import machinery, metadata, reload
 from pathlib import Path
+from typing import Any
 
 import pytest
 import setuptools
@@ -19,6 +21,7 @@ import maxunpool_cuda
 from maxunpool_cuda import _library, _ops
 
 ROOT = Path(__file__).parent.parent
+SETUP = ROOT / "setup.py"
 PY = machinery.EXTENSION_SUFFIXES[0].split(".")[1]
 Patch = pytest.MonkeyPatch
 
@@ -58,6 +61,27 @@ def test_which_libraries_fit(tmp_path: Path, monkeypatch: Patch) -> None:
     refused(tmp_path / "any", "build_ext --inplace` in the source tree, or import what")
 
 
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("2.13.0", "2.13"),
+        ("2.13.1+cu130", "2.13"),
+        ("2.10.0.post1+cpu", "2.10"),
+        ("2.10.0a0+b4e4ee81d3.nv25.12", "2.10.0a0+b4e4ee81d3.nv25.12"),
+        ("2.16.0.dev20261101+cu132", "2.16.0.dev20261101+cu132"),
+        ("2.14.0rc2", "2.14.0rc2"),
+    ],
+)
+def test_a_pre_release_is_compared_whole(
+    version: str, release: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert _library.release_of(version) == release
+    assert _library.built_for(library(tmp_path, torch=release))["torch"] == release
+    for other in {"2.10", "2.16", "2.14", "2.10.0a0+0000000.nv25.11"} - {release}:
+        refused(library(tmp_path, torch=other), f"PyTorch {other}, which its library was built for")
+
+
 def test_a_library_is_refused_before_it_is_loaded(monkeypatch: Patch) -> None:
     monkeypatch.delattr(maxunpool_cuda, "_C")
     monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", None)  # so that it cannot be loaded
@@ -70,12 +94,45 @@ def test_a_library_is_refused_before_it_is_loaded(monkeypatch: Patch) -> None:
 
 def setup_fails(words: str) -> None:
     with pytest.raises(SystemExit, match=re.escape(f"maxunpool_cuda: {words}")):
-        runpy.run_path("setup.py")
+        runpy.run_path(str(SETUP), run_name="__main__")
 
 
-def test_what_setup_refuses(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The build of PyTorch decides which toolkit is needed. pip installs one beside PyTorch."""
-    monkeypatch.chdir(ROOT)
+def setup_functions() -> dict[str, Any]:
+    """What setup.py defines, for the PyTorch that it finds now. Nothing is built."""
+    return runpy.run_path(str(SETUP))
+
+
+def program(path: Path, script: str) -> Path:
+    """A shell script in place of a program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def toolkit(home: Path, version: str, capabilities: str = "75 80 90 100 103 120") -> Path:
+    """A CUDA toolkit with nothing but an nvcc that tells what it can do."""
+    lists = f"printf 'compute_%s\\n' {capabilities}"
+    tells = f"echo Cuda compilation tools, release {version}, V{version}.131"
+    cases = f"--version) {tells} ;; --list-gpu-arch) {lists} ;;"
+    program(home / "bin" / "nvcc", f'case "$1" in {cases} esac')
+    return home
+
+
+@pytest.fixture
+def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """PyTorch 9.9.0 with CUDA 13 in the folder returned; no GPU, no toolkit, no FORCE_ variable."""
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    for name in ("FORCE_CUDA", "FORCE_CPU", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_setup_refuses_another_release(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     monkeypatch.setattr(torch, "__version__", "9.9.0")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "pip-build-env-0/torch/__init__.py"))
@@ -84,35 +141,439 @@ def test_what_setup_refuses(tmp_path: Path, monkeypatch: Patch) -> None:
         f"expected to be built for PyTorch {installed}, which is installed, but pip builds for "
         "9.9.0, in an environment of its own: `pip install --no-build-isolation .` builds for what"
     )
-    torch.__version__ = installed
+
+
+PIP_LINE = '`pip install "cuda-toolkit[nvcc,cccl]"` installs one'
+# What is in the place where PyTorch looks for a toolkit, and what setup.py says about it.
+UNFIT = {
+    "no folder": (None, "got no nvcc in {beside}"),
+    "a folder without nvcc": ("", "got no nvcc in {home} and no nvcc in {beside}"),
+    "toolkit 12.4": ("12.4", "got CUDA 12.4.131 in {home} and no nvcc in {beside}"),
+    "toolkit 14.0": ("14.0", "got CUDA 14.0.131 in {home} and no nvcc in {beside}"),
+}
+
+
+@pytest.mark.parametrize("found", UNFIT)
+def test_toolkits_that_do_not_fit(found: str, cuda_13: Path, monkeypatch: Patch) -> None:
+    """They fail a build that has to have CUDA kernels, and are the note of one that need not."""
+    version, words = UNFIT[found]
+    home, beside = cuda_13 / "cuda", cuda_13 / "nvidia/cu13"
+    if version is not None:
+        home.mkdir()
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(home))
+    if version:
+        toolkit(home, version)
+    words = "expected a CUDA 13 toolkit for PyTorch 9.9.0 but " + words
+    words = words.format(home=home, beside=beside) + f": {PIP_LINE}"
+    assert setup_functions()["plan"]() == (None, "", f"no CUDA kernels: {words}")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    setup_fails(f"{words} (FORCE_CUDA=1 asks for CUDA kernels)")
+    toolkit(beside, "13.2")
+    planned = setup_functions()["plan"]()
+    assert planned == ((str(beside), "13.2.131"), "7.5;8.0;9.0;10.0;12.0+PTX", "")
+
+
+def test_a_toolkit_that_pytorch_finds_comes_first(cuda_13: Path, monkeypatch: Patch) -> None:
+    """Where its nvcc is a script, the toolkit that nvcc itself names is taken."""
+    behind = toolkit(cuda_13 / "cuda-13.0", "13.0")
+    wrapper = (
+        f'test "$1" != --dryrun || echo "#$ TOP={behind}/bin/.." >&2\nexec {behind}/bin/nvcc $@'
+    )
+    program(cuda_13 / "local/bin/nvcc", wrapper)
+    toolkit(cuda_13 / "nvidia/cu13", "13.2")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "local"))
+    assert setup_functions()["plan"]().toolkit == (str(behind), "13.0.131")
+    monkeypatch.setenv("CUDA_HOME", str(cuda_13 / "local"))
+    assert setup_functions()["plan"]().toolkit == (str(cuda_13 / "local"), "13.0.131")
+
+
+def test_pytorch_without_a_fitting_nvcc_in_pip(cuda_13: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    words = f"got no nvcc in {cuda_13}/nvidia/cu12: install one, and name its folder in CUDA_HOME"
+    setup_fails(f"expected a CUDA 12 toolkit for PyTorch 9.9.0 but {words} (FORCE_CUDA=1 asks")
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    monkeypatch.setattr(cpp_extension, "CUDAExtension", cpp_extension.CppExtension)
-    for name, value in ("FORCE_CUDA", "1"), ("FORCE_CPU", "0"), ("TORCH_CUDA_ARCH_LIST", "9.0"):
-        monkeypatch.setenv(name, value)
-    setup_fails(f"FORCE_CUDA=1 needs a CUDA build of PyTorch (this is {installed})")
-    torch.__file__, torch.__version__ = str(tmp_path / "torch/__init__.py"), "9.9.0"
-    torch.version.cuda = "99.0"
-    setup_fails("FORCE_CUDA=1 needs a CUDA toolkit (CUDA_HOME names it;")
-    toolkit = tmp_path / "nvidia/cu99"
-    (toolkit / "bin").mkdir(parents=True)
-    (toolkit / "bin/nvcc").touch()
-    assert runpy.run_path("setup.py")["CUDA"]
-    assert Path(cpp_extension.CUDA_HOME) == toolkit
+    setup_fails("expected a CUDA build of PyTorch but got PyTorch 9.9.0 (FORCE_CUDA=1 asks")
 
 
-CPU, CUDA, EITHER = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 ", ""
-KERNELS = {"": CPU, "CUDA=0": CPU, "CUDA=1 FORCE_CPU=1": CUDA, "FORCE_CUDA=1": EITHER}
+def test_setup_looks_no_further_than_it_must(cuda_13: Path, monkeypatch: Patch) -> None:
+    """FORCE_CPU=1 for no toolkit, TORCH_CUDA_ARCH_LIST for no GPU, whose context takes memory."""
+    functions = setup_functions()
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.delattr(torch.cuda, "device_count")
+    toolkit(cuda_13 / "nvidia/cu13", "13.0")
+    assert functions["plan"]().arch_list == "9.0"
+    monkeypatch.setenv("FORCE_CPU", "1")
+    monkeypatch.setitem(functions["plan"].__globals__, "find_toolkit", None)
+    assert functions["plan"]() == (None, "", "no CUDA kernels, as FORCE_CPU=1 says")
+
+
+# GPUs by compute capability, the list to build for them, and what is said of those left out.
+V100 = "no kernels for V100 (compute capability 7.0): this nvcc has them from 7.5 on"
+ARCH_LISTS: dict[str, tuple[dict[tuple[int, int], str], str, str]] = {
+    "known": ({(12, 0): "RTX 5090", (9, 0): "H100"}, "9.0;12.0", ""),
+    "later than nvcc": ({(12, 1): "GB10", (8, 9): "L4"}, "8.0+PTX;12.0+PTX", ""),
+    "too old": ({(7, 0): "V100"}, "", V100),
+    "too old, beside another": ({(9, 0): "H100", (7, 0): "V100"}, "9.0", V100),
+}
+
+
+@pytest.mark.parametrize("gpus", ARCH_LISTS)
+def test_architectures_of_this_machine(gpus: str, cuda_13: Path, monkeypatch: Patch) -> None:
+    names, arch_list, note = ARCH_LISTS[gpus]
+    capabilities = list(names)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", list(names.values()).__getitem__)
+    home = toolkit(cuda_13 / "nvidia/cu13", "13.0")
+    planned = setup_functions()["plan"]()
+    if arch_list:
+        assert planned == ((str(home), "13.0.131"), arch_list, note)
+        return
+    words = f"expected a GPU that nvcc 13.0.131 compiles for but got {note}"
+    assert planned == (None, "", f"no CUDA kernels: {words}")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    setup_fails(words)
+
+
+def test_an_older_toolkit_without_a_gpu(cuda_13: Path) -> None:
+    """PTX is that of the last architecture which this nvcc knows."""
+    toolkit(cuda_13 / "nvidia/cu13", "13.0", "50 75 80 86 89 90")
+    assert setup_functions()["plan"]().arch_list == "7.5;8.0;9.0+PTX"
+
+
+def smi(driver: str) -> str:
+    """A script in place of nvidia-smi, for one GPU."""
+    return f'case "$1" in -L) echo "GPU 0: A Card (UUID: GPU-1)" ;; *) echo {driver} ;; esac'
+
+
+SMI_FAILS = 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9'
+CPU, CUDA = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 "
+# What make is given, and the kernels that it then builds without a GPU and with one.
+KERNELS = {
+    "": (CPU, CUDA),
+    "CUDA=0": (CPU, CPU),
+    "CUDA=1": (CUDA, CUDA),
+    "CUDA=1 FORCE_CPU=1": (CUDA, CUDA),
+    "FORCE_CPU=1": (CPU, CPU),
+    "FORCE_CUDA=1": (CUDA, CUDA),
+}
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("given", KERNELS)
 def test_kernels_that_make_builds(given: str, gpu: bool, tmp_path: Path) -> None:
-    """With EITHER, setup.py chooses. Only without a variable it matters whether there is a GPU."""
-    kernels = EITHER if gpu and not given else KERNELS[given]
-    (tmp_path / "nvidia-smi").symlink_to(shutil.which("echo" if gpu else "false"))
-    command = ["make", "--dry-run", "test", *given.split(), f"VENV={tmp_path / 'venv'}"]
+    """For demo, test and bench alike. An nvidia-smi that fails is no GPU."""
+    program(tmp_path / "nvidia-smi", smi("580.65") if gpu else SMI_FAILS)
+    kernels = KERNELS[given][gpu]
+    command = ["make", "--dry-run", "demo", "bench", *given.split(), f"VENV={tmp_path / 'venv'}"]
     alone = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}  # no variables of another make
     output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
-    assert re.search(f"^{kernels}{tmp_path}/.* --no-build-isolation", output, re.M)
+    for extra in ("demo", "test"):
+        assert re.search(
+            rf'^{kernels}{tmp_path}/.* --no-build-isolation "\.\[{extra}\]"', output, re.M
+        )
+    assert ("tools/gpu.py" in output) == (kernels == CUDA)
     assert ("CUDA=1 builds them" in output) == (not given and not gpu)
+
+
+@pytest.mark.parametrize("has_nvcc", [False, True])
+def test_what_check_newest_builds(has_nvcc: bool, tmp_path: Path) -> None:
+    """CUDA kernels if there is an nvcc, also without a GPU, or if CUDA=1 asks for them."""
+    program(tmp_path / "nvidia-smi", SMI_FAILS)
+    if has_nvcc:
+        toolkit(tmp_path, "13.0")
+    folders = [tmp_path, tmp_path / "bin", *tools_without_nvcc(tmp_path / "tools")]
+    alone = {"PATH": os.pathsep.join(map(str, folders))}
+    for given, kernels in ((), "1" if has_nvcc else "0"), (("CUDA=1",), "1"):
+        command = ["make", "--dry-run", "check-newest", *given]
+        output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
+        assert f"test-all CUDA={kernels} " in output
+
+
+def tools_without_nvcc(folder: Path) -> list[Path]:
+    """A folder with what the Makefile runs, and no nvcc."""
+    folder.mkdir()
+    for name in ("make", "sh", "grep", "ls", "head", "sed", "awk", "mkdir", "touch", "rm"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return [folder]
+
+
+STUB_TORCH = """
+import types
+__version__ = {version!r}
+version = types.SimpleNamespace(cuda={cuda!r})
+cuda = types.SimpleNamespace(
+    is_available=lambda: {sees_gpu},
+    device_count=lambda: int({sees_gpu}),
+    get_device_capability=lambda i: (9, 0),
+    get_device_name=lambda i: "A Card",
+)
+"""
+STUB_CPP_EXTENSION = """
+class BuildExtension: pass
+CUDA_HOME = {home!r}
+"""
+# Installs an nvcc, or builds: so much of it as depends on this machine. In a process of its own, as
+# pip does: setuptools takes a process that has imported a module named pip for pip itself.
+STUB_PIP = """
+import pathlib, shutil, subprocess, sys
+site, wanted = pathlib.Path(__file__).parents[1], sys.argv[-1]
+if wanted.startswith("cuda-toolkit"):
+    if not (site / "online").exists():
+        sys.exit("ERROR: No matching distribution found for cuda-toolkit")
+    shutil.copytree(site / "toolkit-13", site / "nvidia/cu13")
+if wanted.startswith("."):
+    done = subprocess.run([sys.executable, site / "build.py"])
+    sys.exit(done.returncode)
+"""
+STUB_BUILD = """
+import pathlib, runpy
+planned = runpy.run_path("setup.py")["plan"]()
+info = dict(cuda=planned.toolkit is not None, note=planned.note)
+stub = pathlib.Path(__file__).with_name("maxunpool_cuda.py")
+stub.write_text(f"build_info = lambda: {info}")
+"""
+# Runs Python with the stubs, and in place of the demo and the benchmarks says that they ran.
+STUB_PYTHON = """
+case "$*" in
+    examples/* | "-m benchmarks"*) echo ran "$*" ;;
+    *) PYTHONPATH={site} exec {python} "$@" ;;
+esac
+"""
+STUB_VENV = """
+mkdir -p {venv}/bin
+ln -sf {python} {venv}/bin/python
+printf '#!/bin/sh\\necho ran pytest\\n' > {venv}/bin/pytest && chmod +x {venv}/bin/pytest
+test -e {site}/has-venv && exit
+echo "ensurepip is not available: apt install python3-venv"
+exit 1
+"""
+
+
+@dataclasses.dataclass
+class Machine:
+    """A machine with a GPU, on which make runs for real, with stubs of all that it calls."""
+
+    folder: Path
+    torch: str = "2.15.0+cu132"
+    cuda: str = "13.2"
+    driver: str = "580.65.06"
+    home: str | None = None  # the toolkit that PyTorch finds
+    sees_gpu: bool = True
+
+    def write(self) -> None:
+        """The stubs, as they are now."""
+        site = self.folder / "site"
+        stubs = {
+            "torch/__init__.py": STUB_TORCH.format(
+                version=self.torch, cuda=self.cuda, sees_gpu=self.sees_gpu
+            ),
+            "torch/utils/__init__.py": "",
+            "torch/utils/cpp_extension.py": STUB_CPP_EXTENSION.format(home=self.home),
+            "pip/__init__.py": "",
+            "pip/__main__.py": STUB_PIP,
+            "build.py": STUB_BUILD,
+            "online": "",
+            "has-venv": "",
+        }
+        for name, text in stubs.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
+        toolkit(site / "toolkit-13", "13.2")
+        program(self.folder / "bin/nvidia-smi", smi(self.driver))
+        python = program(
+            self.folder / "bin/fake-python",
+            STUB_PYTHON.format(site=site, python=sys.executable),
+        )
+        venv = STUB_VENV.format(venv=self.folder / "venv", python=python, site=site)
+        program(self.folder / "bin/python3", venv)
+
+    def make(self, *given: str) -> tuple[bool, str]:
+        """Runs make demo, test and bench, each even if one before failed. The lines it prints."""
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        targets = ("demo", "test", "bench")
+        command = ["make", "--keep-going", *targets, f"VENV={self.folder / 'venv'}", *given]
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, cwd=ROOT, env={"PATH": path}, text=True, **both)
+        return done.returncode == 0, done.stdout
+
+    def passes(self, *given: str, builds: str) -> str:
+        """Runs make, whose targets all run, after a build: "CUDA", "CPU" or none, "". The lines."""
+        passed, printed = self.make(*given)
+        assert passed, printed
+        built = {"True": "CUDA", "False": "CPU"}
+        found = {built[cuda] for cuda in re.findall("Built: {'cuda': (True|False)", printed)}
+        assert found == ({builds} if builds else set())
+        assert_runs(printed, times=1)
+        return printed
+
+    def stops(self, *given: str, says: str) -> None:
+        """Runs make, which says one sentence, builds nothing and runs nothing."""
+        passed, printed = self.make(*given)
+        assert not passed
+        assert says in printed
+        assert "Built:" not in printed
+        assert "Traceback" not in printed
+        assert_runs(printed, times=0)
+
+
+def assert_runs(printed: str, times: int) -> None:
+    for target in ("examples/segnet_mri.py", "pytest", "-m benchmarks"):
+        assert printed.count(f"\nran {target}") == times, printed
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.write()
+    return made
+
+
+INSTALLS = "Installing nvcc, since none here fits PyTorch 2.15.0+cu132."
+LEAVES_OUT = "; CUDA=0 leaves out the CUDA kernels\n"
+
+
+def test_first_run_with_a_fitting_toolkit(machine: Machine) -> None:
+    machine.home = str(toolkit(machine.folder / "cuda", "13.0"))
+    machine.write()
+    assert "Installing nvcc" not in machine.passes(builds="CUDA")
+    machine.passes(builds="")
+
+
+@pytest.mark.parametrize("found", UNFIT)
+def test_first_run_without_a_fitting_nvcc(found: str, machine: Machine) -> None:
+    """make installs one; pip alone builds for the CPU, and the note says why."""
+    version, _ = UNFIT[found]
+    home = machine.folder / "cuda"
+    if version is not None:
+        home.mkdir()
+        machine.home = str(home)
+    if version:
+        toolkit(home, version)
+    machine.write()
+    assert INSTALLS in machine.passes(builds="CUDA")
+    machine.passes(builds="")
+
+
+def test_first_run_before_nvcc_is_installed(machine: Machine) -> None:
+    """pip cannot install it; make stops, and builds once there is a toolkit."""
+    (machine.folder / "site/online").unlink()
+    machine.stops(says="ERROR: No matching distribution found for cuda-toolkit\nmaxunpool_cuda: ")
+    machine.stops(says=f"got no nvcc in {machine.folder}/site/nvidia/cu13: {PIP_LINE}{LEAVES_OUT}")
+    machine.home = str(toolkit(machine.folder / "cuda", "13.0"))
+    machine.write()
+    assert "Installing nvcc" not in machine.passes(builds="CUDA")
+
+
+def test_first_run_with_an_old_driver(machine: Machine) -> None:
+    """It is said before a build, whatever the toolkit."""
+    machine.driver, machine.sees_gpu = "570.86.15", False
+    machine.write()
+    machine.stops(
+        says="maxunpool_cuda: expected PyTorch 2.15.0+cu132 to see the GPU that nvidia-smi lists, "
+        "which needs driver 580 or later, but got driver 570.86.15: update the driver; an older "
+        f"PyTorch needs a CUDA 12 toolkit: TORCH=torch==2.10.0{LEAVES_OUT}"
+    )
+    machine.passes("CUDA=0", builds="CPU")
+    machine.stops(says="got driver 570.86.15")  # not taken for built
+    machine.driver = "580.65.06"
+    machine.write()
+    machine.stops(says="got none, with driver 580.65.06: `python -c 'import torch; torch.zeros(1)")
+    machine.stops("CUDA_VISIBLE_DEVICES=", says=f"with CUDA_VISIBLE_DEVICES=''{LEAVES_OUT}")
+
+
+def test_first_run_with_a_pytorch_of_cuda_12(machine: Machine) -> None:
+    """pip has no nvcc for it."""
+    machine.torch, machine.cuda = "2.10.0+cu128", "12.8"
+    machine.driver = "535.104.05"
+    machine.write()
+    words = "got no nvcc in {}/site/nvidia/cu12: install one, and name its folder in CUDA_HOME"
+    machine.stops(says=words.format(machine.folder) + LEAVES_OUT)
+    machine.home = str(toolkit(machine.folder / "cuda", "12.8"))
+    machine.write()
+    machine.passes(builds="CUDA")
+
+
+def test_first_run_with_a_pytorch_for_the_cpu(machine: Machine) -> None:
+    machine.torch, machine.cuda, machine.sees_gpu = "2.15.0+cpu", "", False
+    machine.write()
+    words = "maxunpool_cuda: expected a CUDA build of PyTorch but got PyTorch 2.15.0+cpu"
+    machine.stops(says=words + LEAVES_OUT)
+
+
+def test_first_run_for_the_cpu_on_a_machine_with_a_gpu(machine: Machine) -> None:
+    assert "Installing nvcc" not in machine.passes("CUDA=0", builds="CPU")
+    machine.passes("CUDA=0", builds="")
+    machine.passes(builds="CUDA")
+
+
+def test_first_run_without_python3_venv(machine: Machine) -> None:
+    """An environment made by half is made anew, so that the second try says the same."""
+    (machine.folder / "site/has-venv").unlink()
+    for _ in range(2):
+        machine.stops(says="ensurepip is not available: apt install python3-venv")
+    (machine.folder / "site/has-venv").touch()
+    machine.passes(builds="CUDA")
+
+
+def test_a_gpu_that_appears_after_a_build(machine: Machine) -> None:
+    """The build for no GPU was for others, and PyTorch may not see this one."""
+    program(machine.folder / "bin/nvidia-smi", SMI_FAILS)
+    machine.passes("CUDA=1", builds="CUDA")
+    machine.sees_gpu = False
+    machine.write()
+    machine.stops(says="to see the GPU that nvidia-smi lists")
+    machine.sees_gpu = True
+    machine.write()
+    machine.passes(builds="CUDA")
+
+
+GPU, NO_KERNELS = "A Card", "the CPU (this build has no CUDA kernels)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "sees_gpu", "kernels", "says"),
+    [
+        pytest.param(None, True, True, GPU, id="GPU"),
+        pytest.param(None, True, False, NO_KERNELS, id="no kernels"),
+        pytest.param(None, False, True, "the CPU (PyTorch sees no GPU)", id="no GPU"),
+        pytest.param("cpu", True, True, "the CPU", id="asked for"),
+    ],
+)
+def test_where_the_demo_runs(
+    asked: str | None,
+    sees_gpu: bool,
+    kernels: bool,
+    says: str,
+    monkeypatch: Patch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for package in ("matplotlib", "nibabel", "rich"):
+        pytest.importorskip(package, reason="only make demo and make test-all install it")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A Card")
+    monkeypatch.setattr(maxunpool_cuda, "build_info", lambda: {"cuda": kernels})
+    demo = runpy.run_path(str(ROOT / "examples/segnet_mri.py"))
+    assert demo["choose_device"](asked).type == ("cuda" if says == GPU else "cpu")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed == f"Training on {says}, with PyTorch {torch.__version__}."
+
+
+def test_the_facts_of_a_build() -> None:
+    """PyTorch's release of CUDA, and nvcc's own."""
+    info = maxunpool_cuda.build_info()
+    assert info["cuda_version"] == (torch.version.cuda if info["cuda"] else None)
+    if info["cuda"]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+", info["nvcc_version"])
+    else:
+        assert info["nvcc_version"] is None
+        assert info["note"].startswith("no CUDA kernels")
+
+
+def test_the_table_of_first_runs_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/testing.md").read_text()
+    section = text.split("## What a first run meets")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", section))
+    assert len(named) > 5
+    assert named - set(globals()) == set()

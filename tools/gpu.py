@@ -1,0 +1,89 @@
+"""Prepares an environment for CUDA kernels, or says in one sentence why it cannot have any.
+
+make runs it with the environment's Python before it builds with CUDA=1. A GPU that nvidia-smi lists
+must be one that PyTorch can use: with a driver older than PyTorch's CUDA each test that needs a GPU
+would be skipped. If no CUDA toolkit fits PyTorch, pip installs nvcc beside it.
+"""
+
+import logging
+import os
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+# PyTorch's warning that it sees no GPU would stand before the sentence that explains it.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+SETUP = runpy.run_path(str(Path(__file__).parent.parent / "setup.py"))
+# The first driver that runs all minor releases of a CUDA, by CUDA's major release.
+# NVIDIA's table is at https://docs.nvidia.com/deploy/cuda-compatibility/
+OLDEST_DRIVER = {"12": 525, "13": 580}
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi prints; nothing where it is missing."""
+    return SETUP["output_of"]("nvidia-smi", *arguments)
+
+
+def sees_a_gpu() -> bool:
+    """Whether PyTorch can use a GPU. It warns about an old driver, as hidden_gpu says, too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def hidden_gpu() -> str:
+    """Why PyTorch may see none of the GPUs that nvidia-smi lists; empty if it sees one."""
+    if not re.search(r"^GPU \d", nvidia_smi("-L"), re.M) or sees_a_gpu():
+        return ""
+    expected = f"expected PyTorch {torch.__version__} to see the GPU that nvidia-smi lists"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"{expected} but got none, with CUDA_VISIBLE_DEVICES={visible!r}"
+    driver = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+    oldest = OLDEST_DRIVER.get(SETUP["CUDA_MAJOR"], 0)
+    number = re.match(r"\d+", driver)
+    if number and int(number[0]) < oldest:
+        needs = f"{expected}, which needs driver {oldest} or later, but got driver {driver}"
+        older = "an older PyTorch needs a CUDA 12 toolkit: TORCH=torch==2.10.0"
+        return f"{needs}: update the driver; {older}"
+    ask = "`python -c 'import torch; torch.zeros(1).cuda()'` tells more"
+    return f"{expected} but got none, with driver {driver}: {ask}"
+
+
+def install_nvcc() -> None:
+    """Installs nvcc into the environment of this Python, at the release of PyTorch's own CUDA.
+
+    If pip fails it says why, and the toolkit stays missing.
+    """
+    print(f"Installing nvcc, since none here fits PyTorch {torch.__version__}.", flush=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, SETUP["PIP_TOOLKIT"]], check=False)
+
+
+def why_not() -> str:
+    """Why no CUDA kernels can be built and used, after pip did what it can; empty if they can."""
+    _, missing = SETUP["find_toolkit"]()
+    if torch.version.cuda:
+        hidden = hidden_gpu()
+        if hidden:
+            return hidden
+        if SETUP["PIP_TOOLKIT"] in missing:
+            install_nvcc()
+            _, missing = SETUP["find_toolkit"]()
+    return missing
+
+
+def main() -> None:
+    """Stops make by one sentence."""
+    reason = why_not()
+    if reason:
+        raise SystemExit(f"maxunpool_cuda: {reason}; CUDA=0 leaves out the CUDA kernels")
+
+
+if __name__ == "__main__":
+    main()
