@@ -61,6 +61,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
             subclasses, fractional and scripted ones. Functions that a forward calls are not seen.
 
     Example:
+        >>> from maxunpool_cuda import MaxPool1d
         >>> model = torch.nn.Sequential(torch.nn.ReLU(), MaxPool1d(3, 1))
         >>> with exact_attributions(model):  # captum.attr.DeepLift(model) and so on belong in here
         ...     type(model[1])
