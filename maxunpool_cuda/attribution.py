@@ -19,17 +19,18 @@ from .patch import patched
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-# captum has rules for these classes of torch.nn alone, not for subclasses. The keys are the pools
-# that a class of torch.nn, the value, can stand in for.
+# The classes that captum has a rule for. It has none for their subclasses.
 _POOLS: dict[str, type] = {
     f"MaxPool{dims}d": getattr(torch.nn, f"MaxPool{dims}d") for dims in (1, 2, 3)
 }
+# For each pool without a rule, the class that stands in for it.
 _STAND_INS: dict[type, type] = {
     getattr(place, f"{kind}{name}"): pool
     for name, pool in _POOLS.items()
     for place, kind in ((modules, ""), (modules, "Adaptive"), (torch.nn, "Adaptive"))
 }
-_NO_RULE = (
+# What is max pooling, and has no rule unless its class is one of those above.
+_MAX_POOLING = (
     _MaxPoolNd,
     _AdaptiveMaxPoolNd,
     torch.nn.FractionalMaxPool2d,
@@ -83,7 +84,7 @@ def _warn_of_pools(model: torch.nn.Module) -> None:
     others: dict[str, str] = {}
     for path, module in model.named_modules():
         scripted = getattr(module, "original_name", type(module).__name__)
-        if type(module) not in known and (isinstance(module, _NO_RULE) or scripted in _POOLS):
+        if type(module) not in known and (isinstance(module, _MAX_POOLING) or scripted in _POOLS):
             others[path] = scripted
     if others or not any(type(module) in known for module in model.modules()):
         warnings.warn(
