@@ -8,6 +8,7 @@ from . import functional
 from . import onnx as onnx
 from ._ops import BUILT_FOR, build_info, check_errors
 from ._portable import decompositions
+from .attribution import exact_attributions
 from .convert import converted, replace_max_pooling, restore_max_pooling
 from .modules import (
     AdaptiveMaxPool1d,
@@ -36,6 +37,7 @@ __all__ = [
     "check_errors",
     "converted",
     "decompositions",
+    "exact_attributions",
     "functional",
     "patched",
     "replace_max_pooling",
