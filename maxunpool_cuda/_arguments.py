@@ -149,7 +149,7 @@ def _ints(name: str, wanted: str, given: object, values: Iterable[int]) -> Ints:
         raise TypeError(f"{name}: expected {wanted} but got {given!r}") from None
 
 
-def _index(value: Any) -> int:
+def _index(value: Any) -> Any:
     """``value`` as an int, if it is of another type that counts: NumPy's, or a tensor."""
     if isinstance(value, bool):
         raise TypeError

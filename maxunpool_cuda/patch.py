@@ -115,7 +115,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _begins_only(function: Any) -> bool:
-    """Whether a call only begins the work: a generator or coroutine function, or such a __call__."""
+    """Whether a call only begins the work, as that of a generator or coroutine function does."""
     while isinstance(function, functools.partial):
         function = function.func
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-# Calls that raise, and a pattern of what the message names. U, P and A are max_unpool, max_pool with
-# indices and adaptive_max_pool of as many dimensions as x and y have, V is max_pool without indices.
-# For x, i are indices and o offsets.
+# Calls that raise, and a pattern of what the message names. U, P and A are max_unpool, max_pool and
+# adaptive_max_pool of as many dimensions as x and y have. P returns indices, and V is max_pool that
+# does not. For x, i are indices and o offsets.
 # torch.nn refuses these with the same type of exception, in one, two and three dimensions.
 # test_torch_nn.py has all sizes of windows, in two dimensions.
 REFUSED_BY_TORCH = {
@@ -147,7 +147,7 @@ def test_bad_calls(device: str, expression: str, exception: type[Exception], val
 
 
 @pytest.mark.parametrize(("expression", "exception"), OPERATORS_REFUSE)
-def test_operators_name_numbers_below_their_range(expression: str, exception: type[Exception]) -> None:
+def test_operators_name_huge_numbers(expression: str, exception: type[Exception]) -> None:
     with pytest.raises(exception, match=NAMING % f"-{2**63}"):
         evaluate(f"torch.ops.maxunpool_cuda.{expression}")
 

@@ -33,7 +33,9 @@ def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
     The tensor is fake, so no GPU is needed. A build of PyTorch without CUDA stops in the middle of
     a decomposition, but not at an operator.
     """
-    stops = contextlib.suppress(RuntimeError) if not torch.version.cuda else contextlib.nullcontext()
+    stops = (
+        contextlib.suppress(RuntimeError) if not torch.version.cuda else contextlib.nullcontext()
+    )
     with FakeTensorMode(), Record() as record:
         x = torch.empty(1, 2, *[8] * dims, device="cuda")
         record.names.clear()
