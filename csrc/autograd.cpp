@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -107,11 +108,28 @@ void differentiate(
   }
 }
 
+// Whether a number is symbolic or below -2^62. PyTorch hands no such number to a kernel: an
+// operator checks it before, since PyTorch's error would have its own words.
+template <class... Numbers>
+bool has_unusual(const Numbers&... numbers) {
+  const auto any = [](c10::SymIntArrayRef list) {
+    return std::any_of(list.begin(), list.end(), [](const c10::SymInt& number) {
+      return number.is_heap_allocated();
+    });
+  };
+  return (any(numbers) || ...);
+}
+
 template <bool kForward>
 at::Tensor differentiable(
     c10::DispatchKeySet keys, const at::Tensor& values, const at::Tensor& indices,
     c10::SymIntArrayRef output_size, c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride,
     c10::SymIntArrayRef padding, c10::string_view reduce) {
+  if (has_unusual(output_size, kernel_size, stride, padding)) {
+    const Window<c10::SymInt> window{"max_unpool", kernel_size, stride, padding, {}};
+    check_window(window);
+    check_output_size(window, output_size);
+  }
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return unpool_handle<kForward>().redispatch(
@@ -128,6 +146,10 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
     c10::DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef kernel_size,
     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
     bool ceil_mode, c10::ScalarType index_dtype) {
+  const Window<c10::SymInt> window{"max_pool", kernel_size, stride, padding, dilation};
+  if (has_unusual(kernel_size, stride, padding, dilation)) {
+    check_window(window);
+  }
   auto results = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return pool_handle().redispatch(
@@ -139,7 +161,6 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   }
   const auto& [values, indices] = results;
   const c10::SymIntArrayRef sizes = input.sym_sizes().slice(input.dim() - kernel_size.size());
-  const Window<c10::SymInt> window{"max_pool", kernel_size, stride, padding, dilation};
   check_no_empty_window(window, sizes);
   std::vector<c10::SymInt> extent; // of a dilated window
   for (size_t d = 0; d < kernel_size.size(); ++d) {

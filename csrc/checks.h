@@ -72,6 +72,11 @@ struct Window {
   }
 };
 
+// Bound for numbers of a window: a sum of a few such numbers does not overflow.
+constexpr int64_t kWindowLimit = int64_t{1} << 60;
+
+// Checks each number of a window by itself. Callers of an operator may do so before they compute
+// with the numbers, or before PyTorch refuses, in its own words, those below -2^62.
 template <class Size>
 void check_window(const Window<Size>& window) {
   const auto check = [&](int64_t least, c10::ArrayRef<Size> numbers, const char* wanted) {
@@ -86,6 +91,14 @@ void check_window(const Window<Size>& window) {
       "stride greater than zero (strides should be greater than zero, stride should not be zero)");
   check(1, window.dilation, "dilation greater than zero");
   check(0, window.padding, "no negative padding (pad must be non-negative)");
+  for (const auto& numbers : {window.kernel_size, window.stride, window.padding, window.dilation}) {
+    const auto fits = [&](const Size& number) {
+      return c10::SymInt(number).maybe_as_int().value_or(0) < kWindowLimit;
+    };
+    TORCH_CHECK(
+        std::all_of(numbers.begin(), numbers.end(), fits), window.name(),
+        ": expected sizes that do not overflow but got ", window);
+  }
 }
 
 // Checks the shape of a tensor: a batch, or none, then channels and spatial sizes.
@@ -120,7 +133,6 @@ void check_fits_uint8(const Window<Size>& window) {
 template <class Size>
 void check_overflow(
     const Window<Size>& window, c10::ArrayRef<Size> cells, c10::ArrayRef<Size> unpooled) {
-  constexpr double kMost = int64_t{1} << 60; // a sum of a few such numbers does not overflow
   const auto number = [](const Size& size) {
     return static_cast<double>(c10::SymInt(size).maybe_as_int().value_or(1));
   };
@@ -130,12 +142,12 @@ void check_overflow(
     bytes *= std::max(number(unpooled[d]), 1.0) + 1;
     plane *= d < leading ? 1 : number(unpooled[d]);
   }
-  bool fits = bytes < 4 * kMost;
+  bool fits = bytes < 4 * kWindowLimit;
   for (size_t d = 0; d < window.rank(); ++d) {
     const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * plane;
-    fits = fits && number(window.kernel_size[d]) * apart < kMost &&
-           number(window.stride[d]) * number(cells[leading + d]) < kMost &&
-           number(window.padding[d]) < kMost;
+    fits = fits && number(window.kernel_size[d]) * apart < kWindowLimit &&
+           number(window.stride[d]) * number(cells[leading + d]) < kWindowLimit &&
+           number(window.padding[d]) < kWindowLimit;
   }
   TORCH_CHECK(
       fits, window.name(), ": expected sizes that do not overflow but got an unpooled shape ",

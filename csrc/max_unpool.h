@@ -33,6 +33,16 @@ bool same_sizes(c10::ArrayRef<Size> a, c10::ArrayRef<Size> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
+template <class Size>
+void check_output_size(const Window<Size>& window, c10::ArrayRef<Size> output_size) {
+  for (const Size& size : output_size) {
+    TORCH_CHECK_VALUE(
+        holds(c10::sym_gt(size, Size(0))), window.name(),
+        ": expected output_size, or its default, to contain positive spatial dimensions but got ",
+        output_size, " for ", window);
+  }
+}
+
 // Checks all that can be told without reading the indices, and returns the sizes of the unpooled
 // tensor. `values` is the input if `forward`, else grad_output. Any positive output_size is
 // accepted: an index beyond it is bad.
@@ -69,11 +79,7 @@ std::vector<Size> unpooled_sizes(
       window.rank(), " spatial sizes but got ", output_size);
   std::vector<Size> unpooled = pooled.vec();
   std::copy(output_size.begin(), output_size.end(), unpooled.end() - window.rank());
-  for (const Size& size : output_size) {
-    TORCH_CHECK_VALUE(
-        holds(c10::sym_gt(size, Size(0))), window.name(),
-        ": expected output_size to contain positive spatial dimensions but got ", output_size);
-  }
+  check_output_size(window, output_size);
   check_overflow<Size>(window, pooled, unpooled);
   TORCH_CHECK(
       forward || same_sizes<Size>(given, unpooled), window.name(),

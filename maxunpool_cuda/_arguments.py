@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from . import _ops
 
 Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
@@ -23,7 +25,7 @@ _INT = (int, torch.SymInt)
 
 def check_reduce(name: str, reduce: str) -> None:
     """Raise a ValueError that begins with ``name`` unless ``reduce`` is a :data:`Reduce`."""
-    if reduce not in ("last", "sum"):
+    if not isinstance(reduce, str) or reduce not in ("last", "sum"):
         raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
 
 
@@ -67,8 +69,14 @@ def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     """One int per spatial dimension, from one int for all of them, or a sequence of one or each."""
     if type(value) is int:
         return (value,) * dims
-    one = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
-    result = _ints(name, argument, value, (value,) if one else value)  # type: ignore[arg-type]
+    if type(value) is tuple and len(value) == dims:
+        for number in value:
+            if type(number) is not int:
+                break
+        else:  # all are plain ints
+            return value
+    numbers: Any = value if is_sequence(value) else (value,)
+    result = _ints(name, f"{argument} to be an int or a sequence of ints", value, numbers)
     if len(result) not in (1, dims):
         raise RuntimeError(
             f"{name}: expected {argument} to be one or {dims} ints but got {value!r}"
@@ -91,23 +99,25 @@ def unpooled_size(
     stride: all sizes, or the spatial ones alone. Those before are ignored, as in torch.nn.
     """
     dims = len(kernel_size)
-    pooled = _ints(name, "input.shape", shape, shape[-dims:])  # torch.jit.trace makes them tensors
+    # torch.jit.trace makes sizes tensors.
+    pooled = _ints(name, "input.shape to hold ints", shape, shape[-dims:])
     axes = zip(pooled, kernel_size, stride, padding, strict=False)
     default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:
         return default
-    if not isinstance(output_size, Iterable):
-        raise TypeError(
-            f"{name}: expected output_size to be a sequence of ints but got {output_size!r}"
-        )
+    wanted = "output_size to be a sequence of ints"
+    if not is_sequence(output_size):
+        raise TypeError(f"{name}: expected {wanted} but got {output_size!r}")
     sizes = tuple(output_size)
     lengths = (dims, dims + 2) if len(shape) != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
         numbers = " or ".join(map(str, lengths))
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
-    sizes = _ints(name, "output_size", output_size, sizes[-dims:])
+    sizes = _ints(name, wanted, output_size, sizes[-dims:])
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
+            if not _ops.is_traced():
+                _ops.check_window("max_unpool", kernel_size, stride, padding)
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {list(sizes)} for stride={list(stride)}"
@@ -115,12 +125,35 @@ def unpooled_size(
     return sizes
 
 
-def _ints(name: str, argument: str, given: object, values: Iterable[int]) -> Ints:
-    """``values``, which the caller has ``given``, as ints; symbolic ones stay symbolic."""
+def is_sequence(value: object) -> bool:
+    """Whether ``value`` holds numbers in an order: a sequence, or an array of one dimension.
+
+    Text and bytes do not count as numbers.
+    """
+    if isinstance(value, (tuple, list)):
+        return True
+    if isinstance(value, Sequence):
+        return not isinstance(value, (str, bytes, bytearray, memoryview))
+    return getattr(value, "ndim", 0) == 1
+
+
+def _ints(name: str, wanted: str, given: object, values: Iterable[int]) -> Ints:
+    """``values``, which the caller has ``given``, as ints; symbolic ones stay symbolic.
+
+    A TypeError says that ``wanted`` was expected if one of them is no int. A bool is none: it is
+    a flag in a wrong place.
+    """
     try:
-        return tuple([v if isinstance(v, _INT) else operator.index(v) for v in values])
+        return tuple([v if type(v) in _INT else _index(v) for v in values])
     except TypeError:
-        raise TypeError(f"{name}: expected {argument} to be ints but got {given!r}") from None
+        raise TypeError(f"{name}: expected {wanted} but got {given!r}") from None
+
+
+def _index(value: Any) -> Any:
+    """``value`` as an int, if it is of another type that counts: NumPy's, or a tensor."""
+    if isinstance(value, bool):
+        raise TypeError
+    return value if isinstance(value, _INT) else operator.index(value)
 
 
 def _may_hold(condition: bool) -> bool:

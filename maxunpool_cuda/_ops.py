@@ -45,6 +45,11 @@ def call_max_pool(arguments: tuple[Any, ...], return_indices: bool) -> Any:
     return results if return_indices else results[0]
 
 
+def check_window(operator: str, kernel_size: Any, stride: Any, padding: Any) -> None:
+    """Raise ``operator``'s error if its window is none that can be unpooled."""
+    _C.check_window(operator, kernel_size, stride, padding, ())
+
+
 def build_info() -> dict[str, Any]:
     """Facts about the compiled extension.
 

@@ -19,6 +19,9 @@ from ._arguments import IntOrInts, IntsOrNones, Reduce, per_dim
 
 # What pooling returns, a tensor or two, as return_indices says. Any, as torch.nn has it.
 Pooled = Any
+# What most calls have, for checks in the way of every call.
+_LAST: Reduce = "last"
+_INT64 = torch.int64
 
 
 def _is_foreign(
@@ -26,20 +29,40 @@ def _is_foreign(
 ) -> bool:
     """Whether no kernel of this package takes ``input``, so that the call is torch.nn's.
 
-    An error if the call asks for indices or a ``reduce`` that torch.nn lacks.
+    An error if the call asks for indices or a ``reduce`` that torch.nn lacks, or if the input is
+    nested. The library refuses sparse tensors: Dynamo may not look at a layout.
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    if input.is_nested:
+        raise _not_dense(name, input)
     known = input.is_cpu or input.is_cuda or input.is_meta
     if known and not (input.is_quantized or input.is_mkldnn):
         return False
     if reduce == "last" and index_dtype == torch.int64:
         return True
     what = f"reduce={reduce!r}" if reduce != "last" else f"{index_dtype} indices"
-    kind = "quantized" if input.is_quantized else "mkldnn" if input.is_mkldnn else "plain"
     raise NotImplementedError(
         f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
-        f"lacks, but got a {kind} tensor on {input.device.type}"
+        f"lacks, but got a {_kind(input)} tensor on {input.device.type}"
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    """One word for how ``tensor`` keeps its elements."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_mkldnn:
+        return "mkldnn"
+    return "plain" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def _not_dense(name: str, input: Tensor) -> NotImplementedError:
+    """The error of an input that neither this package nor torch.nn takes."""
+    return NotImplementedError(
+        f"{name}: expected input to be a dense tensor but got a {_kind(input)} tensor"
     )
 
 
@@ -55,7 +78,11 @@ def _max_unpool(
     name = function.__name__
     if not isinstance(indices, Tensor):
         raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
+    if reduce is not _LAST:  # the usual one costs no call
+        _arguments.check_reduce(name, reduce)
     if _is_foreign(name, input, indices.dtype, reduce):
+        if input.is_quantized or input.is_mkldnn:  # which torch.nn pools but does not unpool
+            raise _not_dense(name, input)
         theirs: Callable[..., Tensor] = getattr(torch.nn.functional, name)
         return theirs(*arguments)
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
@@ -133,9 +160,10 @@ def max_unpool2d(
             (on CUDA the next unpooling does, or :func:`maxunpool_cuda.check_errors`).
         ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
             output, or has too many elements for uint8 indices.
-        TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int.
-        NotImplementedError: the dtype does not add up, or ``input`` is of a device or layout that
-            only torch.nn takes, and the call asks for what torch.nn lacks.
+        TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int, as a bool is
+            none.
+        NotImplementedError: the dtype does not add up; a tensor is not dense; or ``input`` is of a
+            device that only torch.nn takes, and the call asks for what torch.nn lacks.
 
     Example:
         >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
@@ -179,12 +207,14 @@ def _max_pool(
     if has_torch_function_unary(input):
         return handle_torch_function(function, (input,), *arguments, index_dtype=index_dtype)
     name = function.__name__
+    if index_dtype is not _INT64:  # the usual one costs no call
+        _arguments.check_index_dtype(name, index_dtype)
     if _is_foreign(name, input, index_dtype if return_indices else torch.int64):
         return getattr(torch.nn.functional, name)(*arguments)
     if not isinstance(ceil_mode, bool):
         raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
-    no_stride = stride is None or (isinstance(stride, Sequence) and len(stride) == 0)
+    no_stride = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
     spread = per_dim(name, "dilation", dilation, dims)
@@ -259,8 +289,9 @@ def max_pool2d(
 ) -> Pooled:
     """Take the largest of each window, as :func:`torch.nn.functional.max_pool2d` does, bit for bit.
 
-    Of equal elements the first is taken, in row-major order, and a NaN before every number: as it
-    is, where PyTorch may write another NaN, for float16 and bfloat16.
+    Of equal elements the first is taken, in row-major order. A NaN is taken before every number,
+    and of several NaN the last. It keeps its bits, where PyTorch may write another NaN for float16
+    and bfloat16.
 
     The indices say where. int64 and int32 ones are flat positions in the input plane, and int64
     ones those of PyTorch. uint8 ones take an eighth of the memory: the row-major offset inside the
@@ -285,10 +316,11 @@ def max_pool2d(
     Raises:
         RuntimeError: the input's shape, or the window, is none that can be pooled.
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a size no 64-bit int.
-        NotImplementedError: the dtype does not compare; a derivative is needed where dilation
-            leaves a window without an element of the input; torch.nn has to pool ``input``, but
-            lacks ``index_dtype``.
+        TypeError: ``input`` is no tensor, ``ceil_mode`` no bool, or a size no 64-bit int, as a
+            bool is none.
+        NotImplementedError: the dtype does not compare; ``input`` is sparse or nested; a derivative
+            is needed where dilation leaves a window without an element of the input; torch.nn has
+            to pool ``input``, but lacks ``index_dtype``.
 
     Example:
         >>> image = torch.tensor([[[1.0, 2.0, 7.0, 5.0], [4.0, 3.0, 6.0, 8.0]]])
@@ -341,6 +373,8 @@ def _adaptive(
     _arguments.check_index_dtype(name, index_dtype, offsets=False)
     foreign = _is_foreign(name, input, index_dtype if return_indices else torch.int64)
     eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
+    if eager and not foreign and input.layout is not torch.strided:
+        raise _not_dense(name, input)
     theirs = foreign or (input.is_cpu and eager)
     find = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = find(input if theirs else input.detach(), output_size)
@@ -404,8 +438,9 @@ def adaptive_max_pool2d(
 
     Raises:
         ValueError: ``index_dtype`` is none of those allowed, or cannot name all there is to name.
-        RuntimeError, TypeError, NotImplementedError: torch.nn's function raises it, for shapes,
-            sizes or dtypes; or it has to pool ``input``, but lacks ``index_dtype``.
+        RuntimeError, TypeError, NotImplementedError: torch.nn's function raises it, in its own
+            words, for shapes, sizes or dtypes; ``input`` is sparse or nested; or torch.nn has to
+            pool it, but lacks ``index_dtype``.
 
     Example:
         >>> image = torch.tensor([[[1.0, 2.0, 7.0], [4.0, 3.0, 6.0]]])

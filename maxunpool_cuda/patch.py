@@ -81,9 +81,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         self._mode.__exit__(*exception)
 
     def __call__(self, function: Function) -> Function:
-        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
-        begins_only = any(is_kind(function) for is_kind in (*kinds, inspect.isasyncgenfunction))
-        if begins_only or isinstance(function, type) or not callable(function):
+        if isinstance(function, type) or not callable(function) or _begins_only(function):
             done = "a function that is done when it returns"
             raise TypeError(f"patched: expected {done} but got {function!r}")
         return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
@@ -114,6 +112,16 @@ class _Mode(TorchFunctionMode):
                 pass
             args = tuple(_inside(self, arg) for arg in args)
         return func(*args, **kwargs)
+
+
+def _begins_only(function: Any) -> bool:
+    """Whether a call only begins the work, as that of a generator or coroutine function does."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    # A module's __call__ runs its forward.
+    bodies = [function, type(function).__call__, getattr(function, "forward", None)]
+    return any(is_kind(body) for is_kind in kinds for body in bodies)
 
 
 def _inside(mode: _Mode, function: Any) -> Any:

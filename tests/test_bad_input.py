@@ -1,6 +1,7 @@
 """Bad input: exceptions of the types that torch.nn raises, and messages that name the values."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,8 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
 # Calls that raise, and a pattern of what the message names. U, P and A are max_unpool, max_pool and
-# adaptive_max_pool of as many dimensions as x and y have. For x, i are indices and o offsets.
+# adaptive_max_pool of as many dimensions as x and y have. P returns indices, and V is max_pool that
+# does not. For x, i are indices and o offsets.
 # torch.nn refuses these with the same type of exception, in one, two and three dimensions.
 # test_torch_nn.py has all sizes of windows, in two dimensions.
 REFUSED_BY_TORCH = {
@@ -34,7 +36,16 @@ REFUSED_BY_TORCH = {
     "U(x, i, 2, output_size=[4.0] * x.dim())": r"4\.0",
     "U(x, i, 2, output_size=4)": "4",
     "U(x, i, 2, 2**62)": str(2**62),
+    "U(x, i, 2, output_size=torch.tensor(4))": r"output_size .*tensor\(4\)",
     "P(y, 2, 2, 2)": "2",
+    "P(y, 2, 2, 0, True)": "dilation .*True",
+    "P(y, 2, True)": "stride .*True",
+    "P(y, [True])": r"kernel_size .*\[True\]",
+    "P(y, {2})": r"kernel_size .*\{2\}",
+    "P(y, {2: 1})": r"kernel_size .*\{2: 1\}",
+    "P(y, b'22')": "kernel_size .*b'22'",
+    "P(y, -2**63)": f"kernel_size=.*-{2**63}",
+    "P(y, 2, -2**62 - 1)": f"stride=.*-{2**62 + 1}",
     "P(y, 9)": "9",
     "P(y.bool(), 2)": "Bool",
     "P(y * 1j, 2)": "ComplexFloat",
@@ -62,7 +73,24 @@ REFUSED_HERE: list[tuple[str, type[Exception], str]] = [
     ("U(x[:0], i[:0], 2, 2, 2)", ValueError, "0, 0"),
     ("U(x, i, (2, 2, 2))", RuntimeError, r"\(2, 2, 2\)"),
     ("U(x, i, 2**31)", RuntimeError, str(2**32)),
-    ("U(x, i, 2**64)", TypeError, str(2**65)),
+    ("U(x, i, 2**64)", TypeError, f"kernel_size .*{2**64}"),
+    ("U(x, i, 2, 2**63)", TypeError, f"stride .*{2**63}"),
+    ("U(x, i, -2**63)", RuntimeError, f"kernel_size=.*-{2**63}"),
+    ("U(x, i, 2, 2, -2**63)", RuntimeError, f"padding=.*-{2**63}"),
+    ("U(x, i, 2, 2, 2**61)", RuntimeError, f"padding=.*{2**61}"),
+    ("U(x, i, 2, 2, 2**62)", RuntimeError, f"padding=.*{2**62}"),
+    ("U(x, i, 2, 2, 2**59)", ValueError, f"padding=.*{2**59}"),
+    ("U(x, i, 2, 0, 0, [4, 4])", RuntimeError, r"stride=\[0, 0\]"),
+    ("U(x, i, -2**63, 2, 0, [4, 4])", RuntimeError, f"kernel_size=.*-{2**63}"),
+    ("U(*[x.new_empty(1, 2**20, 1, device='meta')] * 2, 1, 2**50)", RuntimeError, str(2**50)),
+    ("U(x, i, True)", TypeError, "kernel_size .*True"),
+    ("U(x, i, 2, {2})", TypeError, r"stride .*\{2\}"),
+    ("U(x, i, 2, 2, 0, {4, 5})", TypeError, r"output_size .*\{4, 5\}"),
+    ("U(x, i, 2, 2, 0, b'44')", TypeError, "output_size .*b'44'"),
+    ("U(x, i, 2, 2, 0, [4, True])", TypeError, r"output_size .*\[4, True\]"),
+    ("U(x, i, 2, reduce=None)", ValueError, "reduce .*None"),
+    ("U(x, i, 2, reduce=['last'])", ValueError, r"reduce .*\['last'\]"),
+    ("U(x, i, 2, reduce='\\ud800')", ValueError, "reduce .*ud800"),
     ("U(x.bool(), i, 2, reduce='sum')", NotImplementedError, "Bool"),
     ("U(x.to(torch.float8_e5m2), i, 2, reduce='sum')", NotImplementedError, "Float8_e5m2"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "'amax'"),
@@ -71,8 +99,10 @@ REFUSED_HERE: list[tuple[str, type[Exception], str]] = [
     ("P(y.new_empty(0, *[2**20] * 3), 2)", RuntimeError, str(2**20)),
     ("P(y, 2**40, 1, 2**39, **byte)", ValueError, f"256 .*{2**40}"),
     ("P(y[..., :1, :1].expand(1, 1, 2**16, 2**15), 2, **int32)", ValueError, str(2**16)),
-    ("P(y, 2, index_dtype=torch.int16)", ValueError, "Short"),
-    ("P(y, 2, index_dtype=None)", TypeError, "None"),
+    ("P(y, 2, index_dtype=torch.int16)", ValueError, "torch.int16"),
+    ("P(y, 2, index_dtype=None)", ValueError, "None"),
+    ("V(y, 2, index_dtype=torch.float32)", ValueError, "torch.float32"),
+    ("V(y, 2, index_dtype='uint8')", ValueError, "'uint8'"),
     ("A(y, 2, index_dtype=torch.uint8)", ValueError, "no offsets, but got torch.uint8"),
     ("maxunpool_cuda.AdaptiveMaxPool2d(2, index_dtype=torch.uint8)", ValueError, "torch.uint8"),
     ("A(x.new_empty(1, 2**31, 1, device='meta'), 1, **int32)", ValueError, str(2**31)),
@@ -84,6 +114,14 @@ GRAPHS = {
 NAMING = r"(?i)^(adaptive_?)?max_?(un)?pool(\dd)?: expected .*(%s)"  # the call and the values
 
 
+# Calls of operators with numbers that PyTorch refuses, in its own words, to hand to a kernel.
+OPERATORS_REFUSE: list[tuple[str, type[Exception]]] = [
+    ("max_pool(y, [-2**63] * 2, [2] * 2, [0] * 2, [1] * 2, False, torch.int64)", RuntimeError),
+    ("max_unpool(x, i, [4] * 2, [2] * 2, [2] * 2, [-2**63] * 2, 'last')", RuntimeError),
+    ("max_unpool(x, i, [-2**63] * 2, [2] * 2, [2] * 2, [0] * 2, 'last')", ValueError),
+]
+
+
 def evaluate(expression: str, device: str = "cpu", dims: int = 2, functions: Any = F) -> Any:
     x, y = (torch.rand(1, 1, *[size] * dims, device=device) for size in (2, 8))
     i = torch.arange(0, 2 * x.numel(), 2, device=device).reshape(x.shape)
@@ -93,6 +131,7 @@ def evaluate(expression: str, device: str = "cpu", dims: int = 2, functions: Any
         "U": getattr(functions, f"max_unpool{dims}d"),
         # Without indices, torch.nn's 1d has another kernel, with other errors.
         "P": partial(getattr(functions, f"max_pool{dims}d"), return_indices=True),
+        "V": getattr(functions, f"max_pool{dims}d"),
         "A": getattr(functions, f"adaptive_max_pool{dims}d"),
         "byte": {"return_indices": True, "index_dtype": torch.uint8},
         "int32": {"return_indices": True, "index_dtype": torch.int32},
@@ -105,6 +144,49 @@ def test_bad_calls(device: str, expression: str, exception: type[Exception], val
     with pytest.raises(exception, match=NAMING % values) as caught:
         evaluate(expression, device)
     assert caught.type is exception
+
+
+@pytest.mark.parametrize(("expression", "exception"), OPERATORS_REFUSE)
+def test_operators_name_huge_numbers(expression: str, exception: type[Exception]) -> None:
+    with pytest.raises(exception, match=NAMING % f"-{2**63}"):
+        evaluate(f"torch.ops.maxunpool_cuda.{expression}")
+
+
+# Tensors that are not dense. A name begins with the word of the message.
+NOT_DENSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse_coo": Tensor.to_sparse,
+    "sparse_csr": Tensor.to_sparse_csr,
+    "nested": lambda t: torch.nested.nested_tensor([t[0]]),
+    "nested, jagged": lambda t: torch.nested.nested_tensor([t[0]], layout=torch.jagged),
+    "quantized": lambda t: torch.quantize_per_tensor(t, 0.5, 0, torch.quint8),
+    "mkldnn": Tensor.to_mkldnn,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize_per_tensor|Sparse|sparse|nested)")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_tensors_that_are_not_dense(kind: str, dims: int) -> None:
+    """The type is torch.nn's, and the message one line, for inputs and for indices."""
+    if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of PyTorch has no mkldnn tensors")
+    x = torch.rand(1, 2, *[2] * dims)
+    indices, changed = torch.zeros(x.shape, dtype=torch.int64), NOT_DENSE[kind](x)
+    word = kind.split(",")[0]
+    pool, adaptive, unpool = (
+        getattr(F, f"{name}{dims}d") for name in ("max_pool", "adaptive_max_pool", "max_unpool")
+    )
+    calls = [
+        ("input", lambda: unpool(changed, indices, 2)),
+        ("indices", lambda: unpool(x, changed, 2)),
+    ]
+    if kind not in ("quantized", "mkldnn"):  # torch.nn pools these
+        calls += [("input", lambda: pool(changed, 2)), ("input", lambda: adaptive(changed, 2))]
+    for argument, call in calls:
+        with pytest.raises(NotImplementedError) as caught:
+            call()
+        wanted = rf"\w+{dims}d: expected {argument} to be a dense tensor but got a {word} tensor"
+        assert re.fullmatch(wanted, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -132,12 +132,27 @@ async def async_generator() -> Any:
     yield
 
 
+class Begins:
+    """An object whose call only begins the work."""
+
+    def __call__(self) -> Any:
+        yield
+
+
+class BeginsLater(nn.Module):
+    """A module whose call only begins the work."""
+
+    async def forward(self) -> None:
+        """Nothing."""
+
+
 # A subclass that does not implement the function. Others are in test_ecosystem.
 Unpoolable = type("Unpoolable", (Tensor,), {"__torch_function__": lambda *_: NotImplemented})
 
 
 def test_errors() -> None:
-    for wrong in (lambda: (yield), asyncio.sleep, async_generator, nn.ReLU, 3):
+    kinds = (lambda: (yield), asyncio.sleep, async_generator, Begins(), BeginsLater())
+    for wrong in (*kinds, partial(Begins()), Begins().__call__, nn.ReLU, 3):
         with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
             patched()(wrong)
     with pytest.raises(ValueError, match=r"^patched: expected index_dtype to be torch.int64"):

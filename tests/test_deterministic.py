@@ -1,0 +1,113 @@
+"""What docs/deterministic.md says of PyTorch's own calls, in the release that is installed."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.functional import interpolate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+NEVER = (99,)  # no release that is known
+
+
+class Record(TorchDispatchMode):
+    """Records the names of the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
+    """The operators that ``call`` dispatches for a CUDA tensor under deterministic algorithms.
+
+    The tensor is fake, so no GPU is needed. A build of PyTorch without CUDA stops in the middle of
+    a decomposition, but not at an operator.
+    """
+    stops = (
+        contextlib.suppress(RuntimeError) if not torch.version.cuda else contextlib.nullcontext()
+    )
+    with FakeTensorMode(), Record() as record:
+        x = torch.empty(1, 2, *[8] * dims, device="cuda")
+        record.names.clear()
+        with stops:
+            call(x)
+    return record.names
+
+
+# Format: (call, dimensions, its operator, the first release that decomposes it).
+# The backward of each operator raises the error on CUDA. A decomposition has none of them.
+CALLS: dict[str, tuple[Callable[[Tensor], Any], int, str, tuple[int, ...]]] = {
+    "MaxPool3d": (nn.MaxPool3d(2), 3, "aten::max_pool3d_with_indices", NEVER),
+    "MaxPool3d with indices": (
+        nn.MaxPool3d(2, return_indices=True),
+        3,
+        "aten::max_pool3d_with_indices",
+        (2, 13),
+    ),
+    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d(1), 2, "aten::adaptive_max_pool2d", NEVER),
+    "linear": (
+        lambda x: interpolate(x, scale_factor=2, mode="linear"),
+        1,
+        "aten::upsample_linear1d",
+        NEVER,
+    ),
+    "bilinear": (
+        lambda x: interpolate(x, scale_factor=2, mode="bilinear"),
+        2,
+        "aten::upsample_bilinear2d",
+        (2, 8),
+    ),
+    "bilinear, antialias": (
+        lambda x: interpolate(x, scale_factor=2, mode="bilinear", antialias=True),
+        2,
+        "aten::_upsample_bilinear2d_aa",
+        NEVER,
+    ),
+    "trilinear": (
+        lambda x: interpolate(x, scale_factor=2, mode="trilinear"),
+        3,
+        "aten::upsample_trilinear3d",
+        (2, 9),
+    ),
+    "bicubic": (
+        lambda x: interpolate(x, scale_factor=2, mode="bicubic"),
+        2,
+        "aten::upsample_bicubic2d",
+        NEVER,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_raises_on_cuda(name: str) -> None:
+    """A failure means that PyTorch has changed: docs/deterministic.md must say so, then CALLS."""
+    call, dims, operator, first = CALLS[name]
+    torch.use_deterministic_algorithms(True)
+    names = dispatched(call, dims)
+    decomposed = not any(each.startswith(operator) for each in names)
+    # Each decomposition computes the coordinates of its windows.
+    assert not decomposed or "aten::arange" in names, names
+    found = "decomposes it" if decomposed else f"dispatches {operator}"
+    page = "decomposes it" if first <= RELEASE else f"dispatches {operator}"
+    assert found == page, (
+        f"{name}: docs/deterministic.md says that PyTorch {torch.__version__} {page} for a CUDA "
+        f"tensor under deterministic algorithms, but it {found}: correct the page and CALLS"
+    )
+
+
+def test_only_deterministic_mode_decomposes() -> None:
+    """The check above sees a difference: without the mode, every call has its operator."""
+    torch.use_deterministic_algorithms(False)
+    for name, (call, dims, operator, _) in CALLS.items():
+        names = dispatched(call, dims)
+        assert any(each.startswith(operator) for each in names), (name, names)
