@@ -91,14 +91,18 @@ void check_window(const Window<Size>& window) {
       "stride greater than zero (strides should be greater than zero, stride should not be zero)");
   check(1, window.dilation, "dilation greater than zero");
   check(0, window.padding, "no negative padding (pad must be non-negative)");
-  for (const auto& numbers : {window.kernel_size, window.stride, window.padding, window.dilation}) {
+  const auto check_limit = [&](c10::ArrayRef<Size> numbers) {
     const auto fits = [&](const Size& number) {
       return c10::SymInt(number).maybe_as_int().value_or(0) < kWindowLimit;
     };
     TORCH_CHECK(
         std::all_of(numbers.begin(), numbers.end(), fits), window.name(),
         ": expected sizes that do not overflow but got ", window);
-  }
+  };
+  check_limit(window.kernel_size);
+  check_limit(window.stride);
+  check_limit(window.padding);
+  check_limit(window.dilation);
 }
 
 // Checks the shape of a tensor: a batch, or none, then channels and spatial sizes.
