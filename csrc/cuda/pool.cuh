@@ -203,12 +203,14 @@ struct Dilation {
 template <class Offset>
 constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) / kThreads;
 
+// Elements that a thread reads at a time; four with 64-bit offsets would spill.
+template <class Offset>
+constexpr int kElementsAtOnce = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
+
 template <class T, class Offset>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling, const T* __restrict__ input, Pooled<T> pooled, Dilation<Offset> dilation,
     T lowest) {
-  // Elements that are read at a time; four with 64-bit offsets would spill.
-  constexpr int kUnrolled = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;
     const bool as_offsets = pooled.takes_offsets();
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
       for (Offset y = ys.first; y < ys.end; ++y) {
         Offset at = (row_of(z, y) + xs.first * step) * g.inner;
         Offset name = name_of(z, y) + xs.first * name_step;
-#pragma unroll kUnrolled
+#pragma unroll(kElementsAtOnce<Offset>)
         for (Offset x = xs.first; x < xs.end; ++x) {
           best[0].look_at(Tap<T>::of(plane[at]), name);
           at += step * g.inner;
