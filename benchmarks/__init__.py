@@ -1,8 +1,9 @@
 """Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
 cases.py lists what is timed, memory.py plans how many tensors of each case rotate, data.py makes
-them, contenders.py lists who is timed, networks.py has whole networks, timing.py does one case, and
-report.py prints the tables.
+them, contenders.py lists who is timed, timing.py does one case, and report.py prints the tables.
+networks.py has whole networks, training.py measures the memory of a training step, and
+architectures.py defines the networks of both.
 """
 
 import sys

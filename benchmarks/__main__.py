@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from . import memory, networks, report, timing
+from . import memory, report, timing, training
 from .cases import CASES, QUICK, Case
 
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.table:
         results = report.load(asked.table)
     else:
-        results = networks.measure(asked.device) if asked.training else timed(asked)
+        results = training.measure(asked.device) if asked.training else timed(asked)
         print(f"Written: {report.save(results, asked.output)}\n")
         complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
     report.show(results)

@@ -193,14 +193,29 @@ def compare(report: Report, before: Report) -> list[str]:
     return slower
 
 
+def savings(report: Report) -> None:
+    """Print a training step's MiB with torch.nn's pools, then after ``replace_max_pooling``."""
+    print(f"The memory of a training step on {title(report)}\n")
+    steps: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in report["rows"]:
+        images = "x".join(map(str, row["shape"]))
+        step = f"{row['network']}, {row['activation']}, {images}, {row['dtype']}"
+        steps[step][row["pooling"]] = row
+    rows = []
+    for step, by_pooling in steps.items():
+        cells = []
+        for figure in ("saved", "peak"):
+            before, after = (by_pooling[name][figure] for name in (TORCH, OURS))
+            cells += [f"{before / 2**20:.0f}", f"{after / 2**20:.0f}", f"{after / before - 1:.1%}"]
+        rows.append((step, *cells))
+    changes = ("saved, MiB", "after", "change", "peak, MiB", "after", "change")
+    table(("network, activation, input, dtype", *changes), rows)
+
+
 def show(report: Report) -> None:
     """Print the tables there are of the results."""
     if "training" in report:
-        print(f"The peak of SegNet's training step on {title(report)}\n")
-        rows = []
-        for row in report["rows"]:
-            rows.append((f"{row['dtype']}, {row['contender']}", f"{row['peak'] / 2**20:.0f}"))
-        return table(("dtype, pooling", "MiB"), rows)
+        return savings(report)
     print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
     if known := details(report):
         print(f"{known}\n")

@@ -10,6 +10,7 @@ from published import PUBLISHED, drawn, results
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import maxunpool_cuda
 
@@ -41,6 +42,40 @@ def test_training_step() -> None:
     assert not {event.name for event in ours.events()} & NONDETERMINISTIC
     for each in found:
         assert [name for name in expected if not same(each[name], expected[name])] == []
+
+
+class Tail(nn.Module):
+    """A pool, which is given what nobody else needs, and something that is trained before it."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> tuple[Tensor, StorageWeakRef]:
+        """The largest values, and what tells whether the pool's input is freed."""
+        product = self.scale * x  # its backward needs both factors, and not the product
+        pooled = self.pool(product)
+        values = pooled[0] if isinstance(pooled, tuple) else pooled
+        return values, StorageWeakRef(product.untyped_storage())
+
+
+@pytest.mark.parametrize("return_indices", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_input_of_a_pool_is_freed(device: str, dims: int, return_indices: bool) -> None:
+    """After the forward, unless something else needs it. torch.nn keeps it for the backward."""
+    pool = getattr(nn, f"MaxPool{dims}d")(3, 2, 1, return_indices=return_indices)
+    model = Tail(pool).to(device)
+    x = torch.rand(2, 3, *[9] * dims, device=device)
+    of_torch_nn, theirs = model(x)
+    assert not theirs.expired()
+    del of_torch_nn
+    assert theirs.expired()
+    assert maxunpool_cuda.replace_max_pooling(model) == {}
+    values, ours = model(x)
+    assert ours.expired()
+    (gradient,) = torch.autograd.grad(values.sum(), model.scale)
+    torch.testing.assert_close(gradient, values.sum())  # as the maxima grow with the scale, 1
 
 
 def train_step(model: nn.Module, x: Tensor) -> list[Tensor]:
