@@ -112,6 +112,8 @@ def unpooled_size(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {list(sizes)} for stride={list(stride)}"
             )
+    if is_exporting():
+        _assert_within_a_stride(name, sizes, default, stride)
     return sizes
 
 
@@ -123,10 +125,43 @@ def _ints(name: str, argument: str, given: object, values: Iterable[int]) -> Int
         raise TypeError(f"{name}: expected {argument} to be ints but got {given!r}") from None
 
 
-def _may_hold(condition: bool) -> bool:
-    """True if the condition on sizes holds, or if tracing cannot decide it."""
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import guard_or_true  # which imports SymPy
+def is_exporting() -> bool:
+    """Whether torch.export traces the call."""
+    return torch.compiler.is_exporting()
 
+
+# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _may_hold(condition: bool) -> bool:
+    """True if the condition on sizes holds, or if tracing cannot decide it.
+
+    Under torch.compile a condition on symbolic sizes becomes a guard. torch.export refuses guards
+    on named dimensions, so there the condition is only taken as wrong if it is so for every size.
+    """
+    if torch.compiler.is_compiling():
+        # An import at the top would import SymPy.
+        from torch.fx.experimental.symbolic_shapes import guard_or_true, statically_known_true
+
+        if is_exporting():
+            return not statically_known_true(torch.sym_not(condition))
         return guard_or_true(condition)
     return condition
+
+
+def _assert_within_a_stride(name: str, sizes: Ints, default: Ints, stride: Ints) -> None:
+    """Make the exported program check symbolic sizes when it runs, without a guard on them.
+
+    The assertion is on a tensor: torch.export would evaluate one on symbolic sizes, as a guard.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in _may_hold
+
+    excess: int = 0  # over all axes, by how much the sizes are too far from the default
+    for size, middle, step in zip(sizes, default, stride, strict=True):
+        distance = torch.sym_max(size - middle, middle - size)
+        excess = torch.sym_max(excess, distance - step + 1)
+    if not statically_known_true(excess == 0):
+        fits = torch.scalar_tensor(excess, dtype=torch.int64, device="cpu") == 0
+        wanted = f"{name}: expected output_size within a stride of the default"
+        torch.ops.aten._assert_async.msg(fits, wanted)
