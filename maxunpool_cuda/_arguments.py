@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -56,7 +56,7 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
 
 def check_fits_int32(name: str, spatial: Ints) -> None:
     """Raise a ValueError that begins with ``name`` unless int32 can name every position."""
-    if not _may_hold(math.prod(spatial) < 2**31):
+    if _surely(math.prod(spatial) >= 2**31):
         raise ValueError(
             f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got "
             f"spatial sizes {list(spatial)}; use int64"
@@ -107,7 +107,7 @@ def unpooled_size(
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
     sizes = _ints(name, "output_size", output_size, sizes[-dims:])
     for size, middle, step in zip(sizes, default, stride, strict=False):
-        if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
+        if _surely(size <= middle - step) or _surely(size >= middle + step):
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {list(sizes)} for stride={list(stride)}"
@@ -134,19 +134,18 @@ def is_exporting() -> bool:
 is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _may_hold(condition: bool) -> bool:
-    """True if the condition on sizes holds, or if tracing cannot decide it.
+def _surely(condition: bool) -> bool:
+    """True if the condition on sizes holds, false also if tracing cannot decide it.
 
     Under torch.compile a condition on symbolic sizes becomes a guard. torch.export refuses guards
-    on named dimensions, so there the condition is only taken as wrong if it is so for every size.
+    on named dimensions, so there the condition must hold for every size.
     """
     if torch.compiler.is_compiling():
         # An import at the top would import SymPy.
-        from torch.fx.experimental.symbolic_shapes import guard_or_true, statically_known_true
+        from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-        if is_exporting():
-            return not statically_known_true(torch.sym_not(condition))
-        return guard_or_true(condition)
+        decide = statically_known_true if is_exporting() else guard_or_false
+        return decide(condition)
     return condition
 
 
@@ -155,9 +154,9 @@ def _assert_within_a_stride(name: str, sizes: Ints, default: Ints, stride: Ints)
 
     The assertion is on a tensor: torch.export would evaluate one on symbolic sizes, as a guard.
     """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in _may_hold
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in _surely
 
-    excess: int = 0  # over all axes, by how much the sizes are too far from the default
+    excess: Any = 0  # over all axes, by how much the sizes are too far from the default
     for size, middle, step in zip(sizes, default, stride, strict=True):
         distance = torch.sym_max(size - middle, middle - size)
         excess = torch.sym_max(excess, distance - step + 1)

@@ -78,7 +78,7 @@ def taken(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
     if reduce != "sum" or indices.dtype == torch.uint8:
         return NotImplemented  # which leaves the operator in the graph
     planes, positions = grad_output.flatten(-dims), indices.long().flatten(-dims)
-    return planes.gather(planes.dim() - 1, positions).reshape(indices.shape)
+    return _gathered(planes, positions).reshape(indices.shape)
 
 
 def max_pool(
@@ -96,7 +96,7 @@ def max_pool(
     pooled, extent = [], []
     for n, k, s, p, d in zip(sizes, kernel_size, stride, padding, dilation, strict=True):
         reach = d * (k - 1)
-        last = (n + 2 * p - reach - 1 + (s - 1 if ceil_mode else 0)) // s
+        last: Any = (n + 2 * p - reach - 1 + (s - 1 if ceil_mode else 0)) // s
         if ceil_mode and p + s - 1 > reach:  # else every window begins before the input's end
             last = torch.sym_min(last, (n + p - 1) // s)
         pooled.append(last + 1)
@@ -171,7 +171,7 @@ def _resized(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Ten
     end is always the end.
     """
     leading = tensor.dim() - len(sizes)
-    pads: list[int] = []
+    pads: list[Any] = []
     cuts: list[tuple[int, int, int]] = []  # an axis, where to begin, the new size
     axes = zip(before, sizes, tensor.shape[leading:], strict=True)
     for axis, (more, size, now) in reversed([*enumerate(axes, leading)]):
@@ -196,12 +196,23 @@ def _along(axis: int, dims: int, count: int, device: torch.device) -> Tensor:
 def _scattered(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
     """The output for flat indices; values and positions are of flattened planes."""
     shape = (*values.shape[:-1], math.prod(output_size))
-    axis = values.dim() - 1  # ONNX's evaluator gathers wrongly along -1
     if reduce == "last":
         # Of each output, the last element that names it, from 1: the same in any order of writing.
         order = torch.arange(1, positions.shape[-1] + 1, device=values.device).expand_as(positions)
-        last = positions.new_zeros(shape).scatter_reduce(axis, positions, order, "amax")
-        result = torch.constant_pad_nd(values, [1, 0]).gather(axis, last)
+        last = positions.new_zeros(shape).scatter_reduce(-1, positions, order, "amax")
+        result = _gathered(torch.constant_pad_nd(values, [1, 0]), last)
     else:
-        result = values.new_zeros(shape).scatter_add(axis, positions, values)
+        result = values.new_zeros(shape).scatter_add(-1, positions, values)
     return result.reshape(*values.shape[:-1], *output_size)
+
+
+def _gathered(planes: Tensor, positions: Tensor) -> Tensor:
+    """The elements of flattened planes at positions in these planes: ``planes.gather``.
+
+    One row of all planes becomes ONNX's Gather. A gather of planes would become its GatherElements,
+    of which ONNX's evaluator takes at most 64 elements a plane.
+    """
+    leading, size = planes.shape[:-1], planes.shape[-1]
+    begins = torch.arange(math.prod(leading), device=planes.device).reshape(*leading, 1) * size
+    row = planes.reshape(-1).index_select(0, (positions + begins).reshape(-1))
+    return row.reshape(positions.shape)
