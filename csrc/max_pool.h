@@ -67,8 +67,7 @@ inline int64_t smaller(int64_t a, int64_t b) {
   return std::min(a, b);
 }
 inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
-  // Where sizes have hints, a comparison adds a guard and keeps the minimum out of the graph.
-  return a.has_hint() && b.has_hint() ? (a <= b ? a : b) : a.min(b);
+  return a.min(b); // torch.export refuses the guard that a comparison would add
 }
 
 // Checks all arguments, and returns the sizes of the pooled tensor. Element k of window p lies at
@@ -113,7 +112,10 @@ std::vector<Size> pooled_sizes(
         "shape ",
         shape, ", ", window);
     Size last = room / stride;
-    if (ceil_mode) { // every window begins in the input or its left padding
+    // Every window begins in the input or its left padding. In ceil mode the last window of `room`
+    // may begin beyond them, unless the window is long enough.
+    if (ceil_mode &&
+        window.padding[d] + stride - 1 > window.dilation[d] * (window.kernel_size[d] - 1)) {
       last = smaller(last, (spatial[d] + window.padding[d] - 1) / stride);
     }
     pooled[shape.size() - rank + d] = last + 1;

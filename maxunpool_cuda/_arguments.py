@@ -58,7 +58,7 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
 
 def check_fits_int32(name: str, spatial: Ints) -> None:
     """Raise a ValueError that begins with ``name`` unless int32 can name every position."""
-    if not _may_hold(math.prod(spatial) < 2**31):
+    if _surely(math.prod(spatial) >= 2**31):
         raise ValueError(
             f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got "
             f"spatial sizes {list(spatial)}; use int64"
@@ -115,13 +115,15 @@ def unpooled_size(
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
     sizes = _ints(name, wanted, output_size, sizes[-dims:])
     for size, middle, step in zip(sizes, default, stride, strict=False):
-        if not (_may_hold(middle - step < size) and _may_hold(size < middle + step)):
+        if _surely(size <= middle - step) or _surely(size >= middle + step):
             if not _ops.is_traced():
                 _ops.check_window("max_unpool", kernel_size, stride, padding)
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {list(sizes)} for stride={list(stride)}"
             )
+    if is_exporting():
+        _assert_within_a_stride(name, sizes, default, stride)
     return sizes
 
 
@@ -156,10 +158,42 @@ def _index(value: Any) -> Any:
     return value if isinstance(value, _INT) else operator.index(value)
 
 
-def _may_hold(condition: bool) -> bool:
-    """True if the condition on sizes holds, or if tracing cannot decide it."""
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import guard_or_true  # which imports SymPy
+def is_exporting() -> bool:
+    """Whether torch.export traces the call."""
+    return torch.compiler.is_exporting()
 
-        return guard_or_true(condition)
+
+# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _surely(condition: bool) -> bool:
+    """True if the condition on sizes holds, false also if tracing cannot decide it.
+
+    Under torch.compile a condition on symbolic sizes becomes a guard. torch.export refuses guards
+    on named dimensions, so there the condition must hold for every size.
+    """
+    if torch.compiler.is_compiling():
+        # An import at the top would import SymPy.
+        from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
+
+        decide = statically_known_true if is_exporting() else guard_or_false
+        return decide(condition)
     return condition
+
+
+def _assert_within_a_stride(name: str, sizes: Ints, default: Ints, stride: Ints) -> None:
+    """Make the exported program check symbolic sizes when it runs, without a guard on them.
+
+    The assertion is on a tensor: torch.export would evaluate one on symbolic sizes, as a guard.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in _surely
+
+    excess: Any = 0  # over all axes, by how much the sizes are too far from the default
+    for size, middle, step in zip(sizes, default, stride, strict=True):
+        distance = torch.sym_max(size - middle, middle - size)
+        excess = torch.sym_max(excess, distance - step + 1)
+    if not statically_known_true(excess == 0):
+        fits = torch.scalar_tensor(excess, dtype=torch.int64, device="cpu") == 0
+        wanted = f"{name}: expected output_size within a stride of the default"
+        torch.ops.aten._assert_async.msg(fits, wanted)

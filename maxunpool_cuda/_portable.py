@@ -78,7 +78,7 @@ def taken(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
     if reduce != "sum" or indices.dtype == torch.uint8:
         return NotImplemented  # which leaves the operator in the graph
     planes, positions = grad_output.flatten(-dims), indices.long().flatten(-dims)
-    return planes.gather(-1, positions).reshape(indices.shape)
+    return _gathered(planes, positions).reshape(indices.shape)
 
 
 def max_pool(
@@ -95,9 +95,12 @@ def max_pool(
     sizes = input.shape[-dims:]
     pooled, extent = [], []
     for n, k, s, p, d in zip(sizes, kernel_size, stride, padding, dilation, strict=True):
-        last = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s
-        pooled.append((min(last, (n + p - 1) // s) if ceil_mode else last) + 1)
-        extent.append((pooled[-1] - 1) * s + d * (k - 1) + 1)
+        reach = d * (k - 1)
+        last: Any = (n + 2 * p - reach - 1 + (s - 1 if ceil_mode else 0)) // s
+        if ceil_mode and p + s - 1 > reach:  # else every window begins before the input's end
+            last = torch.sym_min(last, (n + p - 1) // s)
+        pooled.append(last + 1)
+        extent.append(last * s + reach + 1)
     real = input.dtype.is_floating_point
     lowest = -math.inf if real else torch.iinfo(input.dtype).min
     padded = _resized(input, padding, extent, lowest)
@@ -133,9 +136,9 @@ def _chosen(
     reached = [-(-k // s) for k, s in zip(kernel_size, stride, strict=True)]  # blocks, by a window
     more = [n - 1 for n in reached]
     blocks = [n + m for n, m in zip(values.shape[leading:], more, strict=True)]
-    around = [n + m for n, m in zip(blocks, more, strict=True)]
-    values = _resized(values, more, around)
-    offsets = _resized(offsets.to(torch.int32), more, around, -1)
+    around = [m for m in reversed(more) for _ in ("before", "after")]
+    values = torch.constant_pad_nd(values, around)
+    offsets = torch.constant_pad_nd(offsets.to(torch.int32), around, -1)
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
     result = zero  # in blocks: (*leading, blocks, stride), with the last two for each axis
     for begin in itertools.product(*map(range, reached)):  # in row-major order of the elements
@@ -160,12 +163,28 @@ def _chosen(
 
 
 def _resized(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Tensor:
-    """With ``before`` places more before each spatial axis (negative: fewer), ``sizes`` in all."""
-    pads: list[int] = []
-    axes = zip(before, sizes, tensor.shape[tensor.dim() - len(sizes) :], strict=True)
-    for more, size, now in reversed(list(axes)):
-        pads += more, size - now - more
-    return torch.constant_pad_nd(tensor, pads, value)
+    """With ``before`` places more before each spatial axis (negative: fewer), ``sizes`` in all.
+
+    Places are cut off by slices: ONNX's evaluator refuses a Pad with negative numbers. Where the
+    sizes are symbolic, nobody knows the sign of what to add at the end. There the tensor gets at
+    least one place more than ``sizes``: of a slice up to the very end, tracing would note that the
+    end is always the end.
+    """
+    leading = tensor.dim() - len(sizes)
+    pads: list[Any] = []
+    cuts: list[tuple[int, int, int]] = []  # an axis, where to begin, the new size
+    axes = zip(before, sizes, tensor.shape[leading:], strict=True)
+    for axis, (more, size, now) in reversed([*enumerate(axes, leading)]):
+        after = size - now - more
+        fixed = isinstance(after, int)
+        pads += max(0, more), max(0, after) if fixed else torch.sym_max(0, after) + 1
+        if more < 0 or not fixed or after < 0:
+            cuts.append((axis, max(0, -more), size))
+    if any(not isinstance(count, int) or count > 0 for count in pads):
+        tensor = torch.constant_pad_nd(tensor, pads, value)
+    for axis, begin, size in cuts:
+        tensor = tensor.narrow(axis, begin, size)
+    return tensor
 
 
 def _along(axis: int, dims: int, count: int, device: torch.device) -> Tensor:
@@ -181,7 +200,19 @@ def _scattered(values: Tensor, positions: Tensor, output_size: Ints, reduce: str
         # Of each output, the last element that names it, from 1: the same in any order of writing.
         order = torch.arange(1, positions.shape[-1] + 1, device=values.device).expand_as(positions)
         last = positions.new_zeros(shape).scatter_reduce(-1, positions, order, "amax")
-        result = torch.constant_pad_nd(values, [1, 0]).gather(-1, last)
+        result = _gathered(torch.constant_pad_nd(values, [1, 0]), last)
     else:
         result = values.new_zeros(shape).scatter_add(-1, positions, values)
     return result.reshape(*values.shape[:-1], *output_size)
+
+
+def _gathered(planes: Tensor, positions: Tensor) -> Tensor:
+    """The elements of flattened planes at positions in these planes: ``planes.gather``.
+
+    One row of all planes becomes ONNX's Gather. A gather of planes would become its GatherElements,
+    of which ONNX's evaluator takes at most 64 elements a plane.
+    """
+    leading, size = planes.shape[:-1], planes.shape[-1]
+    begins = torch.arange(math.prod(leading), device=planes.device).reshape(*leading, 1) * size
+    row = planes.reshape(-1).index_select(0, (positions + begins).reshape(-1))
+    return row.reshape(positions.shape)

@@ -236,21 +236,13 @@ def _fuses(input: Tensor, kernel_size: tuple[int, ...]) -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        and not _exporting()
+        and not _arguments.is_exporting()
         and len(kernel_size) == 2
         and math.prod(kernel_size) <= 25
         and input.dtype.is_floating_point
         and type(input) in (Tensor, torch.nn.Parameter)
         and not (torch.is_grad_enabled() and input.requires_grad)
     )
-
-
-def _exporting() -> bool:
-    return torch.compiler.is_exporting()
-
-
-# Dynamo calls this function instead of tracing it: PyTorch 2.11 traces is_exporting as True.
-_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def max_pool1d(

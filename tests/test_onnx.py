@@ -1,7 +1,9 @@
 """Export to ONNX, run by ONNX Runtime and ONNX's reference evaluator, against eager mode: with
 MaxPool and MaxUnpool, by translation_table(); or "portable", without them, by decompositions().
+With --all OpenVINO runs one portable model of each kind.
 """
 
+import importlib
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ both_forms = pytest.mark.parametrize("portable", [False, SLOW])
 # 0ae60f0) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md at 001d12d).
 LISTED = {
     *("Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand"),
-    *("Floor", "GatherElements", "Greater", "Identity", "IsNaN", "Max", "Mod", "Mul", "Or", "Pad"),
+    *("Floor", "Gather", "Greater", "Identity", "IsNaN", "Max", "Mod", "Mul", "Or", "Pad"),
     *("Range", "Reshape", "ScatterElements", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"),
     "Where",
 }
@@ -52,15 +54,28 @@ def export(
 def runners(program: Any) -> list[Callable[..., Sequence[Tensor]]]:
     """ONNX Runtime and, where it can run the program, ONNX's evaluator.
 
-    The evaluator cannot shrink a tensor by Pad. It returns indices in the window for a MaxPool with
-    strides of one, which PyTorch's exports have to learn where planes begin.
+    The evaluator returns indices in the window for a MaxPool whose strides and dilations are one.
     """
     onnx.checker.check_model(program.model_proto, full_check=True)
-    pools = [node.attributes for node in program.model.graph if node.op_type == "MaxPool"]
-    steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in pools)
-    if "Pad" in operators(program) or any(max(step) == 1 for step in steps):
+    pools = [node for node in program.model.graph if node.op_type == "MaxPool"]
+    with_indices = [pool.attributes for pool in pools if len(pool.outputs) > 1]
+    steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in with_indices)
+    if any(max(step) == 1 for step in steps):
         return [program]
     return [program, getattr(program, "call_reference", program)]  # not in PyTorch 2.8
+
+
+def openvino_runner(program: Any) -> Callable[..., Sequence[Tensor]]:
+    openvino: Any = importlib.import_module("openvino")
+    model = openvino.Core().read_model(program.model_proto.SerializeToString())
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.compile_model(model, "CPU", exact)
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        results = compiled([tensor.numpy() for tensor in inputs])
+        return [torch.from_numpy(results[output].copy()) for output in compiled.outputs]
+
+    return run
 
 
 def operators(program: Any) -> list[str]:
@@ -76,8 +91,12 @@ def check(
         assert set(operators(program)) <= LISTED
     every = [inputs] if other is None else [inputs, (other,)]
     for given, runner in itertools.product(every, runners(program)):
-        pairs = zip(runner(*given), leaves(function(*given)), strict=True)
-        assert all(same(got, expected) for got, expected in pairs)
+        compare(runner(*given), function(*given))
+
+
+def compare(results: Sequence[Tensor], expected: Any) -> None:
+    pairs = zip(results, leaves(expected), strict=True)
+    assert all(same(result, wanted) for result, wanted in pairs)
 
 
 def with_ties(*shape: int) -> Tensor:
@@ -137,6 +156,63 @@ def test_pooling_and_back_of_dynamic_sizes(
         dynamic = (*range(batched), *range(batched + 1, x.dim()))  # all but the channels
         function = pool_and_back(window, index_dtype, portable)
         check(function, x, dynamic=dynamic, other=other, portable=portable)
+
+
+class Segmenter(nn.Module):
+    """Pools and unpools to the size of its input."""
+
+    def __init__(self, index_dtype: torch.dtype, reduce: Any = "last") -> None:
+        super().__init__()
+        self.index_dtype, self.reduce = index_dtype, reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        indices_as = {"return_indices": True, "index_dtype": self.index_dtype}
+        pooled, indices = F.max_pool2d(x, 3, 2, 1, **indices_as)
+        return F.max_unpool2d(pooled, indices, 3, 2, 1, x.shape[-2:], reduce=self.reduce)
+
+
+NAMED = [torch.int64, pytest.param(torch.int32, marks=pytest.mark.slow), torch.uint8]
+
+
+@pytest.mark.parametrize("strict", [False, SLOW])
+@pytest.mark.parametrize("index_dtype", NAMED, ids=str)
+def test_named_sizes(index_dtype: torch.dtype, strict: bool) -> None:
+    """torch.export refuses every guard on a dimension with a name and a range."""
+    model, x, other = Segmenter(index_dtype), with_ties(2, 3, 9, 12), with_ties(2, 3, 14, 11)
+    height, width = torch.export.Dim("height", min=8, max=64), torch.export.Dim("width", min=8)
+    sizes = ({2: height, 3: width},)
+    program: Any = torch.export.export(model, (x,), dynamic_shapes=sizes, strict=strict)
+    portable = program.run_decompositions(maxunpool_cuda.decompositions())
+    assert "maxunpool_cuda" not in str(portable.graph)
+    table = maxunpool_cuda.onnx.translation_table()
+    translated = torch.onnx.export(program, verbose=False, custom_translation_table=table)
+    written = torch.onnx.export(portable, verbose=False)
+    runs = [program.module(), portable.module(), *runners(translated), *runners(written)]
+    for given, run in itertools.product((x, other), runs):
+        compare(leaves(run(given)), model(given))
+
+
+# The kinds of portable models: static and dynamic sizes, each dtype of indices, each reduce.
+KINDS = [*itertools.product([False, True], INDEX_DTYPES, REDUCES)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dynamic", "index_dtype", "reduce"), KINDS, ids=str)
+def test_openvino(dynamic: bool, index_dtype: torch.dtype, reduce: str) -> None:
+    model, x = Segmenter(index_dtype, reduce), with_ties(2, 3, 9, 12)
+    program = export(model.forward, x, dynamic=(2, 3) if dynamic else (), portable=True)
+    run = openvino_runner(program)
+    for given in (x, with_ties(2, 3, 14, 11)) if dynamic else (x,):
+        compare(run(given), model(given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_openvino_returns_pooled_values_and_indices(dims: int) -> None:
+    window = Geometry.of_pooling(*((n,) * dims for n in (8, 2, 2, 0, 1)), ceil=False)
+    function = pool_and_back(window, torch.int64, portable=True)
+    x = with_ties(2, 3, *window.output)
+    compare(openvino_runner(export(function, x, portable=True))(x), function(x))
 
 
 # More padding than window, which ONNX Runtime refuses.

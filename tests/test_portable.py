@@ -53,6 +53,47 @@ def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
         assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
 
 
+class UnpoolLike(nn.Module):
+    def forward(self, x: Tensor, indices: Tensor, like: Tensor) -> Tensor:
+        return F.max_unpool2d(x, indices, 2, output_size=like.shape[-2:])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_bad_size_is_an_error_when_the_program_runs(strict: bool, tmp_path: Path) -> None:
+    """Tracing leaves the sizes open, so the program checks them: each form of it."""
+    image = torch.randn(2, 3, 9, 12)
+    values, indices = F.max_pool2d(image, 2, return_indices=True)
+    pooled = {2: torch.export.Dim("pooled", min=2)}
+    sizes = (pooled, pooled, {2: torch.export.Dim("height", min=4, max=64)})
+    inputs = (values, indices, image)
+    program = torch.export.export(UnpoolLike(), inputs, dynamic_shapes=sizes, strict=strict)
+    torch.export.save(program, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2")
+    for form in (program, loaded, program.run_decompositions(PORTABLE)):
+        run = form.module()
+        assert torch.equal(run(*inputs), UnpoolLike()(*inputs))
+        for height in (6, 10):  # the default is 8, so from 7 to 9 are right
+            with pytest.raises(RuntimeError, match="max_unpool2d: expected output_size within a"):
+                run(values, indices, torch.randn(2, 3, height, 12))
+
+
+@pytest.mark.parametrize("height", [8, 9])
+@pytest.mark.parametrize("window", [(2, 2, 1), (2, 3, 1), (3, 2, 1)])
+def test_ceil_mode_of_named_sizes(window: tuple[int, int, int], height: int) -> None:
+    """Whether the last window begins in the padding at the end differs between these heights."""
+
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.max_pool2d(x, *window, ceil_mode=True)
+
+    sizes = ({2: torch.export.Dim("height", min=8, max=64)},)
+    program = torch.export.export(Pool(), (torch.randn(2, 3, height, 7),), dynamic_shapes=sizes)
+    for form in (program, program.run_decompositions(PORTABLE)):
+        for other in range(8, 14):
+            x = torch.randn(2, 3, other, 7)
+            assert all_same(form.module()(x), Pool()(x))
+
+
 class RoundTrip(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pooled, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
