@@ -349,14 +349,70 @@ def max_pool3d(
     return _max_pool(max_pool3d, 3, arguments, index_dtype)
 
 
+def _is_known(size: object) -> bool:
+    """Whether this is an int, and no symbolic one."""
+    if not torch.compiler.is_compiling():
+        return type(size) is int
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports SymPy
+
+    return isinstance(size, int) and has_static_value(size)
+
+
+# What torch.nn's adaptive pooling takes.
+_ADAPTIVE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _one_window(input: Tensor, output_size: object, dims: int) -> tuple[int, ...] | None:
+    """The window of the max pooling that is this adaptive pooling, or None if there is none.
+
+    Such windows lie side by side. All sizes are multiples of ``output_size``, and known: a question
+    about a symbolic size would fix it in the graph that is being traced. Exported programs have
+    none, since their portable form has nodes for each element of a window. Empty inputs have none,
+    and neither have arguments that only torch.nn's function can refuse.
+    """
+    asked = (output_size,) * dims if type(output_size) is int else output_size
+    if not isinstance(asked, (tuple, list)) or len(asked) != dims:
+        return None
+    shape, kernel = input.shape, []
+    if len(shape) - dims not in (1, 2) or input.dtype not in _ADAPTIVE_DTYPES:
+        return None
+    if any(_is_known(n) and n == 0 for n in shape) or (_ops.is_traced() and _exporting()):
+        return None
+    for n, m in zip(shape[-dims:], asked, strict=True):
+        pooled = n if m is None and dims > 1 else m  # torch.nn's function has no None in 1d
+        if not (_is_known(n) and _is_known(pooled) and pooled > 0 and n % pooled == 0):
+            return None
+        kernel.append(n // pooled)
+    return tuple(kernel)
+
+
+def _pool_one_window(
+    function: Callable[..., Pooled],
+    arguments: tuple[Any, ...],
+    window: tuple[int, ...],
+    index_dtype: torch.dtype,
+) -> Pooled:
+    """Adaptive pooling, ``function``, by max pooling with this window, side by side."""
+    (input, _, return_indices), dims = arguments, len(window)
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
+    pooling = (input, window, window, 0, 1, False, return_indices)
+    results = _max_pool(function, dims, pooling, index_dtype)
+    if dims < 3:
+        return results
+    # Of volumes, torch.nn's function returns contiguous tensors alone.
+    return tuple(map(Tensor.contiguous, results)) if return_indices else results.contiguous()
+
+
 def _adaptive(
     function: Callable[..., Pooled], dims: int, arguments: tuple[Any, ...], index_dtype: torch.dtype
 ) -> Pooled:
     """Adaptive pooling over ``dims`` dimensions: ``function``, and its arguments as torch.nn's.
 
-    torch.nn's function finds the maxima, and on a CPU its gradient is deterministic. Elsewhere, and
-    in what is compiled or exported, an operator of this package takes them, for its gradient. That
-    also has the forward-mode derivatives that torch.nn's lacks under PyTorch's older vmap.
+    If all windows have one size, this package's max pooling does it. Else torch.nn's function finds
+    the maxima, and on a CPU its gradient is deterministic. Elsewhere, and in what is compiled or
+    exported, an operator of this package takes them, for its gradient. That also has the
+    forward-mode derivatives that torch.nn's lacks under PyTorch's older vmap.
     """
     input, output_size, return_indices = arguments
     if has_torch_function_unary(input):
@@ -364,6 +420,9 @@ def _adaptive(
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, offsets=False)
     foreign = _is_foreign(name, input, index_dtype if return_indices else torch.int64)
+    window = None if foreign else _one_window(input, output_size, dims)
+    if window is not None:
+        return _pool_one_window(function, arguments, window, index_dtype)
     eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
     if eager and not foreign and input.layout is not torch.strided:
         raise _not_dense(name, input)

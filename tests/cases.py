@@ -129,7 +129,8 @@ def random_geometry(
         usual = [(n,) * dims for n in rng.choice(WINDOWS)]
         mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
         disjoint, other = (kernel, kernel, (0,) * dims), (kernel, stride, padding)
-        window = rng.choice((usual, mixed, disjoint, other, other))
+        large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, (0,) * dims
+        window = rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
         if pools:
             dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)

@@ -1,6 +1,7 @@
 """Adaptive max pooling: definition, torch.nn's results, derivatives, graphs."""
 
 import functools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,61 @@ def test_the_definition_and_torchs(
         assert all(map(same, smaller, (values, indices.int())))
 
 
+def draw_multiple(rng: random.Random, dims: int) -> tuple[Sizes, Any, Sizes]:
+    """Sizes of a plane, an output_size of which they are multiples, and the windows of one size."""
+    pooled = tuple(rng.choice((1, 1, 2, 3)) for _ in range(dims))
+    window = tuple(rng.randint(1, (300, 20, 7)[dims - 1]) for _ in range(dims))
+    sizes = tuple(m * k for m, k in zip(pooled, window, strict=True))
+    asked = tuple(None if k == 1 else m for m, k in zip(pooled, window, strict=True))
+    return sizes, asked if dims > 1 else pooled, window  # torch.nn's 1d takes no None
+
+
+@both_ways
+@every_rank
+def test_multiples_of_the_output_are_max_pooled(
+    real_device: str, dims: int, rng: random.Random
+) -> None:
+    """Results and gradients are torch.nn's. The backward keeps the smallest indices."""
+    for _ in range(scaled(40)):
+        sizes, asked, window = draw_multiple(rng, dims)
+        x = distinct(torch.empty(*random_leading(rng), *sizes, dtype=torch.float64))
+        x = laid_out(x, rng.choice(LAYOUTS), dims).to(real_device).requires_grad_()
+        expected = theirs(dims)(x, asked, return_indices=True)
+        (right,) = torch.autograd.grad(expected[0].sum(), x)
+        smallest = torch.uint8 if math.prod(window) <= 256 else torch.int32
+        for returned, kept in ((False, smallest), (True, torch.int64)):
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: saved.append(t.dtype) or t,  # noqa: B023
+                lambda t: t,
+            ):
+                results = ours(dims)(x, asked, return_indices=returned)
+            values = results[0] if returned else results
+            assert saved == [kept], (sizes, asked)
+            assert same(values, expected[0])
+            assert not returned or same(results[1], expected[1])
+            assert steps(values) == steps(expected[0])
+            assert same(torch.autograd.grad(values.sum(), x)[0], right)
+
+
+@pytest.mark.parametrize("asked", [2, 3], ids=["windows of one size", "of two sizes"])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("device")
+def test_several_nans_and_none_but_minus_infinity(
+    dtype: torch.dtype, layout: str, asked: int
+) -> None:
+    """In both cases indices are torch.nn's: of the last NaN, and of the first element."""
+    for value, other in ((math.nan, math.inf), (-math.inf, -math.inf)):
+        x = torch.full((2, 8, 16, 16), other, dtype=dtype)
+        x[:, ::2, ::3, 1::5] = value
+        x = laid_out(x, layout, 2)
+        expected = theirs(2)(x, asked, return_indices=True)
+        both = F.adaptive_max_pool2d(x, asked, return_indices=True)
+        assert_close(both, expected, rtol=0, atol=0, equal_nan=True)
+        assert_close(both, adaptive_max_pool(x, (asked, asked)), rtol=0, atol=0, equal_nan=True)
+
+
 @both_ways
 @every_rank
 def test_empty_batches_and_empty_outputs(dims: int) -> None:
@@ -100,7 +156,21 @@ def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:
         assert same(vmap(pool)(batch), torch.stack([*map(pool, batch)]))
 
 
-@pytest.mark.parametrize(("dims", "size", "length"), [(1, 3, 5), (2, 4, 3), (3, 2, 4)])
+def test_compiled_for_one_size(real_device: str) -> None:
+    """The sizes are known, so the graph has a max pooling."""
+    graphs = CompileCounterWithBackend("aot_eager")
+    pool = maxunpool_cuda.AdaptiveMaxPool2d((3, 1))
+    compiled = torch.compile(pool, fullgraph=True, dynamic=False, backend=graphs)
+    for sizes, is_pooled in (((6, 7), True), ((7, 6), False)):
+        x = torch.rand(2, 3, *sizes, device=real_device, requires_grad=True)
+        wanted, got = (torch.autograd.grad(of(x).sum(), x)[0] for of in (pool, compiled))
+        assert same(got, wanted)
+        assert ("maxunpool_cuda.max_pool." in str(graphs.graphs[-1].graph)) == is_pooled
+
+
+@pytest.mark.parametrize(
+    ("dims", "size", "length"), [(1, 3, 5), (2, 4, 3), (3, 2, 4), (2, 3, 6), (2, 1, 4)]
+)
 def test_compiled_and_exported(real_device: str, dims: int, size: int, length: int) -> None:
     """One graph serves all sizes. The portable form has no operator of this package."""
     open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]

@@ -17,20 +17,21 @@ PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:
 
 
 def test_every_kernel_is_reached(rng: random.Random) -> None:
-    """By calls of the kernels for usual windows, for other windows, and for 64-bit numbers."""
+    """By calls of kernels for usual windows, large ones, other windows, and 64-bit numbers."""
     usual = itertools.product(
         cases.DIFFERENTIABLE, (torch.uint8, *cases.POOLED[:4]), cases.WAYS, cases.WINDOWS
     )
-    others = itertools.product(cases.DIFFERENTIABLE, cases.ARITHMETIC, (5, 2**17))
+    other_windows = ((5, 5, 0), (5, 5, 2), (5, 2**17, 0))
+    others = itertools.product(cases.DIFFERENTIABLE, cases.ARITHMETIC, other_windows)
     library = emulation.library()
     library.take_launched()
     with emulation.emulated_gpu(rng):
         for (operator, reduce), dtype, *aim in usual:
             chosen = aimed(rng, operator, *aim, dims=2)
             draw(rng, operator, dtype, reduce=reduce, **chosen).check()
-        for (operator, reduce), dtype, stride in others:
+        for (operator, reduce), dtype, window in others:
             if operator != "pool" or dtype in cases.POOLED:
-                geometry = geometry_of((1, 1), (5, stride, 0))
+                geometry = geometry_of((1, 1), window)
                 draw(rng, operator, dtype, reduce=reduce, geometry=geometry).check()
     kernels = emulation.kernels()
     assert len(kernels) > 100

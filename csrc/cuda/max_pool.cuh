@@ -6,6 +6,7 @@
 #include "../geometry.h"
 #include "divider.cuh"
 #include "pool.cuh"
+#include "pool_lanes.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -29,13 +30,20 @@ class PoolDispatch {
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
-      if constexpr (std::is_integral_v<T> || sizeof(T) == 8) { // rarely pooled: one kernel will do
-        run_windows<T, uint64_t>();
-      } else if (!fits_32bit_) {
-        run_windows<T, uint64_t>();
-      } else if (!(run_windows_of<T, 2>() || run_windows_of<T, 3>())) {
-        run_windows<T, uint32_t>();
+      // Other types are rarely pooled: the kernels for any window will do.
+      constexpr bool kIsUsual = !std::is_integral_v<T> && sizeof(T) < 8;
+      if (!fits_32bit_) {
+        return run_windows<T, uint64_t>();
       }
+      if constexpr (kIsUsual) {
+        if (run_windows_of<T, 2>() || run_windows_of<T, 3>()) {
+          return;
+        }
+      }
+      if (are_large_and_few()) {
+        return run_lanes<T>();
+      }
+      run_windows<T, std::conditional_t<kIsUsual, uint32_t, uint64_t>>();
     });
   }
 
@@ -82,6 +90,31 @@ class PoolDispatch {
     return false;
   }
 
+  // Whether the windows are for pool_lanes(). Each has to lie in the input as a whole.
+  bool are_large_and_few() const {
+    int64_t taps = 1;
+    for (int a = 0; a < 3; ++a) {
+      const Axis<int64_t>& axis = geometry_.axis[a];
+      const int64_t end = (axis.in - 1) * axis.stride + axis.kernel;
+      if (call_.dilation[a] != 1 || axis.padding != 0 || end > axis.out) {
+        return false;
+      }
+      taps *= axis.kernel;
+    }
+    return taps >= Lanes::kFewestTaps && geometry_.outer * geometry_.in_slab() < Lanes::kEnough;
+  }
+
+  template <class T>
+  void run_lanes() const {
+    const Lanes lanes(geometry_);
+    const auto& [depth, height, width] = geometry_.axis;
+    const Tiling<uint32_t> tiling(geometry_, {depth.in, height.in, width.in}, geometry_.inner);
+    const int64_t threads = lanes.count * lanes.columns;
+    launch_(
+        pool_lanes<T>, divide_up(tiling.items, lanes.columns), threads, threads * sizeof(Best<T>),
+        tiling, input<T>(), pooled<T>(), lanes);
+  }
+
   template <class T, class Offset>
   void run_windows() const {
     using Limits = std::numeric_limits<T>;
@@ -99,12 +132,19 @@ class PoolDispatch {
     const Tiling<Offset> tiling(
         geometry_, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
         geometry_.inner / channels);
-    const Pooled<T> pooled{
-        static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
     launch_(
         kernel, divide_up(static_cast<int64_t>(tiling.items), kThreads), kThreads, 0, tiling,
-        static_cast<const T*>(call_.input), pooled, rest...);
+        input<T>(), pooled<T>(), rest...);
     return true;
+  }
+
+  template <class T>
+  const T* input() const {
+    return static_cast<const T*>(call_.input);
+  }
+  template <class T>
+  Pooled<T> pooled() const {
+    return {static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
   }
 
   const Launch& launch_;

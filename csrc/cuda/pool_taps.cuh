@@ -58,6 +58,18 @@ struct Best {
       name = other_name;
     }
   }
+
+  // Takes the best of other taps of the window, whose names need not come after this one's.
+  __device__ void merge(const Best& other) {
+    const bool comes_before = other.name < name;
+    const bool is_nan = tap.number != tap.number;
+    const bool other_is_nan = other.tap.number != other.tap.number;
+    const bool exceeds = other.tap.number > tap.number;
+    const bool is_first_equal = (other.tap.number == tap.number) & comes_before;
+    if (other_is_nan ? !(is_nan & comes_before) : exceeds | is_first_equal) {
+      *this = other;
+    }
+  }
 };
 
 template <class T, int N>
