@@ -376,7 +376,9 @@ def _one_window(input: Tensor, output_size: object, dims: int) -> tuple[int, ...
     shape, kernel = input.shape, []
     if len(shape) - dims not in (1, 2) or input.dtype not in _ADAPTIVE_DTYPES:
         return None
-    if any(_is_known(n) and n == 0 for n in shape) or (_ops.is_traced() and _arguments.is_exporting()):
+    if any(_is_known(n) and n == 0 for n in shape):
+        return None
+    if _ops.is_traced() and _arguments.is_exporting():
         return None
     for n, m in zip(shape[-dims:], asked, strict=True):
         pooled = n if m is None and dims > 1 else m  # torch.nn's function has no None in 1d
