@@ -65,7 +65,8 @@ struct Lanes {
     if (is_run) {
       return tap;
     }
-    uint32_t x = tap, y = split(x, width);
+    uint32_t x = tap;
+    uint32_t y = split(x, width);
     const uint32_t z = split(y, height);
     return (z * g.axis[1].out + y) * g.axis[2].out + x;
   }
