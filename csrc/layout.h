@@ -39,13 +39,22 @@ inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) 
   return is_volume ? volume : at::MemoryFormat::Contiguous;
 }
 
-// Layout of a call and of its result: that of the values; where their strides tell nothing (an
-// expanded gradient), that of the indices; else contiguous.
+// Whether a tensor's strides tell its layout. Those of an expanded gradient do not, nor those of a
+// dense one of one channel, or of planes of one position.
+inline bool tells_layout(const at::Tensor& tensor, size_t rank) {
+  if (suggested_layout(tensor, rank) != at::MemoryFormat::Contiguous) {
+    return true;
+  }
+  const auto other = rank == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  const bool has_other = rank >= 2 && tensor.dim() == static_cast<int64_t>(rank) + 2;
+  return is_dense(tensor) && !(has_other && is_dense(tensor, other));
+}
+
+// Layout of a call and of its result: that of the values; where their strides do not tell, that of
+// the indices; else contiguous.
 inline at::MemoryFormat layout_of(
     const at::Tensor& values, const at::Tensor& indices, size_t rank) {
-  const at::MemoryFormat layout = suggested_layout(values, rank);
-  const bool told = layout != at::MemoryFormat::Contiguous || is_dense(values);
-  return told ? layout : suggested_layout(indices, rank);
+  return suggested_layout(tells_layout(values, rank) ? values : indices, rank);
 }
 
 // Whether this is an unbatched volume in channels-last, which no PyTorch memory format describes.

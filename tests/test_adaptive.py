@@ -114,6 +114,14 @@ def test_multiples_of_the_output_are_max_pooled(
             assert same(torch.autograd.grad(values.sum(), x)[0], right)
 
 
+def test_a_gradient_of_one_position_has_the_layout_of_the_input(device: str) -> None:
+    """Its own strides are those of any layout."""
+    x = torch.rand(2, 8, 5, 7, device=device).contiguous(memory_format=torch.channels_last)
+    values = F.adaptive_max_pool2d(x.requires_grad_(), 1)
+    (gradient,) = torch.autograd.grad(values, x, torch.ones(2, 8, 1, 1, device=device))
+    assert gradient.stride() == x.stride()
+
+
 @pytest.mark.parametrize("asked", [2, 3], ids=["windows of one size", "of two sizes"])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

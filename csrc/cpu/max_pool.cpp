@@ -84,6 +84,9 @@ class Pool {
   static constexpr int64_t kVector = 32, kLanes = kVector / sizeof(Element); // bytes, elements
   static constexpr int kMany = 4; // vectors that are compared together, which registers hold
   static constexpr int64_t kLine = 64 / sizeof(Element), kAhead = 8 * kLine; // of the cache
+  // 128 KiB of elements: a quarter of the smallest L2 caches. In channels_last, 56x56 windows of
+  // 512 channels take a third of the time that they take as a whole, measured on an Intel Xeon.
+  static constexpr int64_t kPiece = (128 << 10) / sizeof(Element);
   static constexpr int64_t kStaged = (1 << 15) / sizeof(Element);
   typedef Element Elements __attribute__((vector_size(kVector)));
   typedef Mark Marks __attribute__((vector_size(kVector)));
@@ -186,9 +189,10 @@ class Pool {
     int64_t piece = 0; // where it begins
     const auto compare_piece = [&] {
       compare_listed(base, lanes);
-      put(count, first_index(window) + piece, to, piece > 0);
-      for (int64_t i = 1; i < columns; ++i) {
-        take(to, best_[i], first_index(window) + piece + marks_[i] + i);
+      if (columns > 1) {
+        put_columns(columns, first_index(window) + piece, to, piece > 0);
+      } else {
+        put(count, first_index(window) + piece, to, piece > 0);
       }
     };
     if (!std::equal(std::begin(box), std::end(box), box_)) {
@@ -198,7 +202,7 @@ class Pool {
         for (int64_t j = 0; j < box[1]; ++j) {
           for (int64_t i = 0; i < box[2]; i += columns) {
             const int64_t column = std::min(i, box[2] - columns), at = place(k, j, column);
-            if (listed_ == kMost || at - piece > std::numeric_limits<Mark>::max()) {
+            if (listed_ == most_ || at - piece > std::numeric_limits<Mark>::max()) {
               compare_piece();
               piece = at;
               listed_ = box_[0] = 0; // what is listed is no whole window
@@ -285,10 +289,35 @@ class Pool {
     }
   }
 
+  // Writes what columns found of a piece of one window, which begins at this index.
+  void put_columns(int64_t columns, int64_t index, int64_t to, bool later) {
+    Element value = best_[0];
+    int64_t at = marks_[0];
+    for (int64_t i = 1; i < columns; ++i) {
+      const int64_t next = marks_[i] + i;
+      if (comes_first(best_[i], next, value, at)) {
+        value = best_[i];
+        at = next;
+      }
+    }
+    if (later) {
+      take(to, value, index + at);
+    } else {
+      values_[to] = value;
+      indices_[to] = static_cast<Index>(index + at);
+    }
+  }
+
+  // Whether an element wins over another one of its window, given their indices.
+  static bool comes_first(Element value, int64_t index, Element other, int64_t other_index) {
+    const Element key = Order::key(value);
+    const Element other_key = Order::key(other);
+    return index > other_index ? Order::takes(key, other_key) : !Order::takes(other_key, key);
+  }
+
   // Compares one more element of a window, as if they came in the order of their indices.
   void take(int64_t to, Element value, int64_t index) {
-    const Element key = Order::key(value), best = Order::key(values_[to]);
-    if (index > indices_[to] ? Order::takes(key, best) : !Order::takes(best, key)) {
+    if (comes_first(value, index, values_[to], indices_[to])) {
       values_[to] = value;
       indices_[to] = static_cast<Index>(index);
     }
@@ -307,6 +336,10 @@ class Pool {
   const int64_t step_[3] = {
       call_.dilation[0] * height_.out * width_.out, call_.dilation[1] * width_.out,
       call_.dilation[2]};
+  // Elements of a window that are listed at once. A piece of a large window stays in the cache
+  // while its channels are compared, some vectors at a time.
+  const int64_t most_ =
+      inner_ == 1 ? kMost : std::clamp<int64_t>(kPiece / std::min(kBlock, inner_), 64, kMost);
   int64_t block_ = 0, room_ = 0; // windows of a row that are staged at once; elements of a phase
   int64_t box_[3] = {}, listed_ = 0, offset_[kMost]; // what is listed
   Mark mark_[kMost], marks_[kBlock];                 // listed; that have won
