@@ -439,7 +439,9 @@ def _adaptive(
         # window near it makes the gradient fast; the result is right for any window.
         sizes, pooled = input.shape[-dims:], indices.shape[-dims:]
         kernel = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
-        largest: Callable[..., Any] = torch.sym_max  # some releases have no types for it
+        # PyTorch 2.8 compiles torch.sym_max of symbolic sizes alone.
+        known = all(map(_is_known, (*sizes, *pooled)))
+        largest: Callable[..., Any] = max if known else torch.sym_max
         stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
         values = _ops.max_unpool_backward(input, indices, sizes, kernel, stride, [0] * dims, "sum")
         # Of volumes, torch.nn's function returns contiguous tensors alone.
