@@ -45,7 +45,7 @@ struct StreamLaunch {
     memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
     return static_cast<uint32_t*>(memory.mutable_data_ptr());
   }
-  // As many blocks as a second kernel has threads on all processors at once.
+  // As many blocks of a second kernel as the processors can run at once.
   int64_t most_blocks() const {
     int processors = 0;
     C10_CUDA_CHECK(cudaDeviceGetAttribute(

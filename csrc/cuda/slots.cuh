@@ -48,7 +48,7 @@ class Piece {
   uint64_t first; // output of the part
   uint32_t count; // of its outputs
   uint64_t begin; // the first cell that is looked at
-  uint32_t cells; // how many are
+  uint32_t cells; // how many cells are looked at
 
   __device__ Piece(const Parts& parts, uint64_t plane, uint64_t part_number)
       : number(part_number), all_(parts) {

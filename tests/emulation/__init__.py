@@ -24,8 +24,9 @@ import maxunpool_cuda._C
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
 # The first edits replace what g++ does not know: launches, headers of CUDA, the device. The next
-# let small tensors go the ways of large ones: many blocks, parts, few blocks, long offsets. The
-# last give the library operators and error records of its own: see emulated_gpu().
+# let small tensors go the ways of large ones: many blocks, parts, long offsets. (grid.cpp lets
+# kernels run with few blocks.) The last give the library operators and error records of its own:
+# see emulated_gpu().
 EDITS = {
     r"(?s)(\w+)<<<(.*?)>>>\(": r"shim::launch(\1, \2)(",
     r"#include <(c10/cuda/|cuda).*>": "",
