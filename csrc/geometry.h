@@ -2,10 +2,11 @@
 //
 // Words that mean one thing in all of csrc:
 //   cell    a position of a pooled plane; its window is the set of output positions that it covers
-//   slab    what one outer index of a Geometry holds: a plane, or all planes of an image
+//   image   what one outer index of a Geometry holds: all planes of a sample in channels_last, else
+//           one plane
 //   slice   the positions of a plane that have one depth coordinate
 //   output  an element of the unpooled tensor; its owner is the one thread or block that writes it
-//   part    the output positions of a slab, or of a plane, that one thread or one CUDA block owns
+//   part    the output positions of an image, or of a plane, that one thread or one CUDA block owns
 //   chunk   consecutive elements, rows or items that are processed together
 //   tile    the cells, with their outputs, that one CUDA thread does at a time
 //   item    a tile in one plane or several: the work of one CUDA thread at a time
@@ -17,7 +18,7 @@
 //   stray   an index in its plane, but outside its own window
 //   bad     an index outside its plane
 //   first kernel, second kernel: of a CUDA call with flat indices, the first need not be right for
-//           stray ones, but flags them; the second rewrites the slabs that have one
+//           stray ones, but flags them; the second rewrites the images that have one
 #pragma once
 
 #include <cstdint>
@@ -67,8 +68,8 @@ struct Geometry {
 
   MAXUNPOOL_HOST_DEVICE Offset in_plane() const { return axis[0].in * axis[1].in * axis[2].in; }
   MAXUNPOOL_HOST_DEVICE Offset out_plane() const { return axis[0].out * axis[1].out * axis[2].out; }
-  MAXUNPOOL_HOST_DEVICE Offset in_slab() const { return in_plane() * inner; }
-  MAXUNPOOL_HOST_DEVICE Offset out_slab() const { return out_plane() * inner; }
+  MAXUNPOOL_HOST_DEVICE Offset in_image() const { return in_plane() * inner; }
+  MAXUNPOOL_HOST_DEVICE Offset out_image() const { return out_plane() * inner; }
 };
 
 // Whether no two windows share a position, even before they are clipped.

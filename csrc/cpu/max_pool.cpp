@@ -61,18 +61,18 @@ class Pool {
     }
   }
 
-  // Pools windows [first, end) of row (z, y) of pooled slab `outer`.
+  // Pools windows [first, end) of row (z, y) of pooled image `outer`.
   void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
     const Span zs(depth_, call_.dilation[0], z), ys(height_, call_.dilation[1], y);
     const int64_t to = ((outer * depth_.in + z) * height_.in + y) * width_.in;
-    const Element* slab = static_cast<const Element*>(call_.input) + outer * geometry_.out_slab();
+    const Element* image = static_cast<const Element*>(call_.input) + outer * geometry_.out_image();
     const bool staged = block_ > 0 && zs.size() * ys.size() > 0;
     for (int64_t x = first; x < end; x += staged ? block_ : 1) {
       const Spans window{zs, ys, Span(width_, call_.dilation[2], x)};
       if (staged) {
-        windows(slab, window, x, std::min(block_, end - x), to + x);
+        windows(image, window, x, std::min(block_, end - x), to + x);
       } else {
-        cell(slab, window, (to + x) * inner_);
+        cell(image, window, (to + x) * inner_);
       }
     }
   }
@@ -108,7 +108,7 @@ class Pool {
   }
 
   // Pools the channels of a cell, or the one window of a contiguous tensor.
-  void cell(const Element* slab, const Spans& window, int64_t to) {
+  void cell(const Element* image, const Spans& window, int64_t to) {
     const auto& [z, y, x] = window;
     const int64_t columns = inner_ * step_[2] > 1 ? 1 : kLanes; // that are compared at once
     if (z.size() * y.size() * x.size() == 0) {
@@ -116,7 +116,7 @@ class Pool {
       std::fill_n(indices_ + to, inner_, static_cast<Index>(first_index(window)));
       return;
     }
-    const Element* base = slab + (begin(window) + position(z.begin, y.begin, x.begin)) * inner_;
+    const Element* base = image + (begin(window) + position(z.begin, y.begin, x.begin)) * inner_;
     const int64_t channels = std::min(kBlock, inner_);
     for (int64_t b = 0; b < inner_; b += kBlock) {
       const int64_t c = std::min(b, inner_ - channels); // the last are done twice, not in part
@@ -329,7 +329,7 @@ class Pool {
         &width_ = geometry_.axis[2];
   const int64_t inner_ = geometry_.inner, stride_ = width_.stride;
   const Element* const end_ =
-      static_cast<const Element*>(call_.input) + geometry_.outer * geometry_.out_slab();
+      static_cast<const Element*>(call_.input) + geometry_.outer * geometry_.out_image();
   Element* const values_ = static_cast<Element*>(call_.values);
   Index* const indices_ = static_cast<Index*>(call_.indices);
   // Positions from one element of a window to the next.
@@ -371,7 +371,7 @@ void pool_rows(const PoolCall& call) {
 }
 
 void pool(const PoolCall& call, c10::Device) {
-  const size_t pooled = call.geometry.outer * call.geometry.in_slab();
+  const size_t pooled = call.geometry.outer * call.geometry.in_image();
   use_huge_pages(call.values, pooled * c10::elementSize(call.type));
   use_huge_pages(call.indices, pooled * c10::elementSize(call.index_type));
   with_ordered_type(call.type, [&]<class T>(std::type_identity<T>) {

@@ -163,8 +163,8 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
 
 void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t slab = call.forward ? geometry.out_slab() : geometry.in_slab();
-  use_huge_pages(call.result, geometry.outer * slab * call.element_size);
+  const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
+  use_huge_pages(call.result, geometry.outer * image * call.element_size);
   if (run_parts(call, false) != Part::kNone) {
     const int64_t bad = run_parts(call, true);
     if (bad != Part::kNone) {

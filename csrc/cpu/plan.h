@@ -28,8 +28,8 @@ struct Range {
 };
 
 // Elements that are read at a time, and follow each other in memory: so few that processors read
-// ahead in the indices, the values and the result at once. A stack is a slab, or several small ones
-// that follow each other; elements and outputs are counted from its begin.
+// ahead in the indices, the values and the result at once. A stack is an image, or several small
+// ones that follow each other; elements and outputs are counted from its begin.
 struct Chunk {
   static constexpr int64_t kMost = 1 << 9; // elements
 
@@ -47,12 +47,12 @@ struct Plan {
   Plan(const UnpoolCall& call, bool any_index) : geometry(call.geometry), any_index(any_index) {
     constexpr int64_t kGrain = 1 << 15; // outputs that are worth a thread
     const Axis<int64_t>* axis = geometry.axis;
-    // A chunk is some units of a row of them. Unit: the largest of slab, slice, row, cell and
+    // A chunk is some units of a row of them. Unit: the largest of image, slice, row, cell and
     // element that it has room for.
-    int64_t unit = geometry.in_slab();
-    slabs = std::min(Chunk::kMost / unit, kGrain / geometry.out_slab());
-    slabs = std::clamp<int64_t>(slabs, 1, geometry.outer);
-    int64_t units = slabs;
+    int64_t unit = geometry.in_image();
+    images = std::min(Chunk::kMost / unit, kGrain / geometry.out_image());
+    images = std::clamp<int64_t>(images, 1, geometry.outer);
+    int64_t units = images;
     for (const int64_t length : {axis[0].in, axis[1].in, axis[2].in, geometry.inner}) {
       if (unit > Chunk::kMost) {
         unit /= length;
@@ -62,15 +62,15 @@ struct Plan {
     row_ = units * unit;
     longest_chunk = divide_up(units, divide_up(units, Chunk::kMost / unit)) * unit;
     row_chunks_ = divide_up(row_, longest_chunk);
-    chunks = divide_up(geometry.in_slab(), row_) * row_chunks_;
+    chunks = divide_up(geometry.in_image(), row_) * row_chunks_;
     while (axis_ < axis + 2 && axis_->in == 1 && axis_->out == 1) {
       ++axis_;
     }
-    step_ = geometry.in_slab() / axis_->in;
-    out_step_ = geometry.out_slab() / axis_->out;
-    const int64_t outputs = slabs * geometry.out_slab(), threads = at::get_num_threads();
-    const int64_t stacks = divide_up(geometry.outer, slabs);
-    if (slabs == 1) { // as many for each thread; and 32 bits tell the outputs of a part apart
+    step_ = geometry.in_image() / axis_->in;
+    out_step_ = geometry.out_image() / axis_->out;
+    const int64_t outputs = images * geometry.out_image(), threads = at::get_num_threads();
+    const int64_t stacks = divide_up(geometry.outer, images);
+    if (images == 1) { // as many for each thread; and 32 bits tell the outputs of a part apart
       parts = stacks < 8 * threads ? threads / std::gcd(threads, stacks) : 1;
       parts = std::max(std::min(parts, outputs / kGrain + 1), (outputs >> 31) + 1);
     }
@@ -81,7 +81,7 @@ struct Plan {
   // Chunk i of a stack, for the owner of `outputs`. The reaches of all chunks cover the stack.
   Chunk chunk(int64_t stack, int64_t i, const Range& outputs) const {
     const int64_t row = i / row_chunks_, begin = row * row_ + i % row_chunks_ * longest_chunk;
-    const int64_t most = slabs_of(stack) * geometry.in_slab();
+    const int64_t most = images_of(stack) * geometry.in_image();
     const Range elements{begin, std::min({begin + longest_chunk, (row + 1) * row_, most})};
     const Range reach = any_index || chunks == 1 ? outputs_of(stack) : reach_of(elements);
     return {stack, elements, reach, reach.within(outputs)};
@@ -95,21 +95,23 @@ struct Plan {
   }
 
   // Where a stack begins in the pooled and in the unpooled tensor.
-  int64_t pooled(int64_t stack) const { return stack * slabs * geometry.in_slab(); }
-  int64_t unpooled(int64_t stack) const { return stack * slabs * geometry.out_slab(); }
+  int64_t pooled(int64_t stack) const { return stack * images * geometry.in_image(); }
+  int64_t unpooled(int64_t stack) const { return stack * images * geometry.out_image(); }
 
   // How many elements ahead of a chunk its walk prefetches: so many that their reach is another.
   int64_t ahead() const { return std::max(step_, longest_chunk); }
 
   const Geometry<int64_t>& geometry;
   const bool any_index;
-  int64_t slabs, chunks, parts = 1; // of a stack; the last stack may have fewer slabs
-  int64_t grain, total;             // parts that are worth a thread; parts of the call
+  int64_t images, chunks, parts = 1; // of a stack; the last stack may have fewer images
+  int64_t grain, total;              // parts that are worth a thread; parts of the call
   int64_t longest_chunk;
 
  private:
-  int64_t slabs_of(int64_t stack) const { return std::min(slabs, geometry.outer - stack * slabs); }
-  Range outputs_of(int64_t stack) const { return {0, slabs_of(stack) * geometry.out_slab()}; }
+  int64_t images_of(int64_t stack) const {
+    return std::min(images, geometry.outer - stack * images);
+  }
+  Range outputs_of(int64_t stack) const { return {0, images_of(stack) * geometry.out_image()}; }
 
   Range reach_of(const Range& elements) const {
     const auto window = [&](int64_t element) { // where it begins, along the axis
@@ -117,8 +119,8 @@ struct Plan {
     };
     const auto begin = [&](int64_t element) { // the reach before ends here at the earliest
       return element == 0 ? 0
-             : element == geometry.in_slab()
-                 ? geometry.out_slab()
+             : element == geometry.in_image()
+                 ? geometry.out_image()
                  : std::clamp<int64_t>(window(element), 0, axis_->out - 1) * out_step_;
     };
     const int64_t first = begin(elements.begin), next = begin(elements.end);

@@ -71,8 +71,8 @@ class Targets {
 
   // Output of the stack that an element's index names; kNone if the index is bad.
   int64_t output_of(int64_t stack, int64_t element) const {
-    const int64_t slab = element / geometry_.in_slab(), inner = geometry_.inner;
-    const Coordinates window = window_of(element % geometry_.in_slab());
+    const int64_t image = element / geometry_.in_image(), inner = geometry_.inner;
+    const Coordinates window = window_of(element % geometry_.in_image());
     int64_t index = kNone;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
       index = indices_of<Index>(stack)[element];
@@ -85,7 +85,7 @@ class Targets {
       }
     });
     const bool good = Range{0, geometry_.out_plane()}.holds(index);
-    return good ? slab * geometry_.out_slab() + index * inner + element % inner : kNone;
+    return good ? image * geometry_.out_image() + index * inner + element % inner : kNone;
   }
 
  private:
@@ -94,7 +94,7 @@ class Targets {
   struct Coordinates {
     int64_t z, y, x;
   };
-  // How far the window of a slab's element lies from the first window.
+  // How far the window of an image's element lies from the first window.
   Coordinates step_to(int64_t element) const {
     const int64_t cell = element / geometry_.inner, row = cell / width_.in;
     return {
@@ -131,10 +131,10 @@ class Targets {
   // Fills in the lists.
   void list(bool windows) {
     const int64_t count = plan_.longest_chunk, inner = geometry_.inner;
-    const int64_t slab = std::min(count, geometry_.in_slab());
-    for (int64_t i = 0; windows && i < slab;) { // rows of cells
+    const int64_t image = std::min(count, geometry_.in_image());
+    for (int64_t i = 0; windows && i < image;) { // rows of cells
       const auto [z, y, begin] = window_of(i);
-      const int64_t end = std::min(slab, i + width_.in * inner);
+      const int64_t end = std::min(image, i + width_.in * inner);
       for (int64_t x = begin; i < end; x += width_.stride) {
         for (const int64_t next = std::min(end, i + inner); i < next; ++i) {
           window_[i] = static_cast<uint32_t>(position(z, y, x));
@@ -145,11 +145,11 @@ class Targets {
     }
     for (int64_t i = 0; i < count; ++i) {
       first_[i] = static_cast<uint32_t>(i);
-      if (i >= slab) { // the next slab
-        window_[i] = window_[i - slab];
-        x_[i] = x_[i - slab];
-        y_[i] = y_[i - slab];
-        first_[i] = first_[i - slab] + static_cast<uint32_t>(geometry_.out_slab());
+      if (i >= image) { // the next image
+        window_[i] = window_[i - image];
+        x_[i] = x_[i - image];
+        y_[i] = y_[i - image];
+        first_[i] = first_[i - image] + static_cast<uint32_t>(geometry_.out_image());
       } else if (i >= inner) {
         first_[i] = first_[i - inner];
       }
@@ -235,7 +235,7 @@ class Targets {
         &width_ = geometry_.axis[2];
   const bool own_window_;
   const bool clips_ = clips(geometry_);
-  const bool plain_ = geometry_.inner == 1 && plan_.slabs == 1; // the stack is one plane
+  const bool plain_ = geometry_.inner == 1 && plan_.images == 1; // the stack is one plane
   bool fits_; // positions of windows, clipped or not, fit 32 bits
   // Of window offsets, how many last axes matter: those before them have size 1. Else the rows of
   // the window that an index has to lie in, or 0.

@@ -80,7 +80,7 @@ struct Part {
     const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
     const int64_t next = plan.pooled(stack) + chunk.elements.begin + kSign * count;
     const auto indices = reinterpret_cast<uintptr_t>(call.indices) + next * index_size;
-    const double share = static_cast<double>(geometry.out_slab() * size) / geometry.in_slab();
+    const double share = static_cast<double>(geometry.out_image() * size) / geometry.in_image();
     const auto bytes_of = [=](int64_t elements) { return static_cast<int64_t>(elements * share); };
     const int64_t row = geometry.axis[2].out * geometry.inner * size, step = bytes_of(kOften);
     const bool foreseen = !kReverse && row < kShort;

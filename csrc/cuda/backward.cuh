@@ -1,6 +1,6 @@
 // Gradient of the input: each pooled element gets the gradient of the output that its index names.
 // A thread writes each element that it owns once. If an index is stray, the thread flags that (see
-// Report), and the second kernel rewrites the slab.
+// Report), and the second kernel rewrites the image.
 //
 // A thread owns one cell in two or four planes (see Planes). Of a contiguous tensor with windows of
 // 2x2, threads 0, 1, 2 .. of a warp own and read
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
   const auto& [depth, height, width] = g.axis;
   const bool takes_stray = !kDropsLosers && plan.takes_stray, deep = plan.planes.deep;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
-    const auto [slabs, cell, channel] = tiling.item(i, g.inner != 1, deep);
-    const uint32_t outer = slabs * plan.planes.slabs;
+    const auto [images, cell, channel] = tiling.item(i, g.inner != 1, deep);
+    const uint32_t outer = images * plan.planes.images;
     // If fewer planes are left than a thread has room for, it reads the first one again, and writes
     // it once.
-    const uint32_t left = plan.planes.slabs == 1 ? kPlanes : g.outer - outer;
+    const uint32_t left = plan.planes.images == 1 ? kPlanes : g.outer - outer;
     const uint32_t first = tiling.pooled(outer, cell, channel);
     uint32_t own[kPlanes];
     RawIndex<kOffsets> raw[kPlanes];

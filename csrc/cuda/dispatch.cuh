@@ -97,7 +97,7 @@ class Dispatch {
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
       launch_items<T>(
-          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.slabs, planes,
+          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.images, planes,
           negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
@@ -123,8 +123,8 @@ class Dispatch {
       launch.template operator()<Elements::planes>(
           {*geometry,
            {depth.out, tiles(height), tiles(width)},
-           planes.slabs == 1 ? geometry->inner / kPlanes : geometry->inner,
-           planes.slabs},
+           planes.images == 1 ? geometry->inner / kPlanes : geometry->inner,
+           planes.images},
           planes);
     }
   }
@@ -176,10 +176,10 @@ class Dispatch {
         plan.planes = Planes(geometry_, kPlanes);
         const Tiling<uint32_t> tiling(
             geometry_, {depth.in, height.in, width.in},
-            plan.planes.slabs == 1 ? geometry_.inner / kPlanes : geometry_.inner,
-            plan.planes.slabs);
+            plan.planes.images == 1 ? geometry_.inner / kPlanes : geometry_.inner,
+            plan.planes.images);
         launch_items<T>(
-            maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiling, plan.planes.slabs, plan);
+            maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiling, plan.planes.images, plan);
       };
       if constexpr (sizeof(T) <= sizeof(uint64_t)) {
         drops_losers ? offsets_ ? launch.template operator()<true, true>()
@@ -257,20 +257,20 @@ class Dispatch {
 
   // ---- what both need
 
-  // Launches a first kernel whose items are in so many slabs each.
+  // Launches a first kernel whose items are in so many images each.
   template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
-      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t slabs, const Plan& plan,
+      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Plan& plan,
       const Rest&... rest) {
     const int64_t items = tiling.items, blocks = divide_up(items, kThreads);
-    flag(blocks, kThreads, items / divide_up(geometry_.outer, slabs), slabs);
+    flag(blocks, kThreads, items / divide_up(geometry_.outer, images), images);
     launch_(
         kernel, blocks, kThreads, 0, tiling, plan, report_, rest...,
         static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
 
   // Makes room for the stray flags of the first kernel. See StrayFlags.
-  void flag(int64_t count, int64_t chunk_items, int64_t slab_items, int64_t slabs) {
+  void flag(int64_t count, int64_t chunk_items, int64_t image_items, int64_t images) {
     launched_ = true;
     if (may_stray_) {
       report_.stray_flags = launch_.workspace(count);
@@ -279,8 +279,8 @@ class Dispatch {
           .flags = report_.stray_flags,
           .launches = report_.stray_launches,
           .chunk_items = Divider<uint64_t>(chunk_items),
-          .slabs = Divider<uint64_t>(slabs),
-          .slab_items = static_cast<uint64_t>(slab_items)};
+          .images = Divider<uint64_t>(images),
+          .image_items = static_cast<uint64_t>(image_items)};
     }
   }
 
@@ -310,8 +310,8 @@ class Dispatch {
 inline UnpoolCall part_of(const UnpoolCall& call, int64_t first, int64_t outer) {
   const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
   const auto element_size = static_cast<int64_t>(call.element_size);
-  const int64_t pooled = first * call.geometry.in_slab();
-  const int64_t unpooled = first * call.geometry.out_slab();
+  const int64_t pooled = first * call.geometry.in_image();
+  const int64_t unpooled = first * call.geometry.out_image();
   UnpoolCall part = call;
   part.geometry.outer = outer;
   part.values =
@@ -330,7 +330,7 @@ void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, 
   const int64_t step = fitting == 0 ? geometry.outer : fitting;
   for (int64_t first = 0; first < geometry.outer; first += step) {
     const UnpoolCall part = part_of(call, first, std::min(step, geometry.outer - first));
-    Dispatch(launch, part, errors.from(first * geometry.in_slab())).run(simple);
+    Dispatch(launch, part, errors.from(first * geometry.in_image())).run(simple);
   }
 }
 

@@ -8,7 +8,7 @@
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
 // the last match is kept, or all are added. It also checks the indices of its own cell. If one is
-// stray, the thread flags that (see Report), and the second kernel rewrites the slab.
+// stray, the thread flags that (see Report), and the second kernel rewrites the image.
 #pragma once
 
 #include "report.cuh"
@@ -100,21 +100,21 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
-    auto [slabs, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
+    auto [images, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
     const uint32_t p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
     uint32_t position = S * p * width.out + S * q; // of the first output
     uint32_t z = 0, d = 0, in_depth = 0; // slice of outputs, of cells, and of their windows
     bool is_covered = true;
     if (planes.deep) {
-      z = slabs;
-      slabs = split(z, tiling.tiles[0]);
+      z = images;
+      images = split(z, tiling.tiles[0]);
       in_depth = z;
       d = split(in_depth, planes.depth_stride);
       is_covered = d < depth.in && in_depth < depth.kernel;
       in_depth = is_covered ? in_depth : 0; // else names might wrap around
       position += z * height.out * width.out;
     }
-    const uint32_t outer = slabs * planes.slabs, channel = kOfChannels ? group * V : group;
+    const uint32_t outer = images * planes.images, channel = kOfChannels ? group * V : group;
     const uint32_t first = (outer * tiling.out_plane + position) * g.inner + channel;
     const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
     bool row_exists[S], column_exists[S];
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       column_exists[k] = kOfCells || S * q + k < width.out;
     }
     // Distance of each plane from the first. If fewer than V are left, the last is done again.
-    const bool all_left = kOf != Elements::planes || planes.slabs == 1;
+    const bool all_left = kOf != Elements::planes || planes.images == 1;
     const int left = all_left ? V : static_cast<int>(g.outer - outer);
     uint32_t pooled[V] = {}, unpooled[V] = {};
     if constexpr (kOf == Elements::planes) {

@@ -101,7 +101,7 @@ class PoolDispatch {
       }
       taps *= axis.kernel;
     }
-    return taps >= Lanes::kFewestTaps && geometry_.outer * geometry_.in_slab() < Lanes::kEnough;
+    return taps >= Lanes::kFewestTaps && geometry_.outer * geometry_.in_image() < Lanes::kEnough;
   }
 
   template <class T>
@@ -163,10 +163,10 @@ void pool(const Launch& launch, const PoolCall& call) {
   const auto element_size = static_cast<int64_t>(c10::elementSize(call.type));
   const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
   for (int64_t first = 0; first < geometry.outer; first += step) {
-    const int64_t pooled = first * geometry.in_slab();
+    const int64_t pooled = first * geometry.in_image();
     PoolCall part = call;
     part.geometry.outer = std::min(step, geometry.outer - first);
-    part.input = static_cast<const char*>(call.input) + first * geometry.out_slab() * element_size;
+    part.input = static_cast<const char*>(call.input) + first * geometry.out_image() * element_size;
     part.values = static_cast<char*>(call.values) + pooled * element_size;
     part.indices = static_cast<char*>(call.indices) + pooled * index_size;
     PoolDispatch(launch, part).run();

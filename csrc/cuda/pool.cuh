@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
     const uint32_t top = p[1] * (R * S) - g.axis[1].padding;
     const uint32_t front = p[0] * g.axis[0].stride - g.axis[0].padding;
-    const T* slab = input + outer * tiling.out_plane + (kEven ? own : 0);
+    const T* image = input + outer * tiling.out_plane + (kEven ? own : 0);
     uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -95,14 +95,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         g, front, top, as_offsets, [&](int r, uint32_t row, uint32_t name, bool is_first) {
           Tap<T> taps[kColumns];
           if constexpr (kEven) {
-            unpack(load<V * S>(slab + row), taps + (K - S));
+            unpack(load<V * S>(image + row), taps + (K - S));
             if constexpr (K != S) {
-              taps[0] = Tap<T>::of((slab + row)[static_cast<int32_t>(columns[0]) - 1]);
+              taps[0] = Tap<T>::of((image + row)[static_cast<int32_t>(columns[0]) - 1]);
             }
           } else {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
-              taps[c] = Tap<T>::of(slab[row + columns[c]]);
+              taps[c] = Tap<T>::of(image[row + columns[c]]);
             }
           }
 #pragma unroll
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     const bool as_offsets = pooled.takes_offsets();
     const auto [outer, p, group] = tiling.item(i);
     const auto [front, top, left] = tiling.window_start(p).at;
-    const T* slab = input + (outer * tiling.out_plane * g.inner + group * V);
+    const T* image = input + (outer * tiling.out_plane * g.inner + group * V);
     uint32_t columns[K];
 #pragma unroll
     for (int c = 0; c < K; ++c) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
           Tap<T> taps[K][V];
 #pragma unroll
           for (int c = 0; c < K; ++c) {
-            unpack(load<V>(slab + (row + columns[c]) * g.inner), taps[c]);
+            unpack(load<V>(image + (row + columns[c]) * g.inner), taps[c]);
           }
 #pragma unroll
           for (int v = 0; v < V; ++v) {

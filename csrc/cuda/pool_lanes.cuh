@@ -47,7 +47,7 @@ struct Lanes {
     const auto& [depth, rows, row] = g.axis;
     const int64_t volume = depth.kernel * rows.kernel * row.kernel;
     const int64_t neighbours = adjoin ? 1 : kNeighbours;
-    const int64_t windows = g.outer * g.in_slab();
+    const int64_t windows = g.outer * g.in_image();
     const int64_t useful = divide_up(volume, 2 * kAtOnce);
     const int64_t wanted = divide_up(kEnough, windows);
     count = std::bit_ceil(static_cast<uint32_t>(std::min(useful, wanted)));

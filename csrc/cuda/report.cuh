@@ -103,7 +103,7 @@ struct StrayLaunches {
 
 // Where a kernel reports to. The first kernel works in chunks of consecutive items. The one block
 // that does a chunk writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray.
-// Every flag is written, and flags are in the order of the slabs.
+// Every flag is written, and flags are in the order of the images.
 struct Report {
   uint32_t* stray_flags; // null: no index can be stray
   StrayLaunches stray_launches;
@@ -151,21 +151,21 @@ __device__ inline void for_each_flagged_item(
   }
 }
 
-// Stray flags, as the second kernel reads them. A chunk that two slabs share counts for both.
+// Stray flags, as the second kernel reads them. A chunk that two images share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
   StrayLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
-  Divider<uint64_t> slabs;       // that threads do together, see Planes
-  uint64_t slab_items;           // items of these slabs
+  Divider<uint64_t> images;      // that threads do together, see Planes
+  uint64_t image_items;          // items of these images
 
-  // Whether a chunk of the slab is flagged, of those that this thread reads. It reads kAtOnce
+  // Whether a chunk of the image is flagged, of those that this thread reads. It reads kAtOnce
   // flags before it looks at one, since each wait for memory takes longer than all else here.
-  __device__ bool any(uint64_t slab) const {
+  __device__ bool any(uint64_t image) const {
     constexpr uint32_t kAtOnce = 8;
-    const uint64_t first_item = slabs.divide(slab) * slab_items;
+    const uint64_t first_item = images.divide(image) * image_items;
     const uint64_t begin = chunk_items.divide(first_item);
-    const uint64_t last = chunk_items.divide(first_item + slab_items - 1);
+    const uint64_t last = chunk_items.divide(first_item + image_items - 1);
     uint32_t found = 0;
     for (uint64_t i = begin + threadIdx.x; i <= last; i += kAtOnce * blockDim.x) {
 #pragma unroll

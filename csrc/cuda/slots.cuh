@@ -7,7 +7,7 @@
 //                        [ all of them ]                                as the second kernel
 //
 // As the second kernel of a call, it reads the stray flags that the first one wrote, and rewrites
-// the planes of flagged slabs. No block waits for another. Offsets are 64-bit, for any tensor.
+// the planes of flagged images. No block waits for another. Offsets are 64-bit, for any tensor.
 #pragma once
 
 #include "../reduction.h"
@@ -169,7 +169,7 @@ __device__ inline void for_each_in_block(uint32_t count, const Visit& visit) {
   }
 }
 
-// Calls visit(piece) for this block's pieces; as the second kernel, for those of flagged slabs.
+// Calls visit(piece) for this block's pieces; as the second kernel, for those of flagged images.
 // visit() returns whether an index is stray. A team of blocks, as many as a plane has parts, shares
 // out these; teams take planes in turn.
 template <class Visit>
@@ -187,8 +187,8 @@ __device__ inline void for_each_piece(
     return;
   }
   for (uint64_t plane = team; plane < parts.planes; plane += teams) {
-    const uint64_t slab = parts.inner.divide(plane);
-    if (parts.is_second && !__syncthreads_or(parts.stray_flags.any(slab))) {
+    const uint64_t image = parts.inner.divide(plane);
+    if (parts.is_second && !__syncthreads_or(parts.stray_flags.any(image))) {
       continue;
     }
     for (uint64_t part = blockIdx.x % team_blocks; part < parts.parts; part += team_blocks) {

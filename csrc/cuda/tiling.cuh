@@ -22,12 +22,12 @@ struct Tiling : Decoder<Offset> {
   Divider<Offset> tiles[3]; // how many, per dimension
   Divider<Offset> groups;   // of channels
 
-  // Tiling by `count` tiles in each dimension and groups of channels, of `slabs` slabs a thread.
+  // Tiling by `count` tiles in each dimension and groups of channels, of `images` images a thread.
   Tiling(
       const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t group_count,
-      int64_t slabs = 1)
+      int64_t images = 1)
       : Decoder<Offset>(from), groups(Divider<Offset>(group_count)) {
-    const int64_t planes = divide_up(from.outer, slabs) * group_count;
+    const int64_t planes = divide_up(from.outer, images) * group_count;
     items = static_cast<Offset>(planes * count[0] * count[1] * count[2]);
     for (int a = 0; a < 3; ++a) {
       tiles[a] = Divider<Offset>(count[a]);
@@ -76,16 +76,16 @@ struct Tiling : Decoder<Offset> {
 // In a channels_last tensor, neighbouring threads own neighbouring channels. A thread's planes are
 // channels of one image, if the number of channels divides by that of the planes.
 struct Planes {
-  uint32_t slabs;                    // that a thread's planes lie in: one for each, or one
+  uint32_t images;                   // that a thread's planes lie in: one for each, or one
   uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
   bool deep;                         // depth is not one everywhere
   Divider<uint32_t> depth_stride;
 
   explicit Planes(const Geometry<int64_t>& g, int64_t count = 1) {
     const bool of_channels = g.inner % count == 0;
-    slabs = of_channels ? 1 : static_cast<uint32_t>(count);
-    next_pooled = static_cast<uint32_t>(of_channels ? g.inner / count : g.in_slab());
-    next_output = static_cast<uint32_t>(of_channels ? g.inner / count : g.out_slab());
+    images = of_channels ? 1 : static_cast<uint32_t>(count);
+    next_pooled = static_cast<uint32_t>(of_channels ? g.inner / count : g.in_image());
+    next_output = static_cast<uint32_t>(of_channels ? g.inner / count : g.out_image());
     deep = g.axis[0].in != 1 || g.axis[0].out != 1 || g.axis[0].kernel != 1;
     depth_stride = Divider<uint32_t>(g.axis[0].stride);
   }
