@@ -17,8 +17,9 @@
 //   slot    what a kernel remembers of one output while it runs
 //   stray   an index in its plane, but outside its own window
 //   bad     an index outside its plane
-//   first kernel, second kernel: of a CUDA call with flat indices, the first need not be right for
-//           stray ones, but flags them; the second rewrites the images that have one
+//   fast kernel, fix-up kernel: a CUDA call with flat indices launches two kernels. The fast one
+//           assumes that each index lies in its own window, and flags images where one does not.
+//           The fix-up kernel recomputes those images.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
 
 
 def test_strays_of_other_launches_change_nothing(rng: random.Random) -> None:
-    """Then the second kernel asks the flags of its own launch."""
+    """Then the fix-up kernel asks the flags of its own launch."""
     library = emulation.library()
     with emulation.emulated_gpu(rng):
         library.let_others_stray(True)

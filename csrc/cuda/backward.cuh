@@ -1,6 +1,6 @@
 // Gradient of the input: each pooled element gets the gradient of the output that its index names.
 // A thread writes each element that it owns once. If an index is stray, the thread flags that (see
-// Report), and the second kernel rewrites the image.
+// Report), and the fix-up kernel rewrites the image.
 //
 // A thread owns one cell in two or four planes (see Planes). Of a contiguous tensor with windows of
 // 2x2, threads 0, 1, 2 .. of a warp own and read

@@ -2,7 +2,7 @@
 // does the launches, so that the choice can be tested without a GPU:
 //   launch(kernel, blocks, threads, shared_bytes, arguments...)
 //   launch.workspace(count)   address of so many uint32_t
-//   launch.most_blocks()      of a second kernel
+//   launch.most_blocks()      of a fix-up kernel
 //   launch.stray_launches()   a new number for a launch, and the word that it is compared with
 #pragma once
 
@@ -48,7 +48,7 @@ class Dispatch {
       slots();
     }
     if (may_stray_) {
-      is_second_ = true;
+      is_fixup_ = true;
       report_.stray_flags = nullptr;
       slots();
     }
@@ -210,7 +210,7 @@ class Dispatch {
     }
   }
 
-  // Launches the kernel as the first one, or as the second.
+  // Launches the kernel as the fast one, or as the fix-up.
   template <class T, class Kernel>
   void launch_parts(Kernel* kernel, int64_t value_bytes) {
     constexpr int64_t kWarp = 32, kOutputsOfThread = 8;
@@ -234,8 +234,8 @@ class Dispatch {
         .part_cells = static_cast<uint64_t>(divide_up(cells, count)),
         .parts = static_cast<uint64_t>(count),
         .planes = static_cast<uint64_t>(planes),
-        .all_cells = is_second_,
-        .is_second = is_second_,
+        .all_cells = is_fixup_,
+        .is_fixup = is_fixup_,
         .stray_flags = stray_flags_};
     for (int a = 0; a < 3; ++a) {
       const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
@@ -243,12 +243,12 @@ class Dispatch {
       // The index of a window that covers no output is checked all the same.
       parts.all_cells |= padding >= kernel || (in - 1) * stride - padding >= out;
     }
-    if (!is_second_) {
+    if (!is_fixup_) {
       flag(planes * count, 1, geometry_.inner * count, 1);
     }
     const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
     const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
-    const int64_t most = is_second_ ? launch_.most_blocks() : int64_t{1} << 30;
+    const int64_t most = is_fixup_ ? launch_.most_blocks() : int64_t{1} << 30;
     const int64_t blocks = std::min(planes * count, most);
     launch_(
         kernel, blocks, threads, part * slot, parts, report_, static_cast<const T*>(call_.values),
@@ -257,7 +257,7 @@ class Dispatch {
 
   // ---- what both need
 
-  // Launches a first kernel whose items are in so many images each.
+  // Launches a fast kernel whose items are in so many images each.
   template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
       Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Plan& plan,
@@ -269,7 +269,7 @@ class Dispatch {
         static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
 
-  // Makes room for the stray flags of the first kernel. See StrayFlags.
+  // Makes room for the stray flags of the fast kernel. See StrayFlags.
   void flag(int64_t count, int64_t chunk_items, int64_t image_items, int64_t images) {
     launched_ = true;
     if (may_stray_) {
@@ -303,7 +303,7 @@ class Dispatch {
   const bool last_, offsets_, may_stray_;
   StrayFlags stray_flags_{};
   bool launched_ = false;
-  bool is_second_ = false;
+  bool is_fixup_ = false;
 };
 
 // The part of a call that begins at this outer index and has so many.

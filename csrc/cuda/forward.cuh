@@ -8,7 +8,7 @@
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
 // the last match is kept, or all are added. It also checks the indices of its own cell. If one is
-// stray, the thread flags that (see Report), and the second kernel rewrites the image.
+// stray, the thread flags that (see Report), and the fix-up kernel rewrites the image.
 #pragma once
 
 #include "report.cuh"

@@ -32,7 +32,7 @@
 namespace maxunpool_cuda {
 namespace {
 
-__device__ DeviceWords device_words; // zero before the first kernel runs
+__device__ DeviceWords device_words; // zero when the library is loaded
 
 // Launches on a stream of a device.
 struct StreamLaunch {
@@ -45,7 +45,7 @@ struct StreamLaunch {
     memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
     return static_cast<uint32_t*>(memory.mutable_data_ptr());
   }
-  // As many blocks of a second kernel as the processors can run at once.
+  // As many blocks of a fix-up kernel as the processors can run at once.
   int64_t most_blocks() const {
     int processors = 0;
     C10_CUDA_CHECK(cudaDeviceGetAttribute(

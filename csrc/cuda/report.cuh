@@ -1,4 +1,4 @@
-// Reports of kernels: to the second kernel, that an index is stray; to the host, that one is bad.
+// Reports of kernels: to the fix-up kernel, that an index is stray; to the host, that one is bad.
 #pragma once
 
 #include "../geometry.h"
@@ -84,7 +84,7 @@ struct Errors {
   }
 };
 
-// One word of the device that tells most second kernels at once that they have nothing to do: it
+// One word of the device that tells most fix-up kernels at once that they have nothing to do: it
 // holds the largest number of all launches that found a stray index. Launches have numbers from 1
 // on, no two the same. If the word is smaller than a launch's number, that launch found none. If it
 // is not, it may be of another launch, on another stream, or of an earlier replay of the same
@@ -101,7 +101,7 @@ struct StrayLaunches {
   __device__ bool may_have() const { return load_relaxed(largest) >= launch; }
 };
 
-// Where a kernel reports to. The first kernel works in chunks of consecutive items. The one block
+// Where a kernel reports to. The fast kernel works in chunks of consecutive items. The one block
 // that does a chunk writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray.
 // Every flag is written, and flags are in the order of the images.
 struct Report {
@@ -151,7 +151,7 @@ __device__ inline void for_each_flagged_item(
   }
 }
 
-// Stray flags, as the second kernel reads them. A chunk that two images share counts for both.
+// Stray flags, as the fix-up kernel reads them. A chunk that two images share counts for both.
 struct StrayFlags {
   const uint32_t* flags;
   StrayLaunches launches;

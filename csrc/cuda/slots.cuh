@@ -3,10 +3,10 @@
 // fill.
 //
 //     a plane's outputs  |---- part 0 ----|---- part 1 ----|-- 2 --|
-//     its cells             [ those whose windows reach into part 0 ]   as the first kernel
-//                        [ all of them ]                                as the second kernel
+//     its cells             [ those whose windows reach into part 0 ]   as the fast kernel
+//                        [ all of them ]                                as the fix-up kernel
 //
-// As the second kernel of a call, it reads the stray flags that the first one wrote, and rewrites
+// As the fix-up kernel of a call, it reads the stray flags that the fast one wrote, and rewrites
 // the planes of flagged images. No block waits for another. Offsets are 64-bit, for any tensor.
 #pragma once
 
@@ -35,8 +35,8 @@ struct Parts {
   uint64_t parts;      // of a plane
   uint64_t planes;
   bool all_cells; // a part looks at all cells of its plane
-  bool is_second;
-  StrayFlags stray_flags; // of the first kernel, if this is the second
+  bool is_fixup;
+  StrayFlags stray_flags; // of the fast kernel, if this is the fix-up kernel
 };
 
 // Part of a plane.
@@ -90,11 +90,11 @@ class Piece {
     }
     return decoded<true>(all_.decoder, index, window_start(cell), true).target;
   }
-  // The same. The first kernel also finds stray indices and reports bad ones.
+  // The same. The fast kernel also finds stray indices and reports bad ones.
   __device__ uint64_t checked_target(
       const AnyIndices& indices, uint64_t cell, const Position<uint64_t>& start,
       const Errors& errors, bool& stray) const {
-    if (all_.is_second) { // the first kernel has checked it
+    if (all_.is_fixup) { // the fast kernel has checked it
       return target(indices, cell);
     }
     const auto found = decoded_or_reported(all_.decoder, errors, indices, element(cell), start);
@@ -169,14 +169,14 @@ __device__ inline void for_each_in_block(uint32_t count, const Visit& visit) {
   }
 }
 
-// Calls visit(piece) for this block's pieces; as the second kernel, for those of flagged images.
+// Calls visit(piece) for this block's pieces; as the fix-up kernel, for those of flagged images.
 // visit() returns whether an index is stray. A team of blocks, as many as a plane has parts, shares
 // out these; teams take planes in turn.
 template <class Visit>
 __device__ inline void for_each_piece(
     const Parts& parts, const Report& report, const Visit& visit) {
   // All threads of the block go by what one of them has read, as the word may change meanwhile.
-  if (parts.is_second &&
+  if (parts.is_fixup &&
       !__syncthreads_or(threadIdx.x == 0 && parts.stray_flags.launches.may_have())) {
     return;
   }
@@ -188,7 +188,7 @@ __device__ inline void for_each_piece(
   }
   for (uint64_t plane = team; plane < parts.planes; plane += teams) {
     const uint64_t image = parts.inner.divide(plane);
-    if (parts.is_second && !__syncthreads_or(parts.stray_flags.any(image))) {
+    if (parts.is_fixup && !__syncthreads_or(parts.stray_flags.any(image))) {
       continue;
     }
     for (uint64_t part = blockIdx.x % team_blocks; part < parts.parts; part += team_blocks) {
