@@ -15,7 +15,7 @@
 //   lane    one of the CUDA threads that share a large window (cuda/pool_lanes.cuh)
 //   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
 //   slot    what a kernel remembers of one output while it runs
-//   stray   an index in its plane, but outside its own window
+//   out of window: an index in its plane, but outside its own window
 //   bad     an index outside its plane
 //   fast kernel, fix-up kernel: a CUDA call with flat indices launches two kernels. The fast one
 //           assumes that each index lies in its own window, and flags images where one does not.

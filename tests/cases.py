@@ -35,7 +35,7 @@ MOVABLE = (
 REDUCES = ("last", "sum")
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
-INDEX_KINDS = ("own window", "maxima", "wrapped window", "one stray", "anywhere", "few")
+INDEX_KINDS = ("own window", "maxima", "wrapped window", "one out of window", "anywhere", "few")
 
 # Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormal numbers.
 SPECIAL_BYTES = (0, 1, 0x7F, 0x80, 0xF0, 0xFF)
@@ -309,7 +309,7 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
         return offsets.byte()
     # A position beyond one side of the plane wraps around to the other side.
     flat = positions_of(offsets, geometry).remainder(plane)
-    if kind == "one stray" and flat.numel() > 0:
+    if kind == "one out of window" and flat.numel() > 0:
         flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
     return flat.to(dtype)
 

@@ -164,7 +164,7 @@ class Published(NamedTuple):
 
     reasons: the dict that replace_max_pooling(model, torch.uint8) returns. parts: the submodules
     that are converted, each by itself. functions: whether its forward calls functions that pool or
-    unpool. strays: whether indices lie outside the unpool's windows, where offsets mean nothing.
+    unpool. leaves_windows: whether indices lie outside the unpool's windows, where offsets mean nothing.
     """
 
     make: Callable[[], nn.Module]
@@ -172,14 +172,14 @@ class Published(NamedTuple):
     reasons: dict[str, str] | None = None
     parts: tuple[str, ...] = ("",)
     functions: bool = False
-    strays: bool = False
+    leaves_windows: bool = False
 
 
 PUBLISHED = {
     "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
     "QuickNAT": Published(QuickNAT, (2, 3, 8, 12)),
     "SegResNet": Published(
-        SegResNet, (2, 3, 16, 24), {"first.1": ALONE}, functions=True, strays=True
+        SegResNet, (2, 3, 16, 24), {"first.1": ALONE}, functions=True, leaves_windows=True
     ),
     "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"pool": ALONE}, ("encoder", "decoder")),
     "InceptionTime": Published(InceptionTime, (2, 2, 17)),

@@ -47,15 +47,15 @@ def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
         assert emulation.library().divide(n, divisor) == n // divisor
 
 
-def test_strays_of_other_launches_change_nothing(rng: random.Random) -> None:
+def test_out_of_window_indices_of_other_launches_change_nothing(rng: random.Random) -> None:
     """Then the fix-up kernel asks the flags of its own launch."""
     library = emulation.library()
     with emulation.emulated_gpu(rng):
-        library.let_others_stray(True)
+        library.let_others_leave_window(True)
         for operator, kind in itertools.product(("unpool", "gradient"), cases.INDEX_KINDS):
             for _ in range(4):
                 draw(rng, operator, kind=kind).check()
-        library.let_others_stray(False)
+        library.let_others_leave_window(False)
 
 
 @pytest.mark.parametrize("mistake", ["barriers", "a block"])

@@ -101,7 +101,7 @@ def test_planes_cut_among_threads_and_blocks(
     windows = ((3, 2, 1), (2, 1, 0), (4, 2, 2), (2, 2, 0), (1, 3, 0))
     for window, layout in product(windows, LAYOUTS[:2]):
         chosen = {"geometry": geometry_of(pooled, window), "leading": leading, "layout": layout}
-        kind = rng.choice(("one stray", "wrapped window"))
+        kind = rng.choice(("one out of window", "wrapped window"))
         draw(rng, operator, torch.float32, kind=kind, **chosen).check(device)
 
 
@@ -292,7 +292,8 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
     positions, inside = cases.windows_of(geometry)
     size = math.prod(geometry.output)
     first = inside.int().argmax(1, keepdim=True)  # offsets that are good
-    # Beyond the plane there is one plane, as a stray index makes a thread check all that it has.
+    # Beyond the plane there is one plane, as an out-of-window index makes a thread check all that
+    # it has.
     planes, plane = (8, 5) if geometry in CLIPPED else (1, 0)
     x = laid_out(torch.ones(1, planes, *geometry.pooled).to(device, dtype), layout, geometry.dims)
     arguments = (geometry.output, *geometry.window, "last")

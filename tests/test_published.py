@@ -99,7 +99,7 @@ def is_possible(published: Published, converts: Any, dtype: torch.dtype, way: st
     if converts is replaced:
         possible = bool(published.parts)  # a model of functions alone has nothing to replace
     else:
-        possible = dtype != torch.uint8 or not published.strays
+        possible = dtype != torch.uint8 or not published.leaves_windows
     if converts is decorated:  # a copy would call the original's decorated function
         possible &= way not in ("deep copy", "pickle")
         # PyTorch 2.8 exports a decorated forward as if it were not decorated.

@@ -196,7 +196,7 @@ class Targets {
     return in_vectors([=, this]() MAXUNPOOL_INLINE {
       uint32_t* __restrict to = targets;
       uint64_t high = 0; // bits of distances from `first`
-      uint32_t most = 0, stray = 0;
+      uint32_t most = 0, out_of_window = 0;
       int32_t outside = 0; // its first bit
       uint8_t most_offset = 0;
       for (int64_t i = 0; i < count; ++i) {
@@ -219,12 +219,13 @@ class Targets {
           for (int row = 1; row < kCount; ++row) {
             least = std::min(least, inside - row_[row]);
           }
-          stray |= kCount > 0 && least >= static_cast<uint32_t>(columns) ? 1 : 0;
+          out_of_window |= kCount > 0 && least >= static_cast<uint32_t>(columns) ? 1 : 0;
         }
         most = std::max(most, distance);
         to[i] = kPlain ? distance : distance * channels + (first_[i] + channel);
       }
-      return high >> 31 == 0 && most <= last && stray == 0 && outside >= 0 && most_offset < volume;
+      return high >> 31 == 0 && most <= last && out_of_window == 0 && outside >= 0 &&
+             most_offset < volume;
     });
   }
 

@@ -1,6 +1,6 @@
 // Gradient of the input: each pooled element gets the gradient of the output that its index names.
-// A thread writes each element that it owns once. If an index is stray, the thread flags that (see
-// Report), and the fix-up kernel rewrites the image.
+// A thread writes each element that it owns once. If an index is out of window, the thread flags
+// that (see Report), and the fix-up kernel rewrites the image.
 //
 // A thread owns one cell in two or four planes (see Planes). Of a contiguous tensor with windows of
 // 2x2, threads 0, 1, 2 .. of a warp own and read
@@ -37,7 +37,7 @@ constexpr int kLaterCells = 4;
 
 struct GatherPlan {
   Planes planes;
-  bool takes_stray;             // stray indices are valid: "sum"
+  bool takes_out_of_window;     // out-of-window indices are valid: "sum"
   uint32_t shared[kLaterCells]; // a bit for each window offset: whether both windows cover it
 };
 
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;
-  const bool takes_stray = !kDropsLosers && plan.takes_stray, deep = plan.planes.deep;
+  const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window,
+             deep = plan.planes.deep;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
     const auto [images, cell, channel] = tiling.item(i, g.inner != 1, deep);
     const uint32_t outer = images * plan.planes.images;
@@ -73,12 +74,12 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
     const uint32_t output = outer * tiling.out_plane * g.inner + channel;
     T grad[kPlanes];
     uint32_t name[kPlanes];
-    bool inside[kPlanes], all_inside = true, stray = false;
+    bool inside[kPlanes], all_inside = true, out_of_window = false;
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
       name[u] = index_as<uint32_t>(raw[u]);
       const auto found = decoded<kOffsets>(tiling, name[u], start, deep);
-      inside[u] = takes_stray ? found.in_plane : found.in_window;
+      inside[u] = takes_out_of_window ? found.in_plane : found.in_window;
       all_inside &= inside[u];
       const uint32_t target = inside[u] ? found.target : 0;
       grad[u] =
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
         if (!inside[u]) {
           grad[u] = T{};
           if (!kOffsets && name[u] < tiling.out_plane) {
-            stray = true;
+            out_of_window = true;
           } else {
             report.errors.report(g, own[u], kOffsets, indices[own[u]]);
           }
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
         grad_input[own[u]] = grad[u];
       }
     }
-    return stray;
+    return out_of_window;
   });
 }
 

@@ -3,7 +3,8 @@
 //   launch(kernel, blocks, threads, shared_bytes, arguments...)
 //   launch.workspace(count)   address of so many uint32_t
 //   launch.most_blocks()      of a fix-up kernel
-//   launch.stray_launches()   a new number for a launch, and the word that it is compared with
+//   launch.out_of_window_launches()   a new number for a launch, and the word that it is compared
+//   with
 #pragma once
 
 #include "../calls.h"
@@ -34,10 +35,10 @@ class Dispatch {
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        report_{.stray_flags = nullptr, .stray_launches = {}, .errors = errors},
+        report_{.out_of_window_flags = nullptr, .out_of_window_launches = {}, .errors = errors},
         last_(call.reduce == Reduce::last),
         offsets_(call.index_type == c10::ScalarType::Byte),
-        may_stray_(!offsets_ && (call.forward || last_)) {}
+        may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
   // `simple`: the kernels of slots.cuh do all.
   void run(bool simple) {
@@ -47,9 +48,9 @@ class Dispatch {
     if (!launched_) {
       slots();
     }
-    if (may_stray_) {
+    if (may_leave_window_) {
       is_fixup_ = true;
-      report_.stray_flags = nullptr;
+      report_.out_of_window_flags = nullptr;
       slots();
     }
   }
@@ -236,7 +237,7 @@ class Dispatch {
         .planes = static_cast<uint64_t>(planes),
         .all_cells = is_fixup_,
         .is_fixup = is_fixup_,
-        .stray_flags = stray_flags_};
+        .out_of_window_flags = out_of_window_flags_};
     for (int a = 0; a < 3; ++a) {
       const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
       parts.stride[a] = Divider<uint64_t>(stride);
@@ -269,15 +270,15 @@ class Dispatch {
         static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
   }
 
-  // Makes room for the stray flags of the fast kernel. See StrayFlags.
+  // Makes room for the out-of-window flags of the fast kernel. See OutOfWindowFlags.
   void flag(int64_t count, int64_t chunk_items, int64_t image_items, int64_t images) {
     launched_ = true;
-    if (may_stray_) {
-      report_.stray_flags = launch_.workspace(count);
-      report_.stray_launches = launch_.stray_launches();
-      stray_flags_ = {
-          .flags = report_.stray_flags,
-          .launches = report_.stray_launches,
+    if (may_leave_window_) {
+      report_.out_of_window_flags = launch_.workspace(count);
+      report_.out_of_window_launches = launch_.out_of_window_launches();
+      out_of_window_flags_ = {
+          .flags = report_.out_of_window_flags,
+          .launches = report_.out_of_window_launches,
           .chunk_items = Divider<uint64_t>(chunk_items),
           .images = Divider<uint64_t>(images),
           .image_items = static_cast<uint64_t>(image_items)};
@@ -300,8 +301,8 @@ class Dispatch {
   const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
   Report report_;
-  const bool last_, offsets_, may_stray_;
-  StrayFlags stray_flags_{};
+  const bool last_, offsets_, may_leave_window_;
+  OutOfWindowFlags out_of_window_flags_{};
   bool launched_ = false;
   bool is_fixup_ = false;
 };

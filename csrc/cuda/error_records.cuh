@@ -29,8 +29,8 @@ inline bool is_capturing() {
 // What the kernels of all calls share in the memory of a device; zero at first. It is a variable of
 // the library, so a first call needs no memory of a GPU whose memory PyTorch's allocator holds.
 struct DeviceWords {
-  unsigned long long largest_stray_launch; // see StrayLaunches
-  uint32_t claimed;                        // see Errors
+  unsigned long long largest_out_of_window_launch; // see OutOfWindowLaunches
+  uint32_t claimed;                                // see Errors
 };
 DeviceWords* words_of_current_device(); // defined where the variable is, in operators.cu
 

@@ -8,7 +8,7 @@
 //
 // A thread compares its outputs with what the indices of all these cells name, in row-major order:
 // the last match is kept, or all are added. It also checks the indices of its own cell. If one is
-// stray, the thread flags that (see Report), and the fix-up kernel rewrites the image.
+// out of window, the thread flags that (see Report), and the fix-up kernel rewrites the image.
 #pragma once
 
 #include "report.cuh"
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
       }
     }
 
-    bool stray = false;
+    bool out_of_window = false;
     const bool is_cell = is_covered && in_depth == 0 && p < height.in && (kOfCells || q < width.in);
     if (is_cell && all_inside == 0) {
 #pragma unroll 1
@@ -329,10 +329,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);
         const auto start = tiling.window_start({{d, p, q + (kOfCells ? v : 0)}});
         const auto found = decoded_or_reported(tiling, report.errors, indices, element, start);
-        stray |= found.in_plane && !found.in_window;
+        out_of_window |= found.in_plane && !found.in_window;
       }
     }
-    return stray;
+    return out_of_window;
   });
 }
 

@@ -52,9 +52,9 @@ struct StreamLaunch {
         &processors, cudaDevAttrMultiProcessorCount, static_cast<int>(device.index())));
     return int64_t{processors} * kSlotBlocksOfProcessor;
   }
-  StrayLaunches stray_launches() const {
+  OutOfWindowLaunches out_of_window_launches() const {
     static std::atomic<unsigned long long> launches = 0;
-    return {.largest = &words->largest_stray_launch, .launch = ++launches};
+    return {.largest = &words->largest_out_of_window_launch, .launch = ++launches};
   }
   template <class... Parameters>
   void operator()(

@@ -1,4 +1,5 @@
-// Reports of kernels: to the fix-up kernel, that an index is stray; to the host, that one is bad.
+// Reports of kernels: to the fix-up kernel, that an index is out of window; to the host, that one
+// is bad.
 #pragma once
 
 #include "../geometry.h"
@@ -85,11 +86,11 @@ struct Errors {
 };
 
 // One word of the device that tells most fix-up kernels at once that they have nothing to do: it
-// holds the largest number of all launches that found a stray index. Launches have numbers from 1
-// on, no two the same. If the word is smaller than a launch's number, that launch found none. If it
-// is not, it may be of another launch, on another stream, or of an earlier replay of the same
-// graph: then the launch's flags tell.
-struct StrayLaunches {
+// holds the largest number of all launches that found an out-of-window index. Launches have numbers
+// from 1 on, no two the same. If the word is smaller than a launch's number, that launch found
+// none. If it is not, it may be of another launch, on another stream, or of an earlier replay of
+// the same graph: then the launch's flags tell.
+struct OutOfWindowLaunches {
   unsigned long long* largest; // only grows
   unsigned long long launch;   // the number of this launch
 
@@ -102,18 +103,18 @@ struct StrayLaunches {
 };
 
 // Where a kernel reports to. The fast kernel works in chunks of consecutive items. The one block
-// that does a chunk writes stray_flags[chunk]: nonzero if an index of the chunk's cells is stray.
-// Every flag is written, and flags are in the order of the images.
+// that does a chunk writes out_of_window_flags[chunk]: nonzero if an index of the chunk's cells is
+// out of window. Every flag is written, and flags are in the order of the images.
 struct Report {
-  uint32_t* stray_flags; // null: no index can be stray
-  StrayLaunches stray_launches;
+  uint32_t* out_of_window_flags; // null: no index can be out of window
+  OutOfWindowLaunches out_of_window_launches;
   Errors errors;
 
   // Called by one thread of the block that did the chunk.
-  __device__ void write_flag(uint64_t chunk, bool is_stray) const {
-    stray_flags[chunk] = is_stray ? 1 : 0;
-    if (is_stray) {
-      stray_launches.add();
+  __device__ void write_flag(uint64_t chunk, bool is_out_of_window) const {
+    out_of_window_flags[chunk] = is_out_of_window ? 1 : 0;
+    if (is_out_of_window) {
+      out_of_window_launches.add();
     }
   }
 };
@@ -135,15 +136,16 @@ __device__ inline Decoded<Offset> decoded_or_reported(
 }
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
-// index is stray. Chunks have blockDim.x items. Unless kMayStray, no flags are written.
-template <bool kMayStray, class Visit>
+// index is out of window. Chunks have blockDim.x items. Unless kMayLeaveWindow, no flags are
+// written.
+template <bool kMayLeaveWindow, class Visit>
 __device__ inline void for_each_flagged_item(
     uint32_t items, const Report& report, const Visit& visit) {
   for (uint32_t chunk = blockIdx.x; chunk * blockDim.x < items; chunk += gridDim.x) {
     const uint32_t i = chunk * blockDim.x + threadIdx.x;
-    const bool stray = i < items && visit(i);
-    if (kMayStray && report.stray_flags != nullptr) {
-      const int any = __syncthreads_or(stray);
+    const bool out_of_window = i < items && visit(i);
+    if (kMayLeaveWindow && report.out_of_window_flags != nullptr) {
+      const int any = __syncthreads_or(out_of_window);
       if (threadIdx.x == 0) {
         report.write_flag(chunk, any != 0);
       }
@@ -151,10 +153,11 @@ __device__ inline void for_each_flagged_item(
   }
 }
 
-// Stray flags, as the fix-up kernel reads them. A chunk that two images share counts for both.
-struct StrayFlags {
+// Out-of-window flags, as the fix-up kernel reads them. A chunk that two images share counts for
+// both.
+struct OutOfWindowFlags {
   const uint32_t* flags;
-  StrayLaunches launches;
+  OutOfWindowLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
   Divider<uint64_t> images;      // that threads do together, see Planes
   uint64_t image_items;          // items of these images

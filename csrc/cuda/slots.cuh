@@ -1,13 +1,14 @@
-// Kernels for all that the others are not compiled for, and for stray indices. A block owns a part
-// of a plane's output, with a slot in shared memory for each element, which the cells that name it
-// fill.
+// Kernels for all that the others are not compiled for, and for out-of-window indices. A block owns
+// a part of a plane's output, with a slot in shared memory for each element, which the cells that
+// name it fill.
 //
 //     a plane's outputs  |---- part 0 ----|---- part 1 ----|-- 2 --|
 //     its cells             [ those whose windows reach into part 0 ]   as the fast kernel
 //                        [ all of them ]                                as the fix-up kernel
 //
-// As the fix-up kernel of a call, it reads the stray flags that the fast one wrote, and rewrites
-// the planes of flagged images. No block waits for another. Offsets are 64-bit, for any tensor.
+// As the fix-up kernel of a call, it reads the out-of-window flags that the fast one wrote, and
+// rewrites the planes of flagged images. No block waits for another. Offsets are 64-bit, for any
+// tensor.
 #pragma once
 
 #include "../reduction.h"
@@ -36,7 +37,7 @@ struct Parts {
   uint64_t planes;
   bool all_cells; // a part looks at all cells of its plane
   bool is_fixup;
-  StrayFlags stray_flags; // of the fast kernel, if this is the fix-up kernel
+  OutOfWindowFlags out_of_window_flags; // of the fast kernel, if this is the fix-up kernel
 };
 
 // Part of a plane.
@@ -90,15 +91,15 @@ class Piece {
     }
     return decoded<true>(all_.decoder, index, window_start(cell), true).target;
   }
-  // The same. The fast kernel also finds stray indices and reports bad ones.
+  // The same. The fast kernel also finds out-of-window indices and reports bad ones.
   __device__ uint64_t checked_target(
       const AnyIndices& indices, uint64_t cell, const Position<uint64_t>& start,
-      const Errors& errors, bool& stray) const {
+      const Errors& errors, bool& out_of_window) const {
     if (all_.is_fixup) { // the fast kernel has checked it
       return target(indices, cell);
     }
     const auto found = decoded_or_reported(all_.decoder, errors, indices, element(cell), start);
-    stray |= found.in_plane && !found.in_window;
+    out_of_window |= found.in_plane && !found.in_window;
     return found.target;
   }
   // Whether the part holds the output where a window begins, after it was clipped.
@@ -170,14 +171,14 @@ __device__ inline void for_each_in_block(uint32_t count, const Visit& visit) {
 }
 
 // Calls visit(piece) for this block's pieces; as the fix-up kernel, for those of flagged images.
-// visit() returns whether an index is stray. A team of blocks, as many as a plane has parts, shares
-// out these; teams take planes in turn.
+// visit() returns whether an index is out of window. A team of blocks, as many as a plane has
+// parts, shares out these; teams take planes in turn.
 template <class Visit>
 __device__ inline void for_each_piece(
     const Parts& parts, const Report& report, const Visit& visit) {
   // All threads of the block go by what one of them has read, as the word may change meanwhile.
   if (parts.is_fixup &&
-      !__syncthreads_or(threadIdx.x == 0 && parts.stray_flags.launches.may_have())) {
+      !__syncthreads_or(threadIdx.x == 0 && parts.out_of_window_flags.launches.may_have())) {
     return;
   }
   const auto team_blocks = static_cast<uint32_t>(parts.parts < gridDim.x ? parts.parts : gridDim.x);
@@ -188,14 +189,14 @@ __device__ inline void for_each_piece(
   }
   for (uint64_t plane = team; plane < parts.planes; plane += teams) {
     const uint64_t image = parts.inner.divide(plane);
-    if (parts.is_fixup && !__syncthreads_or(parts.stray_flags.any(image))) {
+    if (parts.is_fixup && !__syncthreads_or(parts.out_of_window_flags.any(image))) {
       continue;
     }
     for (uint64_t part = blockIdx.x % team_blocks; part < parts.parts; part += team_blocks) {
       // Waits until the slots have been read, too.
-      const int stray = __syncthreads_or(visit(Piece(parts, plane, part)));
-      if (report.stray_flags != nullptr && threadIdx.x == 0) {
-        report.write_flag(plane * parts.parts + part, stray != 0);
+      const int out_of_window = __syncthreads_or(visit(Piece(parts, plane, part)));
+      if (report.out_of_window_flags != nullptr && threadIdx.x == 0) {
+        report.write_flag(plane * parts.parts + part, out_of_window != 0);
       }
     }
   }
@@ -203,18 +204,18 @@ __device__ inline void for_each_piece(
 
 // Makes each slot the number of the last cell that names its output, counted from 1 on at the
 // piece's first; 0: there is none. Calls visit_bad(cell, start) for cells whose index is bad;
-// `start` is where their windows begin. Returns whether an index is stray.
+// `start` is where their windows begin. Returns whether an index is out of window.
 template <class Visit>
 __device__ inline bool fill_with_last(
     uint32_t* slots, const Piece& piece, const AnyIndices& indices, const Errors& errors,
     const Visit& visit_bad) {
   for_each_in_block(piece.count, [&](uint32_t i) { slots[i] = 0; });
   __syncthreads();
-  bool stray = false;
+  bool out_of_window = false;
   for_each_in_block(piece.cells, [&](uint32_t i) {
     const uint64_t cell = piece.begin + i;
     const auto start = piece.window_start(cell);
-    const uint64_t target = piece.checked_target(indices, cell, start, errors, stray);
+    const uint64_t target = piece.checked_target(indices, cell, start, errors, out_of_window);
     if (piece.holds(target)) {
       atomicMax(slots + (target - piece.first), i + 1);
     } else if (!piece.is_in_plane(target)) {
@@ -222,7 +223,7 @@ __device__ inline bool fill_with_last(
     }
   });
   __syncthreads();
-  return stray;
+  return out_of_window;
 }
 
 template <class T>
@@ -231,13 +232,13 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_piece(parts, report, [&](const Piece& piece) {
-    const bool stray = fill_with_last(slots, piece, indices, report.errors, [](auto...) {});
+    const bool out_of_window = fill_with_last(slots, piece, indices, report.errors, [](auto...) {});
     for_each_in_block(piece.count, [&](uint32_t i) {
       const uint32_t last = slots[i];
       output[piece.output(piece.first + i)] =
           last == 0 ? T{} : input[piece.element(piece.begin + last - 1)];
     });
-    return stray;
+    return out_of_window;
   });
 }
 
@@ -255,14 +256,14 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       sums[i] = CombineSum<T>{};
       turns[i] = 0;
     });
-    bool stray = false;
+    bool out_of_window = false;
     for (uint32_t chunk = 0; chunk < piece.cells; chunk += blockDim.x) {
       uint64_t slot = parts.part;
       T value{};
       if (chunk + threadIdx.x < piece.cells) {
         const uint64_t cell = piece.begin + chunk + threadIdx.x;
-        const uint64_t target =
-            piece.checked_target(indices, cell, piece.window_start(cell), report.errors, stray);
+        const uint64_t target = piece.checked_target(
+            indices, cell, piece.window_start(cell), report.errors, out_of_window);
         if (piece.holds(target)) {
           slot = target - piece.first;
           value = input[piece.element(cell)];
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     __syncthreads();
     for_each_in_block(
         piece.count, [&](uint32_t i) { output[piece.output(piece.first + i)] = sums[i].result(); });
-    return stray;
+    return out_of_window;
   });
 }
 
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
         grad_input[piece.element(cell)] = T{};
       }
     };
-    const bool stray = fill_with_last(slots, piece, indices, report.errors, visit_bad);
+    const bool out_of_window = fill_with_last(slots, piece, indices, report.errors, visit_bad);
     for_each_in_block(piece.cells, [&](uint32_t i) {
       const uint64_t cell = piece.begin + i;
       const uint64_t target = piece.target(indices, cell);
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
         }
       }
     });
-    return stray;
+    return out_of_window;
   });
 }
 
@@ -330,14 +331,14 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
     const uint64_t begin = piece.number * parts.part_cells;
     const uint64_t end = begin + parts.part_cells;
     const uint64_t cells = parts.decoder.in_plane;
-    bool stray = false;
+    bool out_of_window = false;
     for (uint64_t cell = begin + threadIdx.x; cell < end && cell < cells; cell += blockDim.x) {
-      const uint64_t target =
-          piece.checked_target(indices, cell, piece.window_start(cell), report.errors, stray);
+      const uint64_t target = piece.checked_target(
+          indices, cell, piece.window_start(cell), report.errors, out_of_window);
       grad_input[piece.element(cell)] =
           piece.is_in_plane(target) ? grad_output[piece.output(target)] : T{};
     }
-    return stray;
+    return out_of_window;
   });
 }
 

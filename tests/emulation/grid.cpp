@@ -183,8 +183,8 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   });
   // As if another launch, on another stream, had just found an index out of its window; or, again,
   // as if none ever had.
-  m.def("let_others_stray", [](bool others) {
-    maxunpool_cuda::words_of_current_device()->largest_stray_launch = others ? ~0ull : 0;
+  m.def("let_others_leave_window", [](bool others) {
+    maxunpool_cuda::words_of_current_device()->largest_out_of_window_launch = others ? ~0ull : 0;
   });
   m.def("check_errors", &maxunpool_cuda::check_errors);
 }
