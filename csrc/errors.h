@@ -1,4 +1,4 @@
-// Errors for bad indices, on every backend.
+// Errors for out-of-bounds indices, on every backend.
 #pragma once
 
 #include "geometry.h"
@@ -11,8 +11,8 @@
 
 namespace maxunpool_cuda {
 
-// Message for the bad index of this element of a pooled tensor. `in_window`: the index is a window
-// offset.
+// Message for the out-of-bounds index of this element of a pooled tensor. `in_window`: the index is
+// a window offset.
 inline std::string invalid_index(
     const Geometry<int64_t>& geometry, bool in_window, int64_t index, int64_t element) {
   const int64_t cell = element / geometry.inner, channel = element % geometry.inner;

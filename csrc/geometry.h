@@ -16,7 +16,7 @@
 //   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
 //   slot    what a kernel remembers of one output while it runs
 //   out of window: an index in its plane, but outside its own window
-//   bad     an index outside its plane
+//   out of bounds: an index outside its plane
 //   fast kernel, fix-up kernel: a CUDA call with flat indices launches two kernels. The fast one
 //           assumes that each index lies in its own window, and flags images where one does not.
 //           The fix-up kernel recomputes those images.

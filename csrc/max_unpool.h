@@ -45,7 +45,7 @@ void check_output_size(const Window<Size>& window, c10::ArrayRef<Size> output_si
 
 // Checks all that can be told without reading the indices, and returns the sizes of the unpooled
 // tensor. `values` is the input if `forward`, else grad_output. Any positive output_size is
-// accepted: an index beyond it is bad.
+// accepted: an index beyond it is out of bounds.
 template <class Size>
 std::vector<Size> unpooled_sizes(
     const at::Tensor& values, const at::Tensor& indices, c10::ArrayRef<Size> output_size,

@@ -67,12 +67,12 @@ def build_info() -> dict[str, Any]:
 
 
 def check_errors() -> None:
-    """Wait for the CUDA kernels launched so far, and raise for a bad index that one of them met.
+    """Wait for the CUDA kernels launched so far, and raise for an out-of-bounds index among theirs.
 
     A CUDA call does not wait for its kernels, so an index outside its output plane is reported at
     the next call on that device, or here: the first of all that were met until then. On the CPU
     every call raises at once. While the current stream captures a graph this does nothing, as what
-    is captured has not run; a replay's bad indices are raised after it.
+    is captured has not run; a replay's out-of-bounds indices are raised after it.
 
     Raises:
         RuntimeError: names the index, its position and its plane.

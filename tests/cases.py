@@ -336,7 +336,7 @@ class Call:
 
     @property
     def positions(self) -> Tensor:
-        """The indices of an unpooling as flat positions in the output plane. Bad offsets are -1."""
+        """The indices of an unpooling as flat positions in the output plane. Invalid offsets are -1."""
         indices, geometry = self.tensors[1], self.geometry
         if indices.dtype != torch.uint8:
             return indices
@@ -441,7 +441,7 @@ def smallest_first(calls: Iterable[Call]) -> list[Call]:
     return sorted(calls, key=lambda call: sum(tensor.numel() for tensor in call.tensors))
 
 
-def with_a_bad_index(call: Call, rng: Random) -> tuple[Call, str]:
+def with_invalid_index(call: Call, rng: Random) -> tuple[Call, str]:
     """The call with an index outside its plane, and a pattern of the error.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are

@@ -59,7 +59,7 @@ GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
 
 @pytest.fixture(params=["cpu", *GPUS])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device of a test's tensors. A bad index is an error at once."""
+    """The device of a test's tensors. An out-of-bounds index is an error at once."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
     emulated = request.param == "emulated"
     gpu = emulation.emulated_gpu(generator(request.node, " device"))

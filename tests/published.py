@@ -164,7 +164,8 @@ class Published(NamedTuple):
 
     reasons: the dict that replace_max_pooling(model, torch.uint8) returns. parts: the submodules
     that are converted, each by itself. functions: whether its forward calls functions that pool or
-    unpool. leaves_windows: whether indices lie outside the unpool's windows, where offsets mean nothing.
+    unpool. leaves_windows: whether indices lie outside the unpool's windows, where
+    offsets mean nothing.
     """
 
     make: Callable[[], nn.Module]

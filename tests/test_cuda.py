@@ -32,7 +32,7 @@ def cells(index: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_bad_call_raises_once() -> None:
-    """One of the next calls raises, though the kernel may find more bad indices afterwards."""
+    """One of the next calls raises, though the kernel may find more such indices afterwards."""
     x = torch.ones(16, 64, 256, 256, device="cuda")  # 1.5 GiB with its indices and its output
     indices = torch.full(x.shape, 2**20, dtype=torch.int32, device="cuda")
     good = cells()

@@ -177,7 +177,7 @@ def test_threads_do_not_matter(operator: str, threads: int, rng: Random) -> None
         chosen = {"geometry": geometry, "leading": leading, "layout": layout}
         call = draw(rng, operator, torch.float32, **chosen)
         call.check()
-    if operator != "pool":  # of many bad indices the first is named
+    if operator != "pool":  # of many out-of-bounds indices the first is named
         values, indices = call.tensors[0], call.tensors[1].contiguous()
         indices.view(16, -1)[1:, 7:] = 255 if "offsets" in operator else -1
         with pytest.raises(RuntimeError, match=r"at position 7 of plane 1\b"):
@@ -242,7 +242,9 @@ def test_more_than_two_to_the_31_elements(real_device: str, channels: int) -> No
 @every_unpooling
 def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
     for _ in range(scaled(200)):
-        call, words = cases.with_a_bad_index(draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng)
+        call, words = cases.with_invalid_index(
+            draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng
+        )
         with pytest.raises(RuntimeError, match=words):
             call.results(device)
 
@@ -322,7 +324,7 @@ def test_bad_indices_are_dropped_and_named_later(
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
     for _ in range(scaled(40 if geometry else 120)):
         call = draw(rng, operator, rng.choice(cases.ARITHMETIC), geometry=geometry)
-        bad, words = cases.with_a_bad_index(call, rng)
+        bad, words = cases.with_invalid_index(call, rng)
         results = bad.results(device)
         with pytest.raises(RuntimeError, match=words):
             maxunpool_cuda.check_errors()

@@ -55,7 +55,9 @@ def test_simple_kernels_name_bad_indices(
 ) -> None:
     choose(monkeypatch, simple=True)
     for _ in range(scaled(60)):
-        call, words = cases.with_a_bad_index(draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng)
+        call, words = cases.with_invalid_index(
+            draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng
+        )
         with pytest.raises(RuntimeError, match=words):
             call.results(device)
 
@@ -201,6 +203,6 @@ def test_a_bad_index_of_a_call_that_is_cut_is_named(
     for _ in range(scaled(12)):
         drawn = draw(rng, operator, torch.uint8, kind="own window", **chosen)
         assert math.prod((*chosen["leading"], *geometry.output)) > 2 * MOST["emulated"]
-        call, words = cases.with_a_bad_index(drawn, rng)
+        call, words = cases.with_invalid_index(drawn, rng)
         with pytest.raises(RuntimeError, match=words):
             call.results()

@@ -116,7 +116,7 @@ Kernel* moving_kernel(const UnpoolCall& call, bool single) {
 }
 
 // Runs a call, and returns the first element whose index leads out of its reach, if any does: its
-// result is undefined then. With `any_index` such an index is bad.
+// result is undefined then. With `any_index` such an index is out of bounds.
 int64_t run_parts(const UnpoolCall& call, bool any_index) {
   const bool offsets = call.index_type == c10::ScalarType::Byte;
   const bool adds = call.forward && call.reduce == Reduce::sum;
@@ -152,7 +152,7 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
   return missed;
 }
 
-[[noreturn]] void raise_bad_index(const UnpoolCall& call, int64_t element) {
+[[noreturn]] void raise_out_of_bounds(const UnpoolCall& call, int64_t element) {
   int64_t index = 0;
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
     index = static_cast<const Index*>(call.indices)[element];
@@ -166,9 +166,9 @@ void unpool(const UnpoolCall& call, c10::Device) {
   const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
   use_huge_pages(call.result, geometry.outer * image * call.element_size);
   if (run_parts(call, false) != Part::kNone) {
-    const int64_t bad = run_parts(call, true);
-    if (bad != Part::kNone) {
-      raise_bad_index(call, bad);
+    const int64_t out_of_bounds = run_parts(call, true);
+    if (out_of_bounds != Part::kNone) {
+      raise_out_of_bounds(call, out_of_bounds);
     }
   }
 }

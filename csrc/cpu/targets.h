@@ -69,7 +69,7 @@ class Targets {
     return found;
   }
 
-  // Output of the stack that an element's index names; kNone if the index is bad.
+  // Output of the stack that an element's index names; kNone if the index is out of bounds.
   int64_t output_of(int64_t stack, int64_t element) const {
     const int64_t image = element / geometry_.in_image(), inner = geometry_.inner;
     const Coordinates window = window_of(element % geometry_.in_image());

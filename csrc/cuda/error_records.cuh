@@ -37,10 +37,10 @@ DeviceWords* words_of_current_device(); // defined where the variable is, in ope
 // Error record of a device. It is made by the device's first call, on that device, and never freed:
 // a captured graph may write to it at any later time.
 //
-// An error that is raised stands for all bad indices of the calls launched before it. Later calls
-// belong to the next epoch and report anew, so nothing waits for the device or is cleared, and no
-// call raises twice. If one thread raises just while another thread is about to launch, the call of
-// the other may count as launched before.
+// An error that is raised stands for all out-of-bounds indices of the calls launched before it.
+// Later calls belong to the next epoch and report anew, so nothing waits for the device or is
+// cleared, and no call raises twice. If one thread raises just while another thread is about to
+// launch, the call of the other may count as launched before.
 class DeviceErrors {
  public:
   DeviceErrors() {
@@ -66,7 +66,8 @@ class DeviceErrors {
   // Raises what is reported, but not while a graph is captured: a later call will.
   void raise_if_reported() {
     uint32_t now = epoch().load();
-    BadIndex& found = record_->found[now % 2]; // as it is until the epoch after the next one
+    OutOfBoundsIndex& found =
+        record_->found[now % 2]; // as it is until the epoch after the next one
     if (std::atomic_ref(found.ready).load() != now + 1 || is_capturing()) {
       return;
     }

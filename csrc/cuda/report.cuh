@@ -1,5 +1,5 @@
 // Reports of kernels: to the fix-up kernel, that an index is out of window; to the host, that one
-// is bad.
+// is out of bounds.
 #pragma once
 
 #include "../geometry.h"
@@ -31,8 +31,8 @@ __device__ inline void store_for_host(uint32_t* to, uint32_t value) {
 #endif
 }
 
-// A bad index, in host memory that the device can write.
-struct BadIndex {
+// An out-of-bounds index, in host memory that the device can write.
+struct OutOfBoundsIndex {
   uint32_t ready; // 1 + the epoch of the report, once the rest is there
   bool in_window; // the index is a window offset
   int64_t index;
@@ -44,11 +44,11 @@ struct BadIndex {
 // raises an error; each epoch has room for one report. See error_records.cuh.
 struct ErrorRecord {
   uint32_t epoch;
-  BadIndex found[2]; // of even and of odd epochs
+  OutOfBoundsIndex found[2]; // of even and of odd epochs
 };
 
-// Where kernels report bad indices. Of all that the calls of one epoch find, one is reported: one
-// error stands for all of them.
+// Where kernels report out-of-bounds indices. Of all that the calls of one epoch find, one is
+// reported: one error stands for all of them.
 struct Errors {
   static constexpr uint32_t kUnknown = ~0u;
   ErrorRecord* record;
@@ -63,7 +63,8 @@ struct Errors {
     return errors;
   }
 
-  // Reports the bad index of a pooled element, which is counted from the launch's first one.
+  // Reports the out-of-bounds index of a pooled element, which is counted from the launch's first
+  // one.
   template <class Offset>
   __device__ void report(
       const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
@@ -71,7 +72,7 @@ struct Errors {
     if (load_relaxed(claimed) >= now || atomicMax(claimed, now) >= now) {
       return;
     }
-    BadIndex& found = record->found[(now - 1) % 2];
+    OutOfBoundsIndex& found = record->found[(now - 1) % 2];
     found.in_window = in_window;
     found.index = index;
     found.element = first_element + static_cast<int64_t>(element);
@@ -120,7 +121,7 @@ struct Report {
 };
 
 // Decodes the index of a pooled element, whose window begins at `start`, and reports it if it is
-// bad.
+// out of bounds.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_or_reported(
     const Decoder<Offset>& decoder, const Errors& errors, const AnyIndices& indices, Offset element,

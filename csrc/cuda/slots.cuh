@@ -91,7 +91,7 @@ class Piece {
     }
     return decoded<true>(all_.decoder, index, window_start(cell), true).target;
   }
-  // The same. The fast kernel also finds out-of-window indices and reports bad ones.
+  // The same. The fast kernel also finds out-of-window indices and reports out-of-bounds ones.
   __device__ uint64_t checked_target(
       const AnyIndices& indices, uint64_t cell, const Position<uint64_t>& start,
       const Errors& errors, bool& out_of_window) const {
@@ -203,12 +203,12 @@ __device__ inline void for_each_piece(
 }
 
 // Makes each slot the number of the last cell that names its output, counted from 1 on at the
-// piece's first; 0: there is none. Calls visit_bad(cell, start) for cells whose index is bad;
-// `start` is where their windows begin. Returns whether an index is out of window.
+// piece's first; 0: there is none. Calls visit_out_of_bounds(cell, start) for cells whose index is
+// out of bounds; `start` is where their windows begin. Returns whether an index is out of window.
 template <class Visit>
 __device__ inline bool fill_with_last(
     uint32_t* slots, const Piece& piece, const AnyIndices& indices, const Errors& errors,
-    const Visit& visit_bad) {
+    const Visit& visit_out_of_bounds) {
   for_each_in_block(piece.count, [&](uint32_t i) { slots[i] = 0; });
   __syncthreads();
   bool out_of_window = false;
@@ -219,7 +219,7 @@ __device__ inline bool fill_with_last(
     if (piece.holds(target)) {
       atomicMax(slots + (target - piece.first), i + 1);
     } else if (!piece.is_in_plane(target)) {
-      visit_bad(cell, start);
+      visit_out_of_bounds(cell, start);
     }
   });
   __syncthreads();
@@ -293,19 +293,21 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
 }
 
 // Gradient of "last": of the cells that name one output, the last one gets its gradient. A part
-// writes the cells that name its outputs, and those with a bad index whose windows begin in it.
+// writes the cells that name its outputs, and those with an out-of-bounds index whose windows begin
+// in it.
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
     Parts parts, Report report, const T* __restrict__ grad_output, AnyIndices indices,
     T* __restrict__ grad_input) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_piece(parts, report, [&](const Piece& piece) {
-    const auto visit_bad = [&](uint64_t cell, const Position<uint64_t>& start) {
+    const auto visit_out_of_bounds = [&](uint64_t cell, const Position<uint64_t>& start) {
       if (piece.holds_start(start)) {
         grad_input[piece.element(cell)] = T{};
       }
     };
-    const bool out_of_window = fill_with_last(slots, piece, indices, report.errors, visit_bad);
+    const bool out_of_window =
+        fill_with_last(slots, piece, indices, report.errors, visit_out_of_bounds);
     for_each_in_block(piece.cells, [&](uint32_t i) {
       const uint64_t cell = piece.begin + i;
       const uint64_t target = piece.target(indices, cell);
