@@ -26,7 +26,9 @@ namespace {
 // kernel_size, stride and padding, of one length.
 template <bool kForward>
 variable_list transposed(
-    const variable_list& grads, const at::Tensor& indices, const std::vector<c10::SymInt>& window,
+    const variable_list& grads,
+    const at::Tensor& indices,
+    const std::vector<c10::SymInt>& window,
     const std::string& reduce) {
   if (!grads[0].defined()) {
     return {at::Tensor()};
@@ -42,8 +44,12 @@ template <bool kForward>
 class Transpose : public Node {
  public:
   Transpose(
-      const char* name, const at::Tensor& indices, c10::SymIntArrayRef output_size,
-      c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+      const char* name,
+      const at::Tensor& indices,
+      c10::SymIntArrayRef output_size,
+      c10::SymIntArrayRef kernel_size,
+      c10::SymIntArrayRef stride,
+      c10::SymIntArrayRef padding,
       c10::string_view reduce)
       : name_(name), indices_(indices, /*is_output=*/false), reduce_(reduce) {
     // One list costs less than four.
@@ -71,7 +77,12 @@ class Transpose : public Node {
     saved.before(indices_);
     saved.before(window_);
     const variable_list result = InGraph<transposed<kForward>>::call(
-        kForward ? "max_unpool_backward" : "max_unpool", *this, saved, grads, indices(), window_,
+        kForward ? "max_unpool_backward" : "max_unpool",
+        *this,
+        saved,
+        grads,
+        indices(),
+        window_,
         reduce_);
     saved.after(indices_);
     saved.after(window_);
@@ -94,8 +105,11 @@ class Transpose : public Node {
 // unpool_handle<kForward>() computes for these indices and arguments.
 template <bool kForward, class... Arguments>
 void differentiate(
-    const char* node_name, const at::Tensor& values, const at::Tensor& result,
-    const at::Tensor& indices, const Arguments&... arguments) {
+    const char* node_name,
+    const at::Tensor& values,
+    const at::Tensor& result,
+    const at::Tensor& indices,
+    const Arguments&... arguments) {
   if (torch::autograd::compute_requires_grad(values)) {
     const auto node = make_node<Transpose<kForward>>(node_name, indices, arguments...);
     node->set_next_edges(torch::autograd::collect_next_edges(values));
@@ -122,9 +136,14 @@ bool has_unusual(const Numbers&... numbers) {
 
 template <bool kForward>
 at::Tensor differentiable(
-    c10::DispatchKeySet keys, const at::Tensor& values, const at::Tensor& indices,
-    c10::SymIntArrayRef output_size, c10::SymIntArrayRef kernel_size, c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding, c10::string_view reduce) {
+    c10::DispatchKeySet keys,
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::SymIntArrayRef output_size,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::string_view reduce) {
   if (has_unusual(output_size, kernel_size, stride, padding)) {
     const Window<c10::SymInt> window{"max_unpool", kernel_size, stride, padding, {}};
     check_window(window);
@@ -133,19 +152,37 @@ at::Tensor differentiable(
   at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return unpool_handle<kForward>().redispatch(
-        keys & c10::after_autograd_keyset, values, indices, output_size, kernel_size, stride,
-        padding, reduce);
+        keys & c10::after_autograd_keyset,
+        values,
+        indices,
+        output_size,
+        kernel_size,
+        stride,
+        padding,
+        reduce);
   }();
   differentiate<kForward>(
-      kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward", values, result, indices,
-      output_size, kernel_size, stride, padding, reduce);
+      kForward ? "MaxUnpoolBackward" : "MaxUnpoolBackwardBackward",
+      values,
+      result,
+      indices,
+      output_size,
+      kernel_size,
+      stride,
+      padding,
+      reduce);
   return result;
 }
 
 std::tuple<at::Tensor, at::Tensor> differentiable_pool(
-    c10::DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef kernel_size,
-    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-    bool ceil_mode, c10::ScalarType index_dtype) {
+    c10::DispatchKeySet keys,
+    const at::Tensor& input,
+    c10::SymIntArrayRef kernel_size,
+    c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation,
+    bool ceil_mode,
+    c10::ScalarType index_dtype) {
   const Window<c10::SymInt> window{"max_pool", kernel_size, stride, padding, dilation};
   if (has_unusual(kernel_size, stride, padding, dilation)) {
     check_window(window);
@@ -153,7 +190,13 @@ std::tuple<at::Tensor, at::Tensor> differentiable_pool(
   auto results = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return pool_handle().redispatch(
-        keys & c10::after_autograd_keyset, input, kernel_size, stride, padding, dilation, ceil_mode,
+        keys & c10::after_autograd_keyset,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
         index_dtype);
   }();
   if (!torch::autograd::compute_requires_grad(input) && !input._fw_grad(/*level=*/0).defined()) {

@@ -88,12 +88,22 @@ std::string kind_of(pybind11::handle object) {
 // GIL twice, when it is made and when it is dropped.
 const at::Tensor& borrowed(const Argument& argument, size_t rank, pybind11::handle object) {
   TORCH_CHECK_TYPE(
-      THPVariable_Check(object.ptr()), argument.op, rank, "d: expected ", argument.name,
-      " to be a Tensor but got ", Py_TYPE(object.ptr())->tp_name);
+      THPVariable_Check(object.ptr()),
+      argument.op,
+      rank,
+      "d: expected ",
+      argument.name,
+      " to be a Tensor but got ",
+      Py_TYPE(object.ptr())->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
   TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested(), argument.op,
-      rank, "d: expected ", argument.name, " to be a dense tensor but got a ", kind_of(object),
+      tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
+      argument.op,
+      rank,
+      "d: expected ",
+      argument.name,
+      " to be a dense tensor but got a ",
+      kind_of(object),
       " tensor");
   return tensor;
 }
@@ -134,8 +144,11 @@ std::string text_of(const pybind11::tuple& numbers) {
 // numbers alone: before PyTorch refuses them in its own words, and before an output size that was
 // computed from them is blamed.
 void check_window_of(
-    const std::string& op, const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
-    const pybind11::tuple& padding, const pybind11::tuple& dilation) {
+    const std::string& op,
+    const pybind11::tuple& kernel_size,
+    const pybind11::tuple& stride,
+    const pybind11::tuple& padding,
+    const pybind11::tuple& dilation) {
   const std::pair<const char*, const pybind11::tuple&> arguments[] = {
       {"kernel_size", kernel_size},
       {"stride", stride},
@@ -143,8 +156,13 @@ void check_window_of(
       {"dilation", dilation}};
   for (const auto& [name, numbers] : arguments) {
     TORCH_CHECK_TYPE(
-        fits_64_bits(numbers), op, numbers.size(), "d: expected ", name,
-        " to be 64-bit ints but got ", text_of(numbers));
+        fits_64_bits(numbers),
+        op,
+        numbers.size(),
+        "d: expected ",
+        name,
+        " to be 64-bit ints but got ",
+        text_of(numbers));
   }
   bool ignored = true;
   const c10::SymDimVector kernel = ints(kernel_size, ignored);
@@ -155,9 +173,13 @@ void check_window_of(
 }
 
 at::Tensor max_unpool(
-    pybind11::handle input, pybind11::handle indices, const pybind11::tuple& output_size,
-    const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
-    const pybind11::tuple& padding, const std::string& reduce) {
+    pybind11::handle input,
+    pybind11::handle indices,
+    const pybind11::tuple& output_size,
+    const pybind11::tuple& kernel_size,
+    const pybind11::tuple& stride,
+    const pybind11::tuple& padding,
+    const std::string& reduce) {
   constexpr const char* op = "max_unpool";
   const at::Tensor& values = borrowed({op, "input"}, padding.size(), input);
   const at::Tensor& positions = borrowed({op, "indices"}, padding.size(), indices);
@@ -169,10 +191,17 @@ at::Tensor max_unpool(
   if (!is_usual) {
     check_window_of(op, kernel_size, stride, padding, pybind11::tuple());
     TORCH_CHECK(
-        fits_64_bits(output_size), op, padding.size(),
-        "d: expected sizes that do not overflow but got output_size=", text_of(output_size),
-        ", kernel_size=", text_of(kernel_size), ", stride=", text_of(stride),
-        ", padding=", text_of(padding));
+        fits_64_bits(output_size),
+        op,
+        padding.size(),
+        "d: expected sizes that do not overflow but got output_size=",
+        text_of(output_size),
+        ", kernel_size=",
+        text_of(kernel_size),
+        ", stride=",
+        text_of(stride),
+        ", padding=",
+        text_of(padding));
   }
   return without_gil([&] {
     return unpool_handle<true>().call(values, positions, sizes, kernel, steps, pads, reduce);
@@ -182,9 +211,14 @@ at::Tensor max_unpool(
 // The values, with the indices or without. Python never sees indices that it need not: to free them
 // it would let go of the GIL, and taking it back aborts a daemon thread at exit (see without_gil).
 pybind11::object max_pool(
-    pybind11::handle input, const pybind11::tuple& kernel_size, const pybind11::tuple& stride,
-    const pybind11::tuple& padding, const pybind11::tuple& dilation, bool ceil_mode,
-    pybind11::handle index_dtype, bool return_indices) {
+    pybind11::handle input,
+    const pybind11::tuple& kernel_size,
+    const pybind11::tuple& stride,
+    const pybind11::tuple& padding,
+    const pybind11::tuple& dilation,
+    bool ceil_mode,
+    pybind11::handle index_dtype,
+    bool return_indices) {
   constexpr const char* op = "max_pool";
   const at::Tensor& unpooled = borrowed({op, "input"}, padding.size(), input);
   bool is_usual = true;
@@ -196,7 +230,9 @@ pybind11::object max_pool(
     check_window_of(op, kernel_size, stride, padding, dilation);
   }
   TORCH_CHECK_TYPE(
-      THPDtype_Check(index_dtype.ptr()), op, ": expected index_dtype to be a torch.dtype but got ",
+      THPDtype_Check(index_dtype.ptr()),
+      op,
+      ": expected index_dtype to be a torch.dtype but got ",
       Py_TYPE(index_dtype.ptr())->tp_name);
   const c10::ScalarType type = index_dtype.cast<c10::ScalarType>();
   const auto [values, indices] = without_gil(

@@ -82,12 +82,17 @@ void check_window(const Window<Size>& window) {
   const auto check = [&](int64_t least, c10::ArrayRef<Size> numbers, const char* wanted) {
     const auto fits = [&](const Size& number) { return number >= least; };
     TORCH_CHECK(
-        std::all_of(numbers.begin(), numbers.end(), fits), window.name(), ": expected ", wanted,
-        " but got ", window);
+        std::all_of(numbers.begin(), numbers.end(), fits),
+        window.name(),
+        ": expected ",
+        wanted,
+        " but got ",
+        window);
   };
   check(1, window.kernel_size, "kernel_size greater than zero");
   check(
-      1, window.stride,
+      1,
+      window.stride,
       "stride greater than zero (strides should be greater than zero, stride should not be zero)");
   check(1, window.dilation, "dilation greater than zero");
   check(0, window.padding, "no negative padding (pad must be non-negative)");
@@ -96,8 +101,10 @@ void check_window(const Window<Size>& window) {
       return c10::SymInt(number).maybe_as_int().value_or(0) < kWindowLimit;
     };
     TORCH_CHECK(
-        std::all_of(numbers.begin(), numbers.end(), fits), window.name(),
-        ": expected sizes that do not overflow but got ", window);
+        std::all_of(numbers.begin(), numbers.end(), fits),
+        window.name(),
+        ": expected sizes that do not overflow but got ",
+        window);
   };
   check_limit(window.kernel_size);
   check_limit(window.stride);
@@ -115,21 +122,33 @@ void check_shape(const Window<Size>& window, const char* tensor, c10::ArrayRef<S
   }
   const bool unpools = window.dilation.empty();
   TORCH_CHECK(
-      sane, window.name(), ": expected ", tensor, " of ", least, " or ", least + 1,
+      sane,
+      window.name(),
+      ": expected ",
+      tensor,
+      " of ",
+      least,
+      " or ",
+      least + 1,
       " dimensions, of which only a batch may be empty (",
       unpools ? c10::str("Input to max_unpooling", least - 1, "d should be a ", least, "d or ")
               : c10::str("Expected ", least, "D or "),
       least + 1,
       unpools ? "d Tensor" : "D (batch mode) tensor with optional 0 dim batch size for input",
-      "), but got shape ", shape);
+      "), but got shape ",
+      shape);
 }
 
 template <class Size>
 void check_fits_uint8(const Window<Size>& window) {
   TORCH_CHECK_VALUE(
-      window.fits_uint8(), window.name(), ": expected kernel_size of at most ", kMostOffsets,
+      window.fits_uint8(),
+      window.name(),
+      ": expected kernel_size of at most ",
+      kMostOffsets,
       " elements, and no dilation, for uint8 indices, which are offsets in the window, but got ",
-      window, "; use int32");
+      window,
+      "; use int32");
 }
 
 // Checks that nothing computed from these numbers overflows, here or in a kernel. The call itself
@@ -154,8 +173,12 @@ void check_overflow(
            number(window.padding[d]) < kWindowLimit;
   }
   TORCH_CHECK(
-      fits, window.name(), ": expected sizes that do not overflow but got an unpooled shape ",
-      unpooled, ", ", window);
+      fits,
+      window.name(),
+      ": expected sizes that do not overflow but got an unpooled shape ",
+      unpooled,
+      ", ",
+      window);
 }
 
 } // namespace maxunpool_cuda

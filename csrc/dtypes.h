@@ -16,9 +16,12 @@ struct SixteenBytes {
 };
 template <size_t kSize>
 using Bytes = std::conditional_t<
-    kSize <= 2, std::conditional_t<kSize == 1, uint8_t, uint16_t>,
+    kSize <= 2,
+    std::conditional_t<kSize == 1, uint8_t, uint16_t>,
     std::conditional_t<
-        kSize == 4, uint32_t, std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
+        kSize == 4,
+        uint32_t,
+        std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
 
 // Calls f with std::integral_constant of the value. False: it is not one of kValues.
 template <int64_t... kValues, class F>
@@ -54,8 +57,17 @@ template <class F>
 bool with_arithmetic_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;
   return with_type_of<
-      Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double, ComplexFloat, ComplexDouble>(
-      type, f);
+      Byte,
+      Char,
+      Short,
+      Int,
+      Long,
+      Half,
+      BFloat16,
+      Float,
+      Double,
+      ComplexFloat,
+      ComplexDouble>(type, f);
 }
 
 // Types whose elements compare.

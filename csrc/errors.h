@@ -21,10 +21,17 @@ inline std::string invalid_index(
   const int64_t out[] = {depth.out, height.out, width.out};
   const auto volume = c10::Join("x", c10::ArrayRef<int64_t>(out).slice(3 - geometry.rank));
   return c10::str(
-      "max_unpool", geometry.rank,
-      "d: expected indices in the output plane but got: Found an invalid max index: ", index,
-      in_window ? " (an offset in its window)" : "", " (output volumes are of size ", volume,
-      ") at position ", position, " of plane ", outer * geometry.inner + channel);
+      "max_unpool",
+      geometry.rank,
+      "d: expected indices in the output plane but got: Found an invalid max index: ",
+      index,
+      in_window ? " (an offset in its window)" : "",
+      " (output volumes are of size ",
+      volume,
+      ") at position ",
+      position,
+      " of plane ",
+      outer * geometry.inner + channel);
 }
 
 #ifdef WITH_CUDA

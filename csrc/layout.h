@@ -91,7 +91,9 @@ at::Tensor empty_in_layout(
 
 // Geometry of a call. `pooled` and `unpooled` are sizes of whole tensors.
 inline Geometry<int64_t> make_geometry(
-    const Window<int64_t>& window, at::IntArrayRef pooled, at::IntArrayRef unpooled,
+    const Window<int64_t>& window,
+    at::IntArrayRef pooled,
+    at::IntArrayRef unpooled,
     at::MemoryFormat layout) {
   const size_t rank = window.rank(), leading = pooled.size() - rank;
   const size_t added = Geometry<int64_t>::kAxes - rank;
@@ -101,7 +103,10 @@ inline Geometry<int64_t> make_geometry(
       contiguous ? batch * channels : batch, contiguous ? 1 : channels, {}, static_cast<int>(rank)};
   for (size_t d = 0; d < rank; ++d) {
     geometry.axis[added + d] = {
-        pooled[leading + d], unpooled[leading + d], window.kernel_size[d], window.stride[d],
+        pooled[leading + d],
+        unpooled[leading + d],
+        window.kernel_size[d],
+        window.stride[d],
         window.padding[d]};
   }
   return geometry;

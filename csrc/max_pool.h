@@ -27,8 +27,10 @@ template <class Size>
 void check_index_dtype(
     const Window<Size>& window, c10::ArrayRef<Size> spatial, c10::ScalarType index_dtype) {
   TORCH_CHECK_VALUE(
-      with_index_type(index_dtype, kNothing), window.name(),
-      ": expected index_dtype to be int64, int32 or uint8 but got ", index_dtype);
+      with_index_type(index_dtype, kNothing),
+      window.name(),
+      ": expected index_dtype to be int64, int32 or uint8 but got ",
+      index_dtype);
   if (index_dtype == c10::ScalarType::Byte) {
     check_fits_uint8(window);
   } else if (index_dtype == c10::ScalarType::Int) {
@@ -37,9 +39,11 @@ void check_index_dtype(
       plane = plane * size;
     }
     TORCH_CHECK_VALUE(
-        holds(c10::sym_lt(plane, Size(int64_t{1} << 31))), window.name(),
+        holds(c10::sym_lt(plane, Size(int64_t{1} << 31))),
+        window.name(),
         ": expected a plane of fewer than 2^31 positions for int32 indices but got spatial sizes ",
-        spatial, "; use int64");
+        spatial,
+        "; use int64");
   }
 }
 
@@ -55,10 +59,13 @@ void check_no_empty_window(const Window<Size>& window, c10::ArrayRef<Size> spati
     for (Size start = padding; start > 0; start = start - window.stride[d]) { // left of the input
       const Size first = (step - start % step) % step;
       TORCH_CHECK_NOT_IMPLEMENTED(
-          first < spatial[d], window.name(),
+          first < spatial[d],
+          window.name(),
           ": expected every window to hold an element of the input, for its derivative, but got "
           "spatial sizes ",
-          spatial, ", ", window);
+          spatial,
+          ", ",
+          window);
     }
   }
 }
@@ -74,24 +81,30 @@ inline c10::SymInt smaller(const c10::SymInt& a, const c10::SymInt& b) {
 // the input coordinate p * stride - padding + k * dilation.
 template <class Size>
 std::vector<Size> pooled_sizes(
-    const at::Tensor& input, const Window<Size>& window, bool ceil_mode,
+    const at::Tensor& input,
+    const Window<Size>& window,
+    bool ceil_mode,
     c10::ScalarType index_dtype) {
   const size_t rank = window.rank();
   TORCH_CHECK(
-      window.has_one_length() && window.dilation.size() == rank, window.name(),
+      window.has_one_length() && window.dilation.size() == rank,
+      window.name(),
       ": expected kernel_size, stride, padding and dilation of one length, 1, 2 or 3, but got ",
       window);
   check_window(window);
   for (size_t d = 0; d < rank; ++d) {
     TORCH_CHECK(
-        window.padding[d] <= window.kernel_size[d] / 2, window.name(),
+        window.padding[d] <= window.kernel_size[d] / 2,
+        window.name(),
         ": expected padding of at most half of kernel_size (pad should be at most half of "
         "effective kernel size) but got ",
         window);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      with_ordered_type(input.scalar_type(), kNothing), window.name(),
-      ": expected a dtype whose elements compare but got ", input.scalar_type());
+      with_ordered_type(input.scalar_type(), kNothing),
+      window.name(),
+      ": expected a dtype whose elements compare but got ",
+      input.scalar_type());
   const c10::ArrayRef<Size> shape = sizes_of<Size>(input);
   check_shape(window, "input", shape);
   check_overflow<Size>(window, shape, shape);
@@ -107,10 +120,13 @@ std::vector<Size> pooled_sizes(
       room = room + stride - 1;
     }
     TORCH_CHECK(
-        holds(c10::sym_ge(room, Size(0))), window.name(),
+        holds(c10::sym_ge(room, Size(0))),
+        window.name(),
         ": expected windows that fit the padded input (Output size is too small) but got input of "
         "shape ",
-        shape, ", ", window);
+        shape,
+        ", ",
+        window);
     Size last = room / stride;
     // Every window begins in the input or its left padding. In ceil mode the last window of `room`
     // may begin beyond them, unless the window is long enough.
@@ -127,8 +143,12 @@ std::vector<Size> pooled_sizes(
 // the results unless they are empty. Tensors that have no data need no kernel.
 template <class Size, auto kernel = nullptr>
 std::tuple<at::Tensor, at::Tensor> run_pool(
-    const at::Tensor& input, c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> stride,
-    c10::ArrayRef<Size> padding, c10::ArrayRef<Size> dilation, bool ceil_mode,
+    const at::Tensor& input,
+    c10::ArrayRef<Size> kernel_size,
+    c10::ArrayRef<Size> stride,
+    c10::ArrayRef<Size> padding,
+    c10::ArrayRef<Size> dilation,
+    bool ceil_mode,
     c10::ScalarType index_dtype) {
   const Window<Size> window{"max_pool", kernel_size, stride, padding, dilation};
   const std::vector<Size> pooled = pooled_sizes(input, window, ceil_mode, index_dtype);

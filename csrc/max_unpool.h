@@ -22,8 +22,11 @@ namespace maxunpool_cuda {
 template <class Size>
 Reduce reduction_of(const Window<Size>& window, c10::string_view reduce) {
   TORCH_CHECK_VALUE(
-      reduce == "last" || reduce == "sum", window.name(),
-      ": expected reduce to be 'last' or 'sum' but got '", reduce, "'");
+      reduce == "last" || reduce == "sum",
+      window.name(),
+      ": expected reduce to be 'last' or 'sum' but got '",
+      reduce,
+      "'");
   return reduce == "last" ? Reduce::last : Reduce::sum;
 }
 
@@ -37,9 +40,12 @@ template <class Size>
 void check_output_size(const Window<Size>& window, c10::ArrayRef<Size> output_size) {
   for (const Size& size : output_size) {
     TORCH_CHECK_VALUE(
-        holds(c10::sym_gt(size, Size(0))), window.name(),
+        holds(c10::sym_gt(size, Size(0))),
+        window.name(),
         ": expected output_size, or its default, to contain positive spatial dimensions but got ",
-        output_size, " for ", window);
+        output_size,
+        " for ",
+        window);
   }
 }
 
@@ -48,19 +54,29 @@ void check_output_size(const Window<Size>& window, c10::ArrayRef<Size> output_si
 // accepted: an index beyond it is out of bounds.
 template <class Size>
 std::vector<Size> unpooled_sizes(
-    const at::Tensor& values, const at::Tensor& indices, c10::ArrayRef<Size> output_size,
-    const Window<Size>& window, Reduce reduce, bool forward) {
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::ArrayRef<Size> output_size,
+    const Window<Size>& window,
+    Reduce reduce,
+    bool forward) {
   TORCH_CHECK_VALUE(
-      window.has_one_length(), window.name(),
-      ": expected kernel_size, stride and padding of one length, 1, 2 or 3, but got ", window);
+      window.has_one_length(),
+      window.name(),
+      ": expected kernel_size, stride and padding of one length, 1, 2 or 3, but got ",
+      window);
   check_window(window);
   const auto given = sizes_of<Size>(values), pooled = sizes_of<Size>(indices);
   TORCH_CHECK(
-      values.device() == indices.device(), window.name(),
-      ": expected values and indices on the same device but got ", values.device(), " and ",
+      values.device() == indices.device(),
+      window.name(),
+      ": expected values and indices on the same device but got ",
+      values.device(),
+      " and ",
       indices.device());
   TORCH_CHECK(
-      with_index_type(indices.scalar_type(), kNothing), window.name(),
+      with_index_type(indices.scalar_type(), kNothing),
+      window.name(),
       ": expected indices of type int64, int32 or uint8 (elements in indices should be type int64) "
       "but got ",
       indices.scalar_type());
@@ -68,22 +84,36 @@ std::vector<Size> unpooled_sizes(
     check_fits_uint8(window);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      reduce == Reduce::last || with_arithmetic_type(values.scalar_type(), kNothing), window.name(),
-      ": expected a dtype that adds up for reduce='sum' but got ", values.scalar_type());
+      reduce == Reduce::last || with_arithmetic_type(values.scalar_type(), kNothing),
+      window.name(),
+      ": expected a dtype that adds up for reduce='sum' but got ",
+      values.scalar_type());
   check_shape(window, forward ? "input" : "indices", forward ? given : pooled);
   TORCH_CHECK(
-      !forward || same_sizes(given, pooled), window.name(),
-      ": Expected shape of indices to be same as that of the input, ", given, ", but got ", pooled);
+      !forward || same_sizes(given, pooled),
+      window.name(),
+      ": Expected shape of indices to be same as that of the input, ",
+      given,
+      ", but got ",
+      pooled);
   TORCH_CHECK_VALUE(
-      output_size.size() == window.rank(), window.name(), ": expected output_size of ",
-      window.rank(), " spatial sizes but got ", output_size);
+      output_size.size() == window.rank(),
+      window.name(),
+      ": expected output_size of ",
+      window.rank(),
+      " spatial sizes but got ",
+      output_size);
   std::vector<Size> unpooled = pooled.vec();
   std::copy(output_size.begin(), output_size.end(), unpooled.end() - window.rank());
   check_output_size(window, output_size);
   check_overflow<Size>(window, pooled, unpooled);
   TORCH_CHECK(
-      forward || same_sizes<Size>(given, unpooled), window.name(),
-      ": expected grad_output of shape ", c10::ArrayRef<Size>(unpooled), " but got ", given);
+      forward || same_sizes<Size>(given, unpooled),
+      window.name(),
+      ": expected grad_output of shape ",
+      c10::ArrayRef<Size>(unpooled),
+      " but got ",
+      given);
   return unpooled;
 }
 
@@ -91,8 +121,12 @@ std::vector<Size> unpooled_sizes(
 // the result unless that is empty. Tensors that have no data need no kernel.
 template <class Size, bool kForward, auto kernel = nullptr>
 at::Tensor run(
-    const at::Tensor& values, const at::Tensor& indices, c10::ArrayRef<Size> output_size,
-    c10::ArrayRef<Size> kernel_size, c10::ArrayRef<Size> stride, c10::ArrayRef<Size> padding,
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    c10::ArrayRef<Size> output_size,
+    c10::ArrayRef<Size> kernel_size,
+    c10::ArrayRef<Size> stride,
+    c10::ArrayRef<Size> padding,
     c10::string_view reduce_name) {
   const Window<Size> window{"max_unpool", kernel_size, stride, padding, {}};
   const Reduce reduce = reduction_of(window, reduce_name);

@@ -10,7 +10,8 @@ namespace {
 
 void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, op.schema().name(),
+      false,
+      op.schema().name(),
       ": expected CPU tensors but got CUDA tensors: this build of maxunpool_cuda has " BUILD_NOTE
       ". `pip install \"cuda-toolkit[nvcc,cccl]\"` installs nvcc for a CUDA 13 build of PyTorch; "
       "`FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again");

@@ -26,7 +26,8 @@ using torch::autograd::variable_list;
 template <class T>
 using NodePointer = std::conditional_t<
     std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>,
-    std::shared_ptr<T>, c10::intrusive_ptr<T>>;
+    std::shared_ptr<T>,
+    c10::intrusive_ptr<T>>;
 
 template <class T, class... Arguments>
 NodePointer<T> make_node(const Arguments&... arguments) {
@@ -45,8 +46,11 @@ struct InGraph;
 template <class... Arguments, variable_list (*function)(const variable_list&, const Arguments&...)>
 struct InGraph<function> {
   static variable_list call(
-      const char* name, Node& node, torch::dynamo::autograd::SwapSavedVariables& saved,
-      const variable_list& grads, const Arguments&... arguments) {
+      const char* name,
+      Node& node,
+      torch::dynamo::autograd::SwapSavedVariables& saved,
+      const variable_list& grads,
+      const Arguments&... arguments) {
     using namespace torch::dynamo::autograd;
     const auto& interface = getPyCompilerInterface();
     static const std::string bound = interface->bind_function(
@@ -54,7 +58,11 @@ struct InGraph<function> {
     PackedArgs packed;
     (packed.pack(arguments), ...);
     return interface->call_function(
-        saved.get_py_compiler(), "apply_functional", bound, grads, packed.vec(),
+        saved.get_py_compiler(),
+        "apply_functional",
+        bound,
+        grads,
+        packed.vec(),
         IValuePacker<std::vector<std::optional<InputMetadata>>>::pack(
             get_input_metadata(node.next_edges())));
   }

@@ -19,7 +19,8 @@ enum class Reduce : int8_t {
 // Type that sums of T are accumulated in; integers wrap in it.
 template <class T>
 using Accumulator = std::conditional_t<
-    std::is_integral_v<T>, int64_t,
+    std::is_integral_v<T>,
+    int64_t,
     std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>>;
 
 template <class T>

@@ -336,7 +336,7 @@ class Call:
 
     @property
     def positions(self) -> Tensor:
-        """The indices of an unpooling as flat positions in the output plane. Invalid offsets are -1."""
+        """Indices of an unpooling as flat positions in the output plane. Invalid ones are -1."""
         indices, geometry = self.tensors[1], self.geometry
         if indices.dtype != torch.uint8:
             return indices

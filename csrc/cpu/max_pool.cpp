@@ -334,7 +334,8 @@ class Pool {
   Index* const indices_ = static_cast<Index*>(call_.indices);
   // Positions from one element of a window to the next.
   const int64_t step_[3] = {
-      call_.dilation[0] * height_.out * width_.out, call_.dilation[1] * width_.out,
+      call_.dilation[0] * height_.out * width_.out,
+      call_.dilation[1] * width_.out,
       call_.dilation[2]};
   // Elements of a window that are listed at once. A piece of a large window stays in the cache
   // while its channels are compared, some vectors at a time.

@@ -98,7 +98,8 @@ class Targets {
   Coordinates step_to(int64_t element) const {
     const int64_t cell = element / geometry_.inner, row = cell / width_.in;
     return {
-        row / height_.in * depth_.stride, row % height_.in * height_.stride,
+        row / height_.in * depth_.stride,
+        row % height_.in * height_.stride,
         cell % width_.in * width_.stride};
   }
   // Where that window begins, before it is clipped.

@@ -48,8 +48,12 @@ struct GatherPlan {
 // those of later cells.
 template <class T, bool kOffsets, bool kDropsLosers>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
-    Tiling<uint32_t> tiling, GatherPlan plan, Report report, const T* __restrict__ grad_output,
-    AnyIndices indices, T* __restrict__ grad_input) {
+    Tiling<uint32_t> tiling,
+    GatherPlan plan,
+    Report report,
+    const T* __restrict__ grad_output,
+    AnyIndices indices,
+    T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto& [depth, height, width] = g.axis;

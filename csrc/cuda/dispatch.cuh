@@ -98,7 +98,10 @@ class Dispatch {
     };
     const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
       launch_items<T>(
-          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>, tiling, planes.images, planes,
+          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>,
+          tiling,
+          planes.images,
+          planes,
           negative_zero<T>());
     };
     if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
@@ -176,7 +179,8 @@ class Dispatch {
         constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
         plan.planes = Planes(geometry_, kPlanes);
         const Tiling<uint32_t> tiling(
-            geometry_, {depth.in, height.in, width.in},
+            geometry_,
+            {depth.in, height.in, width.in},
             plan.planes.images == 1 ? geometry_.inner / kPlanes : geometry_.inner,
             plan.planes.images);
         launch_items<T>(
@@ -218,8 +222,11 @@ class Dispatch {
     constexpr int64_t kSharedBytes = 32 << 10; // of a block's slots
     const int64_t cells = geometry_.in_plane(), outputs = geometry_.out_plane();
     TORCH_CHECK(
-        cells < std::numeric_limits<uint32_t>::max(), "max_unpool", geometry_.rank,
-        "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ", cells);
+        cells < std::numeric_limits<uint32_t>::max(),
+        "max_unpool",
+        geometry_.rank,
+        "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ",
+        cells);
     const int64_t slot = value_bytes + sizeof(uint32_t);
     const int64_t room = std::clamp<int64_t>(kSharedBytes / slot, 1, outputs);
     const int64_t part = divide_up(outputs, divide_up(outputs, room));
@@ -252,8 +259,15 @@ class Dispatch {
     const int64_t most = is_fixup_ ? launch_.most_blocks() : int64_t{1} << 30;
     const int64_t blocks = std::min(planes * count, most);
     launch_(
-        kernel, blocks, threads, part * slot, parts, report_, static_cast<const T*>(call_.values),
-        any_indices(), static_cast<T*>(call_.result));
+        kernel,
+        blocks,
+        threads,
+        part * slot,
+        parts,
+        report_,
+        static_cast<const T*>(call_.values),
+        any_indices(),
+        static_cast<T*>(call_.result));
   }
 
   // ---- what both need
@@ -261,13 +275,25 @@ class Dispatch {
   // Launches a fast kernel whose items are in so many images each.
   template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
-      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Plan& plan,
+      Kernel* kernel,
+      const Tiling<uint32_t>& tiling,
+      int64_t images,
+      const Plan& plan,
       const Rest&... rest) {
     const int64_t items = tiling.items, blocks = divide_up(items, kThreads);
     flag(blocks, kThreads, items / divide_up(geometry_.outer, images), images);
     launch_(
-        kernel, blocks, kThreads, 0, tiling, plan, report_, rest...,
-        static_cast<const T*>(call_.values), any_indices(), static_cast<T*>(call_.result));
+        kernel,
+        blocks,
+        kThreads,
+        0,
+        tiling,
+        plan,
+        report_,
+        rest...,
+        static_cast<const T*>(call_.values),
+        any_indices(),
+        static_cast<T*>(call_.result));
   }
 
   // Makes room for the out-of-window flags of the fast kernel. See OutOfWindowFlags.

@@ -77,9 +77,12 @@ __device__ inline uint32_t unclipped_offsets(
 
 template <class Combine, bool kOffsets, class Window, Elements kOf>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
-    Tiling<uint32_t> tiling, Planes planes, Report report,
+    Tiling<uint32_t> tiling,
+    Planes planes,
+    Report report,
     typename Combine::Element negative_zero, // see added_to_zero
-    const typename Combine::Element* __restrict__ input, AnyIndices indices,
+    const typename Combine::Element* __restrict__ input,
+    AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
   using T = typename Combine::Element;
   constexpr int K = Window::K, S = Window::S, P = Window::P, kCells = Window::kCells,

@@ -111,8 +111,14 @@ class PoolDispatch {
     const Tiling<uint32_t> tiling(geometry_, {depth.in, height.in, width.in}, geometry_.inner);
     const int64_t threads = lanes.count * lanes.columns;
     launch_(
-        pool_lanes<T>, divide_up(tiling.items, lanes.columns), threads, threads * sizeof(Best<T>),
-        tiling, input<T>(), pooled<T>(), lanes);
+        pool_lanes<T>,
+        divide_up(tiling.items, lanes.columns),
+        threads,
+        threads * sizeof(Best<T>),
+        tiling,
+        input<T>(),
+        pooled<T>(),
+        lanes);
   }
 
   template <class T, class Offset>
@@ -130,11 +136,18 @@ class PoolDispatch {
   bool launch(Kernel* kernel, int rows, int columns, int channels, const Rest&... rest) const {
     const auto& [depth, height, width] = geometry_.axis;
     const Tiling<Offset> tiling(
-        geometry_, {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
+        geometry_,
+        {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
         geometry_.inner / channels);
     launch_(
-        kernel, divide_up(static_cast<int64_t>(tiling.items), kThreads), kThreads, 0, tiling,
-        input<T>(), pooled<T>(), rest...);
+        kernel,
+        divide_up(static_cast<int64_t>(tiling.items), kThreads),
+        kThreads,
+        0,
+        tiling,
+        input<T>(),
+        pooled<T>(),
+        rest...);
     return true;
   }
 

@@ -58,7 +58,10 @@ struct StreamLaunch {
   }
   template <class... Parameters>
   void operator()(
-      void (*kernel)(Parameters...), int64_t blocks, int64_t threads, int64_t shared_bytes,
+      void (*kernel)(Parameters...),
+      int64_t blocks,
+      int64_t threads,
+      int64_t shared_bytes,
       const std::type_identity_t<Parameters>&... arguments) const {
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
         arguments...);
@@ -85,8 +88,11 @@ bool is_set(const char* variable) {
 
 void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   TORCH_CHECK(
-      device.is_cuda(), "max_unpool", call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ", device);
+      device.is_cuda(),
+      "max_unpool",
+      call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ",
+      device);
   const c10::cuda::CUDAGuard guard(device);
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
@@ -100,8 +106,11 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
 
 void pool_on_device(const PoolCall& call, c10::Device device) {
   TORCH_CHECK(
-      device.is_cuda(), "max_pool", call.geometry.rank,
-      "d: expected CUDA tensors but got tensors on ", device);
+      device.is_cuda(),
+      "max_pool",
+      call.geometry.rank,
+      "d: expected CUDA tensors but got tensors on ",
+      device);
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor no_memory;
   pool(StreamLaunch{.device = device, .memory = no_memory, .words = nullptr}, call);

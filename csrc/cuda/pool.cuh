@@ -209,7 +209,10 @@ constexpr int kElementsAtOnce = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
 
 template <class T, class Offset>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
-    Tiling<Offset> tiling, const T* __restrict__ input, Pooled<T> pooled, Dilation<Offset> dilation,
+    Tiling<Offset> tiling,
+    const T* __restrict__ input,
+    Pooled<T> pooled,
+    Dilation<Offset> dilation,
     T lowest) {
   for_each_item(tiling.items, [&](Offset i) {
     const Geometry<Offset>& g = tiling.geometry;

@@ -124,7 +124,10 @@ struct Report {
 // out of bounds.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_or_reported(
-    const Decoder<Offset>& decoder, const Errors& errors, const AnyIndices& indices, Offset element,
+    const Decoder<Offset>& decoder,
+    const Errors& errors,
+    const AnyIndices& indices,
+    Offset element,
     const Position<Offset>& start) {
   const int64_t index = indices[element];
   const auto unsigned_index = index_as<Offset>(static_cast<uint64_t>(index));

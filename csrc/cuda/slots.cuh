@@ -93,8 +93,11 @@ class Piece {
   }
   // The same. The fast kernel also finds out-of-window indices and reports out-of-bounds ones.
   __device__ uint64_t checked_target(
-      const AnyIndices& indices, uint64_t cell, const Position<uint64_t>& start,
-      const Errors& errors, bool& out_of_window) const {
+      const AnyIndices& indices,
+      uint64_t cell,
+      const Position<uint64_t>& start,
+      const Errors& errors,
+      bool& out_of_window) const {
     if (all_.is_fixup) { // the fast kernel has checked it
       return target(indices, cell);
     }
@@ -207,7 +210,10 @@ __device__ inline void for_each_piece(
 // out of bounds; `start` is where their windows begin. Returns whether an index is out of window.
 template <class Visit>
 __device__ inline bool fill_with_last(
-    uint32_t* slots, const Piece& piece, const AnyIndices& indices, const Errors& errors,
+    uint32_t* slots,
+    const Piece& piece,
+    const AnyIndices& indices,
+    const Errors& errors,
     const Visit& visit_out_of_bounds) {
   for_each_in_block(piece.count, [&](uint32_t i) { slots[i] = 0; });
   __syncthreads();
@@ -228,7 +234,10 @@ __device__ inline bool fill_with_last(
 
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_last_slots(
-    Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
+    Parts parts,
+    Report report,
+    const T* __restrict__ input,
+    AnyIndices indices,
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_piece(parts, report, [&](const Piece& piece) {
@@ -247,7 +256,10 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
 // the next one in the second.
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_sum_slots(
-    Parts parts, Report report, const T* __restrict__ input, AnyIndices indices,
+    Parts parts,
+    Report report,
+    const T* __restrict__ input,
+    AnyIndices indices,
     T* __restrict__ output) {
   auto* const sums = shared_memory<CombineSum<T>>();
   auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.part);
@@ -297,7 +309,10 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
 // in it.
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
-    Parts parts, Report report, const T* __restrict__ grad_output, AnyIndices indices,
+    Parts parts,
+    Report report,
+    const T* __restrict__ grad_output,
+    AnyIndices indices,
     T* __restrict__ grad_input) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_piece(parts, report, [&](const Piece& piece) {
@@ -327,7 +342,10 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
 // are of the cells, and need no slots.
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_sum_slots(
-    Parts parts, Report report, const T* __restrict__ grad_output, AnyIndices indices,
+    Parts parts,
+    Report report,
+    const T* __restrict__ grad_output,
+    AnyIndices indices,
     T* __restrict__ grad_input) {
   for_each_piece(parts, report, [&](const Piece& piece) {
     const uint64_t begin = piece.number * parts.part_cells;

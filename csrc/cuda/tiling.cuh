@@ -24,7 +24,9 @@ struct Tiling : Decoder<Offset> {
 
   // Tiling by `count` tiles in each dimension and groups of channels, of `images` images a thread.
   Tiling(
-      const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t group_count,
+      const Geometry<int64_t>& from,
+      const int64_t (&count)[3],
+      int64_t group_count,
       int64_t images = 1)
       : Decoder<Offset>(from), groups(Divider<Offset>(group_count)) {
     const int64_t planes = divide_up(from.outer, images) * group_count;
@@ -105,8 +107,9 @@ inline bool fits_32bit(
     elements *= apart == 1 ? size : size + apart;
     kernel_volume *= kernel;
     extent = std::max(
-        extent, (size + 1) * static_cast<double>(axis.stride) + size +
-                    static_cast<double>(axis.padding) + (kernel + 1) * apart);
+        extent,
+        (size + 1) * static_cast<double>(axis.stride) + size + static_cast<double>(axis.padding) +
+            (kernel + 1) * apart);
   }
   return std::max({elements, extent, kernel_volume}) < static_cast<double>(kMost32BitOffset);
 }

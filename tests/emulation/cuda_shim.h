@@ -30,7 +30,10 @@ namespace shim {
 // Runs a grid, whose threads all call `thread`. Blocks come in any order, and so does what the
 // threads of a block do between two barriers or atomic operations.
 void run_grid(
-    const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
+    const void* kernel,
+    unsigned blocks,
+    unsigned threads,
+    size_t shared_bytes,
     c10::function_ref<void()> thread);
 
 // What a thread calls. barrier() returns whether any thread of the block gave a predicate.
@@ -42,7 +45,10 @@ extern bool skips_barriers; // a race on purpose
 // launch(kernel, blocks, threads, shared_bytes, stream)(arguments...)
 template <class... Parameters>
 auto launch(
-    void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared_bytes = 0,
+    void (*kernel)(Parameters...),
+    unsigned blocks,
+    unsigned threads,
+    size_t shared_bytes = 0,
     void* = nullptr) {
   return [=](const std::type_identity_t<Parameters>&... arguments) {
     run_grid(reinterpret_cast<const void*>(kernel), blocks, threads, shared_bytes, [&] {

@@ -115,7 +115,10 @@ void run_block(unsigned threads, size_t shared_bytes) {
     }
   }
   TORCH_CHECK(
-      block->waiting.empty(), block->waiting.size(), " of ", threads,
+      block->waiting.empty(),
+      block->waiting.size(),
+      " of ",
+      threads,
       " threads of a block wait at a barrier that the others do not reach");
 }
 
@@ -124,7 +127,10 @@ void run_block(unsigned threads, size_t shared_bytes) {
 bool skips_barriers = false;
 
 void run_grid(
-    const void* kernel, unsigned blocks, unsigned threads, size_t shared_bytes,
+    const void* kernel,
+    unsigned blocks,
+    unsigned threads,
+    size_t shared_bytes,
     c10::function_ref<void()> thread) {
   const std::lock_guard<std::mutex> lock(one_grid);
   TORCH_CHECK(blocks > 0 && threads > 0 && threads <= 1024, blocks, " blocks of ", threads);
