@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Builds the extension; pyproject.toml describes the package.
 
 With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
 
 cases.py lists what is timed, memory.py plans how many tensors of each case rotate, data.py makes

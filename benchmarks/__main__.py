@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Times max unpooling and pooling beside torch.nn and a clone, and checks every result first."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The networks that are timed, and those whose training is measured.
 
 They have the layers and the widths that were published, and random weights.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Who is timed, and how a case is called and differentiated."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tensors of a case, and the results that a call of it must have."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How many sets of data a case rotates through: computed from its sizes, before any is made.
 
 A set is what one call is given. If a set were used again while a part of it is in the cache, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole networks: how long SqueezeNet and VGG take, eager and compiled."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Results: as JSON, a row for each case, and as tables in Markdown."""
 
 import datetime

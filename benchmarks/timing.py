@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One case: check every result, then time everyone in rounds, since the machine's state drifts."""
 
 import ctypes

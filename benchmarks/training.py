@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The memory of a training step, with torch.nn's max pooling and after ``replace_max_pooling``.
 
 Two figures for each network. Saved: the bytes of all tensors that the forward saves for the

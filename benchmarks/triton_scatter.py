@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Max unpooling as a naive kernel, in Triton: fill with zeros, then scatter."""
 
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Derivatives of the operators, backward and forward. For given indices max_unpool and
 // max_unpool_backward are linear maps, each the transpose of the other. Near its input, max_pool is
 // max_unpool_backward with "sum", for the indices that max_pool finds. Nodes are written as

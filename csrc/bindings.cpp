@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Python bindings: facts about the build, and the operators with their schemas' arguments. A call
 // through these costs half as much as one through torch.ops; both go through the dispatcher.
 #include "errors.h"

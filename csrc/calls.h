@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Calls, as the kernels of every backend get them: numbers, dtypes and addresses, no tensors.
 #pragma once
 

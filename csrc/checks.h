@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Checks that both operators share, on every backend. Eager calls check sizes (int64_t), traced
 // calls symbolic sizes (c10::SymInt), with the same messages and exceptions: those of torch.nn. A
 // message names the values seen; it has a phrase of PyTorch's where PyTorch's tests look for that.

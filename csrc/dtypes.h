@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Dispatch from run-time dtypes to template arguments, for the CPU and CUDA alike.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Errors for out-of-bounds indices, on every backend.
 #pragma once
 

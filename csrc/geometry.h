@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The one geometry that every kernel, of every rank, layout and backend, is written for.
 //
 // Words that mean one thing in all of csrc:

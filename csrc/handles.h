@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Handles of the operators in the dispatcher, for C++ that calls them.
 #pragma once
 

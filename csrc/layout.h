@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Memory formats: the format of a call, tensors in that format, and their Geometry.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Max pooling: the validation, and from tensors to a backend's PoolCall.
 #pragma once
 

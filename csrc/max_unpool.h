@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Max unpooling and its transpose: the validation, and from tensors to a backend's UnpoolCall.
 #pragma once
 

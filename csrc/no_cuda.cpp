@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Error of a build without CUDA for CUDA tensors. setup.py's BUILD_NOTE begins with "no CUDA
 // kernels" and tells why.
 #ifndef WITH_CUDA

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Nodes, written alike for every release of PyTorch that is supported: who owns a node, and what
 // compiled autograd asks of it. A node here guards its saved variables by Node::mutex_, for two
 // threads may run backward through one graph: one may release what the other is about to unpack.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Reductions: what becomes of several pooled elements whose indices name one output.
 #pragma once
 

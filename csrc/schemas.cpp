@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Schemas of the operators, and what they do with tensors that have no data: check the arguments.
 #include "max_pool.h"
 #include "max_unpool.h"

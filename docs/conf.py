@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How Sphinx builds the documents: ``make docs``."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Draws the documents' pictures: ``python docs/pictures.py [FOLDER]``; needs matplotlib.
 
 What a picture says is computed by the package as it is drawn, or read from ``benchmarks/results``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A small SegNet learns grey and white matter from the MNI152 brain, with deterministic unpooling.
 
 The encoder's pools hand their indices to the decoder's unpools; the windows of the middle one

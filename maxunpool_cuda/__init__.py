@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
 
 Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From the arguments of torch.nn's functions to those of the operators.
 
 Ints become tuples, and what was not given gets its default. The operators check the rest, for every

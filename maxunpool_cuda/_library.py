@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Refuses a library built for another PyTorch, CUDA or Python, before it is loaded.
 
 Loading one ends in an undefined symbol, if it is noticed at all: PyTorch promises no ABI from one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Loads the library, which registers the operators with PyTorch; their names and vmap rule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The operators in terms of PyTorch's own: exported programs take them in place of the operators.
 
 Window offsets need no scatter. Cut the padded output into blocks of one stride: a window begins

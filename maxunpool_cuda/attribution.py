@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """For a while, captum and shap compute DeepLIFT's attributions that add up.
 
 The module imports neither of them. It changes a model, and what :mod:`torch.nn.functional` does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Conversion of models to the modules of this package, in place, and back to :mod:`torch.nn`'s.
 
 It exchanges the class of a module, which keeps its hooks, its training mode and its compiled code.

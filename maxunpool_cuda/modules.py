@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Max unpooling, max pooling and adaptive max pooling as modules, in place of torch.nn's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Export to ONNX: max pooling and unpooling as ONNX's MaxPool and MaxUnpool."""
 
 from __future__ import annotations

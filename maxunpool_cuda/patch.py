@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """For a while, torch.nn.functional's max pooling and max unpooling are this package's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The table of operators: random calls of each, with what the reference makes of them.
 
 ``draw`` makes a call. Its dtype, reduce, geometry, kind of indices and layouts are random or given.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What all tests run under: seeds, devices, poisoned memory."""
 
 import contextlib

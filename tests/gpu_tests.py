@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tests marked cuda: skipped where they cannot run, and counted at the end of the run.
 
 A plugin of its own, so that test_harness.py can run it on tests that are made up.

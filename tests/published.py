@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ways in which published models pool and unpool, each in a small network written anew.
 
 The sources are named by repository and file. What is kept is how indices go from pool to unpool.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Pooling, unpooling and its transpose from their definition: slow, plain, no PyTorch kernels.
 
 Everything is done on NumPy numbers and bytes, one pooled element after the other, in all planes at

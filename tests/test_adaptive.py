@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Adaptive max pooling: definition, torch.nn's results, derivatives, graphs."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """captum's and shap's DeepLIFT: attributions add up to the difference of outputs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Derivatives of every order, with duplicate indices, which PyTorch's backward gets wrong."""
 
 from random import Random

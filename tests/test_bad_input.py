@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Bad input: exceptions of the types that torch.nn raises, and messages that name the values."""
 
 import math

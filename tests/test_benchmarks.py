@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Benchmarks check what they time, and see what became slower; documents say what was measured."""
 
 import dataclasses

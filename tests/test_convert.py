@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which modules of a model are replaced and put back, how, and why others are not."""
 
 import copy

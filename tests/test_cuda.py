@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What only a GPU can show: streams, graphs, errors that come late, calls that do not wait."""
 
 import os

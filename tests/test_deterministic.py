@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What docs/deterministic.md says of PyTorch's own calls, in the release that is installed."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What documents and the demo say: examples run, pictures are those drawn, the map is whole."""
 
 import doctest

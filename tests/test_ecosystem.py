@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What surrounds an operator: threads, tensors of other kinds, Inductor."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The emulated GPU itself: which kernels the tests reach there, and which mistakes they see.
 
 That its results are right is tested wherever a test takes the fixture ``device``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What exact_attributions does to a model, seen without captum and shap."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What the tests themselves stand on: copies on a device, counts of tests and of registers."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which kernels are built, and what does not fit PyTorch is refused."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The CUDA kernels in the compiled library, as cuobjdump describes them: no GPU is needed."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules: torch.nn's own, but for what they call."""
 
 from typing import Any

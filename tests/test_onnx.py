@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Export to ONNX, run by ONNX Runtime and ONNX's reference evaluator, against eager mode: with
 MaxPool and MaxUnpool, by translation_table(); or "portable", without them, by decompositions().
 With --all OpenVINO runs one portable model of each kind.

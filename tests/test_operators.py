@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What every operator computes: the reference's values, of every dtype, layout, size and window."""
 
 import math

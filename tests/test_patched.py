@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The portable form: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Published models, made this package's in every way, and called, kept or handed on in every way.
 
 Outputs, and gradients of the input and of every parameter, are equal to the definition's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """make report: one file that says what the tests and the benchmark did, also if they fail."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fast CUDA kernels against the simple ones: equal results, of calls too large for a reference too.
 
 ``MAXUNPOOL_CUDA_SIMPLE_KERNELS=1`` sends unpooling and its gradient to the simple kernels alone.

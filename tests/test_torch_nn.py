@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
 import random

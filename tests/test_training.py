@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training under deterministic algorithms, and by several processes that train as one does."""
 
 import os

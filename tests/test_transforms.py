@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What PyTorch makes of an operator: torch.func, forward mode, torch.compile, torch.export."""
 
 import itertools

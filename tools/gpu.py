@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Prepares an environment for CUDA kernels, or says in one sentence why it cannot have any.
 
 make runs it with the environment's Python before it builds with CUDA=1. A GPU that nvidia-smi lists

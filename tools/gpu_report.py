@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Runs the tests and a quick benchmark, and writes one Markdown file to paste into an issue.
 
     gpu_report.py [--bench ARGUMENTS] [--output FILE] PYTEST [ARGUMENTS ...]

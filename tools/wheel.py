@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The source archive, and wheels: python tools/wheel.py sdist | build | check WHEEL.
 
 sdist writes the source archive into dist/. build makes a wheel from that archive, for the minor

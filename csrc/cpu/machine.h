@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages.
 #pragma once
 

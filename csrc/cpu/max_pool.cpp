@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Max pooling on the CPU. Vectors compare what lies side by side in memory: channels of a cell,
 // windows of a row, whose elements are first put side by side, or columns of one window.
 #include "../max_pool.h"

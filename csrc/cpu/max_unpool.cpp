@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Max unpooling and its transpose on the CPU: the kernels, their choice, registration. The owner of
 // an output visits the elements that name it in order, whatever the number of threads.
 #include "../max_unpool.h"

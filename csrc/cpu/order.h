@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The order of elements that max pooling compares: of numbers, and of vectors of numbers.
 #pragma once
 

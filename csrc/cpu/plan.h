@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How an unpooling is cut up: its pooled elements into chunks, its outputs into parts.
 #pragma once
 

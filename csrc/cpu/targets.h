@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // From the indices of a chunk, of any dtype and layout, to the outputs that they name.
 #pragma once
 

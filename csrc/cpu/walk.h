@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The walk of a thread through the elements that name its outputs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gradient of the input: each pooled element gets the gradient of the output that its index names.
 // A thread writes each element that it owns once. If an index is out of window, the thread flags
 // that (see Report), and the fix-up kernel rewrites the image.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Choice of the kernels that a call of max unpooling runs, their plans and their launches. `Launch`
 // does the launches, so that the choice can be tested without a GPU:
 //   launch(kernel, blocks, threads, shared_bytes, arguments...)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Division by a number that is known before the launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Error records on the host, who raises what kernels write to them (see report.cuh).
 #pragma once
 

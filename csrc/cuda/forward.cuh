@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, or of 4x4, 4 apart, in one pass over the
 // output: the one owner of an element writes it, zero or not.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Indices: how kernels read them, and which output an index names.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Choice of the kernel that a call of max pooling runs. `Launch` launches it; see dispatch.cuh.
 #pragma once
 

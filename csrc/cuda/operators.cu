@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The operators on CUDA: registration, workspaces, launches on the current stream, and errors. They
 // are one file, so that nvcc reads the headers of PyTorch once.
 //

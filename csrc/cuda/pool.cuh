@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Kernels of max pooling. A tap is a window's element, see pool_taps.cuh.
 //
 // pool_rows, for contiguous tensors: windows of K = 2 or 3 elements in height and width, S apart. A

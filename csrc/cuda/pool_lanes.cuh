@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Kernel of max pooling for large windows, where they are few: global pooling, above all.
 //
 // pool_lanes: some threads of a block, the lanes of a window, share it. A tap is named by its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Taps: the elements of a window, as pooling compares and keeps them. A tap's name is what a kernel
 // stores as its index: its window offset for uint8, else its position in the plane.
 #pragma once

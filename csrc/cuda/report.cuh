@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Reports of kernels: to the fix-up kernel, that an index is out of window; to the host, that one
 // is out of bounds.
 #pragma once

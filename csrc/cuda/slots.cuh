@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Kernels for all that the others are not compiled for, and for out-of-window indices. A block owns
 // a part of a plane's output, with a slot in shared memory for each element, which the cells that
 // name it fill.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Vectors: N neighbours in memory, moved by as few instructions as possible (16 bytes each). And
 // how an owner combines the pooled elements that name its output, in row-major order; Held is the
 // type of a pooled element in registers.

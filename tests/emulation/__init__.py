@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The CUDA kernels on the CPU: csrc/cuda, compiled by g++, in place of the CPU's kernels."""
 
 import contextlib

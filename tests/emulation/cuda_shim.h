@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Enough of CUDA for g++ to compile csrc/cuda. Threads are fibers of one thread of the operating
 // system; grid.cpp runs them. The device is the CPU: its memory is the host's.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
 // without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
 #include "cuda/divider.cuh"
