@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What documents and the demo say: examples run, pictures are those drawn, the map is whole."""
 
+import ctypes
 import doctest
 import os
 import re
@@ -10,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+import torch
 
 import maxunpool_cuda
 from maxunpool_cuda import functional
@@ -73,6 +75,37 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
         words, expected = (re.findall("<!-- (.*?) -->", path.read_text()) for path in (drawn, kept))
         assert len(words) > 5
         assert (drawn.name, words) == (kept.name, expected), "python docs/pictures.py draws it anew"
+
+
+# Runs the kernel of the page one thread after another: it has no barriers.
+ONE_BY_ONE = """
+#include <cstdint>
+#define __global__
+struct Dim3 { unsigned x; } threadIdx, blockIdx, blockDim{32};
+%s
+extern "C" void run(int64_t cells, int64_t height, int64_t width,
+                    const float* input, const int64_t* indices, float* output) {
+  for (blockIdx.x = 0; blockIdx.x * blockDim.x < cells; ++blockIdx.x)
+    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+      unpool_2x2(cells, height, width, input, indices, output);
+}
+"""
+
+
+def test_the_kernel_of_the_design_page(tmp_path: Path) -> None:
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```", (DOCS / "design.md").read_text(), re.M | re.S)
+    (tmp_path / "kernel.cpp").write_text(ONE_BY_ONE % kernel)
+    library = tmp_path / "kernel.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "kernel.cpp"], check=True)
+    x = torch.randn(6, 8, 10)
+    pooled, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    output = torch.full_like(x, torch.nan)
+    sizes = (ctypes.c_int64(size) for size in (pooled.numel(), *pooled.shape[1:]))
+    addresses = (ctypes.c_void_p(t.data_ptr()) for t in (pooled, indices, output))
+    ctypes.CDLL(str(library)).run(*sizes, *addresses)
+    assert torch.equal(output, torch.where(output != 0, x, 0))
+    assert output.count_nonzero() == pooled.numel()
+    assert torch.equal(output.flatten(1).gather(1, indices.flatten(1)), pooled.flatten(1))
 
 
 def test_the_map_names_every_file() -> None:
