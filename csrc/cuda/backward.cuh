@@ -22,6 +22,7 @@
 #pragma once
 
 #include "../geometry.h"
+#include "assert.cuh"
 #include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
@@ -93,8 +94,12 @@ template <int kPlanes>
 struct OwnedCell {
   Position<uint32_t> cell;
   uint32_t element[kPlanes]; // of the pooled tensor
-  uint32_t output[kPlanes];  // where the plane begins in the unpooled tensor
-  uint32_t planes;           // how many there are; the others repeat the first, and are not written
+  uint32_t output;           // where the first plane begins in the unpooled tensor
+  uint32_t planes;           // how many there are
+
+  // Number of a plane. If fewer than kPlanes are left, the first stands for the others. It is read
+  // again for each, and written once.
+  __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
 };
 
 template <int kPlanes>
@@ -106,13 +111,12 @@ __device__ inline OwnedCell<kPlanes> owned_cell(
   OwnedCell<kPlanes> own;
   own.cell = cell;
   own.planes = planes.images == 1 ? kPlanes : g.outer - outer;
-  const uint32_t first_element = tiling.pooled(outer, cell, channel);
-  const uint32_t first_output = outer * tiling.out_plane * g.inner + channel;
+  own.output = outer * tiling.out_plane * g.inner + channel;
+  const uint32_t first = tiling.pooled(outer, cell, channel);
 #pragma unroll
   for (uint32_t u = 0; u < kPlanes; ++u) {
-    const uint32_t plane = u < own.planes ? u : 0;
-    own.element[u] = first_element + plane * planes.next_pooled;
-    own.output[u] = first_output + plane * planes.next_output;
+    own.element[u] = first + own.plane(u) * planes.next_pooled;
+    MAXUNPOOL_ASSERT(own.element[u] < g.outer * g.in_image());
   }
   return own;
 }
@@ -149,7 +153,9 @@ __device__ inline Gathered<T, kPlanes> gather(
     is_valid[u] = takes_out_of_window ? named.in_plane : named.in_window;
     are_valid &= is_valid[u];
     const uint32_t target = is_valid[u] ? named.target : 0;
-    gathered.grad[u] = grad_output[target * g.inner + own.output[u]];
+    const uint32_t plane_begin = own.output + own.plane(u) * plan.planes.next_output;
+    MAXUNPOOL_ASSERT(target * g.inner + plane_begin < g.outer * g.out_image());
+    gathered.grad[u] = grad_output[target * g.inner + plane_begin];
   }
   if (are_valid) {
     return gathered;
