@@ -7,6 +7,7 @@ emulated GPU, and the kernels that it launched are compared with the first row t
 
 import functools
 import itertools
+import math
 import re
 import subprocess
 from dataclasses import dataclass, replace
@@ -29,8 +30,13 @@ WINDOWS = {
     (4, 4, 0): "4x4",
 }
 OTHER_WINDOWS = ((3, 3, 0), (2, 2, 1), (3, 1, 1), (2, 1, 0), (5, 3, 1), (6, 5, 0))
-# None: planes. Else kernel, stride and padding in depth: windows lie side by side, or overlap.
-DEPTHS = (None, (2, 2, 0), (2, 1, 0))
+# The windows of the dimensions before the width; None stands for the window in height.
+SHAPES: dict[str, tuple[Sizes | None, ...]] = {
+    "row": (),
+    "plane": (None,),
+    "volume": ((2, 2, 0), None),
+    "volume of windows that overlap": ((2, 1, 0), None),
+}
 LAYOUTS = ("rows", "uneven rows", "unaligned rows", "channels", "uneven channels")
 DTYPES = (
     *(torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.int16),
@@ -59,20 +65,34 @@ class Case:
     direction: str  # "forward" or "backward"
     reduce: str
     window: Sizes  # in height and width
-    depth: Sizes | None
+    shape: str
     layout: str
     dtype: torch.dtype
     index: torch.dtype
 
     @property
+    def windows(self) -> list[Sizes]:
+        """Kernel, stride and padding of every dimension."""
+        return [window or self.window for window in (*SHAPES[self.shape], None)]
+
+    @property
     def overlaps(self) -> bool:
-        return any(window and window[0] > window[1] for window in (self.window, self.depth))
+        return any(kernel > stride for kernel, stride, _ in self.windows)
 
     @property
     def is_near(self) -> bool:
         """Whether a window overlaps no windows but its neighbours, and has at most 32 elements."""
-        kernel, stride, _ = self.window
-        return self.depth is None and kernel <= 2 * stride and kernel**2 <= 32
+        kernels = [kernel for kernel, _, _ in self.windows]
+        near = all(kernel <= 2 * stride for kernel, stride, _ in self.windows)
+        return near and len(kernels) < 3 and math.prod(kernels) <= 32
+
+    @property
+    def usual_window(self) -> str:
+        if self.shape == "volume of windows that overlap":
+            return "other"
+        if self.shape == "row" and self.window[2] == 1 and self.index == torch.uint8:
+            return "other"
+        return WINDOWS.get(self.window, "other")
 
     @property
     def values(self) -> dict[str, set[str]]:
@@ -84,10 +104,9 @@ class Case:
             "forward": "move" if moves else "add",
             "backward": "all" if gathers else "last",
         }[self.direction]
-        usual = WINDOWS.get(self.window, "other") if self.depth != (2, 1, 0) else "other"
         return {
             "call": {f"{self.direction}, {kind}", f"{self.direction}, {self.reduce}"},
-            "windows": {usual, "near" if self.is_near else "far"},
+            "windows": {self.usual_window, "near" if self.is_near else "far"},
             "layout": {self.layout},
             "elements": {name_of(self.dtype), str(self.dtype.itemsize)},
             "indices": {name_of(self.index)},
@@ -110,13 +129,11 @@ class Case:
 
     def draw(self, rng: Random) -> cases.Call:
         is_uneven = self.layout == "uneven rows"
-        pooled = (2, 5 if is_uneven else 16)
-        windows = [self.window] * 2
-        if self.depth:
-            pooled, windows = (2, *pooled), [self.depth, *windows]
-        *output, width = (n * window[1] for n, window in zip(pooled, windows, strict=True))
+        columns = 5 if is_uneven else 16
+        pooled = (*(2 for _ in SHAPES[self.shape]), columns)
+        *output, width = (n * window[1] for n, window in zip(pooled, self.windows, strict=True))
         output = (*output, width + 1 if is_uneven else width)
-        geometry = cases.Geometry(pooled, *zip(*windows, strict=True), output)
+        geometry = cases.Geometry(pooled, *zip(*self.windows, strict=True), output)
         call = cases.draw(
             rng,
             {"forward": "unpool", "backward": "gradient"}[self.direction]
@@ -150,18 +167,18 @@ def every_case() -> list[Case]:
         ("forward", "backward"),
         cases.REDUCES,
         (*WINDOWS, *OTHER_WINDOWS),
-        DEPTHS,
+        SHAPES,
         LAYOUTS,
         DTYPES,
         cases.INDEX_DTYPES,
     )
     every = itertools.starmap(Case, itertools.product(*columns))
     adds_up = (case for case in every if case.reduce == "last" or case.dtype in cases.ARITHMETIC)
-    # Of volumes a few kinds will do.
+    # A few calls of other shapes than planes will do.
     return [
         case
         for case in adds_up
-        if not case.depth or (case.layout == "rows" and case.dtype == torch.float32)
+        if case.shape == "plane" or (case.layout == "rows" and case.dtype == torch.float32)
     ]
 
 

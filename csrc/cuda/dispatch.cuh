@@ -39,10 +39,15 @@
 //           all: each cell gets its gradient ("sum", or windows that do not overlap); last: only
 //           the last of the cells that name one output does.
 // windows   2x2: height and width 2, 2 apart, no padding. 3x3: 2 apart, padding 0 or 1. 4x4: 4
-//           apart, no padding. Windows may be longer in depth, if they do not overlap there.
-//           near: no two that overlap are further apart than backward.cuh knows (kLater).
-// layout    rows: contiguous, aligned to 16 bytes, and rows divide into vectors, on both sides.
-//           channels: channels_last, aligned to 16 bytes, and channels divide into vectors.
+//           apart, no padding. In depth they may have any size, if they do not overlap there. In
+//           one dimension, the windows of a row count as if they were as high as they are wide,
+//           but not those of 3 with padding 1 and uint8 indices.
+//           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
+//           so that a window overlaps its neighbours alone.
+// layout    rows: contiguous, aligned to 16 bytes; output rows are as long as the stride times the
+//           cells of a row, which are a multiple of a thread's cells (elements_of_thread).
+//           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
+//           thread's.
 // slots     forward_last_slots, forward_sum_slots, backward_last_slots or backward_sum_slots.
 //
 // `slots` also does a call whose numbers need more than 32 bits even for one image, and every call
@@ -96,6 +101,7 @@ class Dispatch {
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
+  // Launches the fast kernel and, if one has to follow, the fix-up kernel.
   void run(bool simple) {
     const bool tries_fast = !simple && fits_32bit(geometry_);
     const bool is_done = tries_fast && (call_.forward ? forward() : backward());
