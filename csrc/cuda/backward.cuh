@@ -11,11 +11,11 @@
 //                                   0 0 1 1 2 2 ..    names
 //
 // If windows overlap, several cells may name one output. "last" gives its gradient to the last of
-// them. So a thread compares its index with those of later cells, and drops the gradient if one of
-// them names the same output. Example: windows of 3x3, 2 apart; each cell is compared with
+// them. So a thread compares its index with those of four later cells, and writes 0 if one of them
+// names the same output. Example: windows of 3x3, 2 apart; cells
 //
-//   cell   right        the four cells L, whose windows share a column, a row or a corner with
-//   below  below  below its own: the one to the right, and three of the row below
+//   a b c    The windows of c, d, e and f share outputs with that of b, which the thread of b owns.
+//   d e f    If b and e both name output 57, e gets its gradient, and b gets 0.
 //
 // What it takes from others: tiling.cuh places a thread's cell, indices.cuh reads and decodes
 // indices, and report.cuh has the loop over a thread's items, whose flags it writes.
@@ -46,12 +46,13 @@ template <class T, bool kDropsLosers>
 constexpr int kGatherBlocks =
     (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? kMostThreadsOfProcessor : 1024) / kThreads;
 
-// From a cell to another: rows down and cells to the right.
+// The way from a cell to another: so many rows down, and so many cells to the right.
 struct Step {
   int down;
   int right;
 };
-// The later cells whose windows may overlap a cell's, if kernels are at most twice the strides.
+// The later cells whose windows may overlap a cell's, if kernels are at most twice the strides. (A
+// function, since device code cannot read an array of the host by a number.)
 constexpr int kLaterCells = 4;
 MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
   constexpr Step kLater[kLaterCells] = {{0, 1}, {1, -1}, {1, 0}, {1, 1}};
@@ -74,7 +75,8 @@ inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
          width.kernel <= 2 * width.stride && height.kernel <= kMostSharedOffsets / width.kernel;
 }
 
-// Sets plan.shared, for windows that overlap_near_cells_only().
+// Sets plan.shared, which was 0, for windows that overlap_near_cells_only(). Of a window of 3x3, 2
+// apart, the cell to the right shares offsets 2, 5 and 8: its bits are 0b100100100.
 inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   for (int n = 0; n < kLaterCells; ++n) {
@@ -102,6 +104,7 @@ struct OwnedCell {
   __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
 };
 
+// The cell, in so many planes, of an item of the tiling.
 template <int kPlanes>
 __device__ inline OwnedCell<kPlanes> owned_cell(
     const Tiling<uint32_t>& tiling, const Planes& planes, uint32_t item) {
@@ -128,8 +131,9 @@ struct Gathered {
   bool out_of_window; // of an index
 };
 
-// Gathers the gradients that the indices name. An index that is out of bounds is reported, and its
-// gradient is 0; so is that of one out of window, if the plan does not take it.
+// Gathers the gradients that `raw`, the indices of the thread's elements, name. An index that is
+// out of bounds is reported, and its gradient is 0; so is that of one out of window, if the plan
+// does not take it.
 template <bool kOffsets, class T, int kPlanes>
 __device__ inline Gathered<T, kPlanes> gather(
     const Tiling<uint32_t>& tiling,
@@ -175,7 +179,7 @@ __device__ inline Gathered<T, kPlanes> gather(
   return gathered;
 }
 
-// Sets the gradient to 0 where a later cell names the same output.
+// Sets the gradient of an element to 0 if a later cell of its plane names the same output.
 template <bool kOffsets, class T, int kPlanes>
 __device__ inline void drop_losers(
     const Geometry<uint32_t>& g,
@@ -216,9 +220,8 @@ __device__ inline void drop_losers(
   }
 }
 
-// Gradient for 32-bit offsets.
-//
-// kDropsLosers: "last", of windows that overlap_near_cells_only().
+// Gradient of a call whose numbers fit 32 bits. kOffsets: indices are uint8. kDropsLosers: the
+// gradient of "last" for windows that overlap_near_cells_only(); else each cell gets its gradient.
 template <class T, bool kOffsets, bool kDropsLosers>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
     Tiling<uint32_t> tiling,

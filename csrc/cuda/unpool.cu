@@ -42,7 +42,7 @@ static UnpoolCall images_of(const UnpoolCall& call, int64_t first, int64_t count
   return images;
 }
 
-// 64-bit kernels do all images at once.
+// The kernels of slots.cuh count with 64 bits, so with `simple` they do all images at once.
 void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t fitting = simple ? 0 : outer_that_fits(geometry);
@@ -52,6 +52,23 @@ void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, 
   });
 }
 
+bool Dispatch::backward() {
+  // Where windows are disjoint, no two indices in their windows name one output: there is no loser.
+  const bool drops_losers = last_ && !disjoint(geometry_);
+  if (drops_losers && !overlaps_near_cells_only(geometry_)) {
+    return false;
+  }
+  bool is_done = false;
+  with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+      drops_losers ? launch_backward<T, true>() : launch_backward<T, false>();
+      is_done = true;
+    }
+  });
+  return is_done;
+}
+
+// Launches `backward` for elements of the size of T.
 template <class T, bool kDropsLosers>
 void Dispatch::launch_backward() {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
@@ -71,22 +88,8 @@ void Dispatch::launch_backward() {
   launch_items<T>(kernel, tiling, plan.planes.images, plan);
 }
 
-bool Dispatch::backward() {
-  const bool drops_losers = last_ && !disjoint(geometry_);
-  if (drops_losers && !overlaps_near_cells_only(geometry_)) {
-    return false;
-  }
-  bool is_done = false;
-  with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
-    if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      drops_losers ? launch_backward<T, true>() : launch_backward<T, false>();
-      is_done = true;
-    }
-  });
-  return is_done;
-}
-
 void Dispatch::slots() {
+  // All but the sum only move elements, so the size of an element is enough.
   if (last_ || !call_.forward) {
     with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
       if (call_.forward) {
