@@ -3,6 +3,7 @@
 
 With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,
 else only the CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
+DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
 tools/gpu.py calls the functions here, too; only as a program this file builds.
 """
 
@@ -29,6 +30,33 @@ PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl]"
 WITHOUT_A_GPU = ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0))
 
 Capability = tuple[int, int]
+
+
+class Build(NamedTuple):
+    """The flags that differ between builds, and what a user should know, in a sentence."""
+
+    cxx: list[str]
+    nvcc: list[str]
+    link: list[str]
+    note: str
+
+
+# -g0: Python asks for debug information, a third of the compiler's time, and -s strips it.
+RELEASE = Build(cxx=["-O3", "-g0"], nvcc=["-O3", "-Xptxas=-warn-spills"], link=["-s"], note="")
+# By the environment variable that asks for them. With -G, nvcc does not optimize device code, and
+# the assertions of kernels are checked (csrc/cuda/assert.cuh). Such code spills registers, so ptxas
+# does not warn of that.
+OTHER_BUILDS = {
+    "DEBUG": Build(
+        cxx=["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"],
+        nvcc=["-O0", "-g", "-G", "-UNDEBUG"],
+        link=[],
+        note="not optimized, as DEBUG=1 says",
+    ),
+    "LINEINFO": RELEASE._replace(
+        nvcc=[*RELEASE.nvcc, "-lineinfo"], note="kernels with line numbers, as LINEINFO=1 says"
+    ),
+}
 
 
 class Toolkit(NamedTuple):
@@ -190,21 +218,42 @@ def plan() -> Plan:
     return Plan(None, "", f"no CUDA kernels: {missing}")
 
 
-def extension(planned: Plan) -> Extension:
+def chosen_build(planned: Plan) -> Build:
+    """The build that DEBUG=1 or LINEINFO=1 asks for, else RELEASE."""
+    asked = [name for name in OTHER_BUILDS if os.environ.get(name) == "1"]
+    if len(asked) > 1:
+        raise SystemExit(
+            "maxunpool_cuda: expected DEBUG=1 or LINEINFO=1 but got both: a build with DEBUG=1 has "
+            "line numbers, too"
+        )
+    if asked == ["LINEINFO"] and not planned.toolkit:
+        raise SystemExit(
+            "maxunpool_cuda: expected CUDA kernels, whose lines LINEINFO=1 asks for, but got "
+            + planned.note
+        )
+    return OTHER_BUILDS[asked[0]] if asked else RELEASE
+
+
+def note_of(planned: Plan, build: Build) -> str:
+    """What a user should know of the library, in a sentence; nothing of a whole release build."""
+    return "; ".join(note for note in (planned.note, build.note) if note)
+
+
+def extension(planned: Plan, build: Build) -> Extension:
     """The one extension, for the CPU alone or with CUDA."""
     sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
     # PyTorch 2.11 compiles C++17 by default; later releases ask for C++20 themselves.
     # Without -fopenmp PyTorch's parallel_for is one thread. The OpenMP runtime is PyTorch's.
     # -fno-trapping-math: else GCC does not vectorize conversions to float16.
-    # -g0: Python asks for debug information, a third of the compiler's time, and -s strips it.
-    flags = ["-O3", "-g0", "-std=c++20", "-fopenmp", "-fno-trapping-math"]
+    flags = [*build.cxx, "-std=c++20", "-fopenmp", "-fno-trapping-math"]
     flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
     compile_flags = {"cxx": flags}
-    # No code reads BUILT_FOR: another PyTorch changes it, so ninja compiles everything again.
+    # No code reads BUILT_FOR: another PyTorch changes it, so ninja compiles everything again, as it
+    # does if another build is asked for, whose note BUILD_NOTE has.
     # nvcc hands macros to a shell in double quotes: with CUDA, no note has quotes or backquotes.
     macros: list[tuple[str, str | None]] = [
         ("BUILT_FOR", torch.__version__),
-        ("BUILD_NOTE", json.dumps(planned.note)),
+        ("BUILD_NOTE", json.dumps(note_of(planned, build))),
     ]
     make = cpp_extension.CppExtension
     if planned.toolkit:
@@ -216,7 +265,7 @@ def extension(planned: Plan) -> Extension:
             ("NVCC_VERSION_STRING", f'"{planned.toolkit.version}"'),
             ("ARCH_LIST", f'"{planned.arch_list}"'),
         ]
-        compile_flags["nvcc"] = ["-O3", "-std=c++20", "-Xptxas=-warn-spills"]
+        compile_flags["nvcc"] = [*build.nvcc, "-std=c++20"]
         # Compressed kernels for three architectures take less room than plain ones for one.
         compile_flags["nvcc"] += ["-Xfatbin=-compress-all"]
         # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr`
@@ -227,7 +276,7 @@ def extension(planned: Plan) -> Extension:
         sources,
         define_macros=macros,
         extra_compile_args=compile_flags,
-        extra_link_args=["-fopenmp", "-s"],
+        extra_link_args=["-fopenmp", *build.link],
     )
     # pip's toolkit has the library under this name alone.
     versioned = {"cudart": f":libcudart.so.{CUDA_MAJOR}"}
@@ -239,6 +288,7 @@ class BuildExtension(cpp_extension.BuildExtension):
     """Writes what the library was built for beside it; maxunpool_cuda/_library.py compares it."""
 
     planned: Plan
+    build: Build
 
     def run(self) -> None:
         super().run()
@@ -250,7 +300,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         library = Path(self.get_ext_fullpath(NAME))
         library.with_suffix(".json").write_text(json.dumps(record) + "\n")
         kernels = "CPU and CUDA" if self.planned.toolkit else "CPU"
-        note = self.planned.note or "nothing is left out"
+        note = note_of(self.planned, self.build) or "nothing is left out"
         print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
 
 
@@ -258,12 +308,14 @@ def main() -> None:
     """Builds as planned."""
     refuse_another_release()
     planned = plan()
+    build = chosen_build(planned)
     # PyTorch compiles with this toolkit, and asks for the release of its nvcc.
     cpp_extension.CUDA_HOME = planned.toolkit.home if planned.toolkit else None
     if planned.toolkit:
         os.environ["TORCH_CUDA_ARCH_LIST"] = planned.arch_list
     BuildExtension.planned = planned
-    setup(ext_modules=[extension(planned)], cmdclass={"build_ext": BuildExtension})
+    BuildExtension.build = build
+    setup(ext_modules=[extension(planned, build)], cmdclass={"build_ext": BuildExtension})
 
 
 if __name__ == "__main__":

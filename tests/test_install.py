@@ -128,7 +128,8 @@ def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    for name in ("FORCE_CUDA", "FORCE_CPU", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH"):
+    paths = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
+    for name in ("FORCE_CUDA", "FORCE_CPU", "DEBUG", "LINEINFO", *paths):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -207,6 +208,59 @@ def test_setup_looks_no_further_than_it_must(cuda_13: Path, monkeypatch: Patch) 
     monkeypatch.setenv("FORCE_CPU", "1")
     monkeypatch.setitem(functions["plan"].__globals__, "find_toolkit", None)
     assert functions["plan"]() == (None, "", "no CUDA kernels, as FORCE_CPU=1 says")
+
+
+# Per kind of build: the flags of the compilers and the linker that no other kind has.
+OWN_FLAGS = {
+    "": ({"-O3", "-g0"}, {"-O3", "-Xptxas=-warn-spills"}, {"-s"}),
+    "DEBUG": ({"-O0", "-g", "-UNDEBUG"}, {"-O0", "-G", "-UNDEBUG"}, set()),
+    "LINEINFO": ({"-O3", "-g0"}, {"-O3", "-Xptxas=-warn-spills", "-lineinfo"}, {"-s"}),
+}
+
+
+@pytest.mark.parametrize("asked", OWN_FLAGS)
+def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypatch: Patch) -> None:
+    """Each has its flags, and a macro of its own, so that ninja compiles everything again."""
+    toolkit(cuda_13 / "nvidia/cu13", "13.0")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "nvidia/cu13"))
+    if asked:
+        monkeypatch.setenv(asked, "1")
+    functions = setup_functions()
+    planned = functions["plan"]()
+    made = functions["extension"](planned, functions["chosen_build"](planned))
+    flags = (
+        {*made.extra_compile_args["cxx"]},
+        {*made.extra_compile_args["nvcc"]},
+        {*made.extra_link_args},
+    )
+    every = [set().union(*(kind[n] for kind in OWN_FLAGS.values())) for n in range(3)]
+    assert (
+        tuple(given & known for given, known in zip(flags, every, strict=True)) == OWN_FLAGS[asked]
+    )
+    note = json.loads(dict(made.define_macros)["BUILD_NOTE"])
+    assert (
+        note
+        == {
+            "": "",
+            "DEBUG": "not optimized, as DEBUG=1 says",
+            "LINEINFO": "kernels with line numbers, as LINEINFO=1 says",
+        }[asked]
+    )
+
+
+def test_builds_that_contradict(cuda_13: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("LINEINFO", "1")
+    setup_fails("expected CUDA kernels, whose lines LINEINFO=1 asks for, but got no CUDA kernels: ")
+    monkeypatch.setenv("DEBUG", "1")
+    setup_fails(
+        "expected DEBUG=1 or LINEINFO=1 but got both: a build with DEBUG=1 has line numbers"
+    )
+    monkeypatch.delenv("LINEINFO")
+    functions = setup_functions()
+    planned = functions["plan"]()
+    note = functions["note_of"](planned, functions["chosen_build"](planned))
+    assert note == f"{planned.note}; not optimized, as DEBUG=1 says"
 
 
 # GPUs by compute capability, the list to build for them, and what is said of those left out.

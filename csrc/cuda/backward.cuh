@@ -9,8 +9,21 @@
 //            indices, grad_input    grad_output
 //   plane 0  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..    of each window, the element that the index
 //                                   0 0 1 1 2 2 ..    names
+//
+// If windows overlap, several cells may name one output. "last" gives its gradient to the last of
+// them. So a thread compares its index with those of four later cells, and writes 0 if one of them
+// names the same output. Example: windows of 3x3, 2 apart; cells
+//
+//   a b c    The windows of c, d, e and f share outputs with that of b, which the thread of b owns.
+//   d e f    If b and e both name output 57, e gets its gradient, and b gets 0.
+//
+// What it takes from others: tiling.cuh places a thread's cell, indices.cuh reads and decodes
+// indices, and report.cuh has the loop over a thread's items, whose flags it writes.
 #pragma once
 
+#include "../geometry.h"
+#include "assert.cuh"
+#include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 
@@ -33,8 +46,18 @@ template <class T, bool kDropsLosers>
 constexpr int kGatherBlocks =
     (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? kMostThreadsOfProcessor : 1024) / kThreads;
 
-// The later cells whose windows overlap a cell's: the one to the right, and three of the row below.
+// The way from a cell to another: so many rows down, and so many cells to the right.
+struct Step {
+  int down;
+  int right;
+};
+// The later cells whose windows may overlap a cell's, if kernels are at most twice the strides. (A
+// function, since device code cannot read an array of the host by a number.)
 constexpr int kLaterCells = 4;
+MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
+  constexpr Step kLater[kLaterCells] = {{0, 1}, {1, -1}, {1, 0}, {1, 1}};
+  return kLater[n];
+}
 
 struct GatherPlan {
   Planes planes;
@@ -42,11 +65,163 @@ struct GatherPlan {
   uint32_t shared[kLaterCells]; // a bit for each window offset: whether both windows cover it
 };
 
-// Gradient for 32-bit offsets.
-//
-// kDropsLosers: "last", of windows that overlap no later ones than kLaterCells. Of the cells whose
-// indices name one output, only the last gets its gradient. So a thread compares its index with
-// those of later cells.
+constexpr int64_t kMostSharedOffsets = 32; // bits of GatherPlan::shared
+
+// Whether windows overlap no later ones than those of step_to_later(), and `shared` has a bit for
+// each offset. So the kernel can tell who loses.
+inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
+  const auto& [depth, height, width] = geometry.axis;
+  return depth.kernel == 1 && height.kernel <= 2 * height.stride &&
+         width.kernel <= 2 * width.stride && height.kernel <= kMostSharedOffsets / width.kernel;
+}
+
+// Sets plan.shared, which was 0, for windows that overlap_near_cells_only(). Of a window of 3x3, 2
+// apart, the cell to the right shares offsets 2, 5 and 8: its bits are 0b100100100.
+inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
+  const auto& [depth, height, width] = geometry.axis;
+  for (int n = 0; n < kLaterCells; ++n) {
+    const int64_t down = step_to_later(n).down * height.stride; // where the later window begins
+    const int64_t right = step_to_later(n).right * width.stride;
+    for (int64_t offset = 0; offset < height.kernel * width.kernel; ++offset) {
+      const int64_t row = offset / width.kernel;
+      const int64_t column = offset % width.kernel;
+      const bool is_shared = row >= down && column >= right && column < width.kernel + right;
+      plan.shared[n] |= is_shared ? 1u << offset : 0;
+    }
+  }
+}
+
+// What a thread owns: one cell in each of its planes.
+template <int kPlanes>
+struct OwnedCell {
+  Position<uint32_t> cell;
+  uint32_t element[kPlanes]; // of the pooled tensor
+  uint32_t output;           // where the first plane begins in the unpooled tensor
+  uint32_t planes;           // how many there are
+
+  // Number of a plane. If fewer than kPlanes are left, the first stands for the others. It is read
+  // again for each, and written once.
+  __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
+};
+
+// The cell, in so many planes, of an item of the tiling.
+template <int kPlanes>
+__device__ inline OwnedCell<kPlanes> owned_cell(
+    const Tiling<uint32_t>& tiling, const Planes& planes, uint32_t item) {
+  const Geometry<uint32_t>& g = tiling.geometry;
+  const auto [images, cell, channel] = tiling.item(item, g.inner != 1, planes.deep);
+  const uint32_t outer = images * planes.images;
+  OwnedCell<kPlanes> own;
+  own.cell = cell;
+  own.planes = planes.images == 1 ? kPlanes : g.outer - outer;
+  own.output = outer * tiling.out_plane * g.inner + channel;
+  const uint32_t first = tiling.pooled(outer, cell, channel);
+#pragma unroll
+  for (uint32_t u = 0; u < kPlanes; ++u) {
+    own.element[u] = first + own.plane(u) * planes.next_pooled;
+    MAXUNPOOL_ASSERT(own.element[u] < g.outer * g.in_image());
+  }
+  return own;
+}
+
+// The gradients of a thread's elements.
+template <class T, int kPlanes>
+struct Gathered {
+  T grad[kPlanes];
+  bool out_of_window; // of an index
+};
+
+// Gathers the gradients that `raw`, the indices of the thread's elements, name. An index that is
+// out of bounds is reported, and its gradient is 0; so is that of one out of window, if the plan
+// does not take it.
+template <bool kOffsets, class T, int kPlanes>
+__device__ inline Gathered<T, kPlanes> gather(
+    const Tiling<uint32_t>& tiling,
+    const GatherPlan& plan,
+    bool takes_out_of_window,
+    const Errors& errors,
+    const T* grad_output,
+    const AnyIndices& indices,
+    const OwnedCell<kPlanes>& own,
+    const RawIndex<kOffsets> (&raw)[kPlanes]) {
+  const Geometry<uint32_t>& g = tiling.geometry;
+  const Position<uint32_t> start = tiling.window_start(own.cell);
+  Gathered<T, kPlanes> gathered{};
+  uint32_t index[kPlanes];
+  bool is_valid[kPlanes];
+  bool are_valid = true;
+#pragma unroll
+  for (uint32_t u = 0; u < kPlanes; ++u) {
+    index[u] = index_as<uint32_t>(raw[u]);
+    const auto named = decoded<kOffsets>(tiling, index[u], start, plan.planes.deep);
+    is_valid[u] = takes_out_of_window ? named.in_plane : named.in_window;
+    are_valid &= is_valid[u];
+    const uint32_t target = is_valid[u] ? named.target : 0;
+    const uint32_t plane_begin = own.output + own.plane(u) * plan.planes.next_output;
+    MAXUNPOOL_ASSERT(target * g.inner + plane_begin < g.outer * g.out_image());
+    gathered.grad[u] = grad_output[target * g.inner + plane_begin];
+  }
+  if (are_valid) {
+    return gathered;
+  }
+#pragma unroll
+  for (uint32_t u = 0; u < kPlanes; ++u) {
+    if (is_valid[u]) {
+      continue;
+    }
+    gathered.grad[u] = T{};
+    if (!kOffsets && index[u] < tiling.out_plane) {
+      gathered.out_of_window = true;
+    } else {
+      errors.report(g, own.element[u], kOffsets, indices[own.element[u]]);
+    }
+  }
+  return gathered;
+}
+
+// Sets the gradient of an element to 0 if a later cell of its plane names the same output.
+template <bool kOffsets, class T, int kPlanes>
+__device__ inline void drop_losers(
+    const Geometry<uint32_t>& g,
+    const GatherPlan& plan,
+    const AnyIndices& indices,
+    const OwnedCell<kPlanes>& own,
+    const RawIndex<kOffsets> (&raw)[kPlanes],
+    T (&grad)[kPlanes]) {
+  const auto& [depth, height, width] = g.axis;
+  // All are read before one is used. In place of a cell that does not exist, the own is read.
+  RawIndex<kOffsets> later[kLaterCells][kPlanes];
+  bool exists[kLaterCells];
+#pragma unroll
+  for (int n = 0; n < kLaterCells; ++n) {
+    const uint32_t down = step_to_later(n).down;
+    const uint32_t right = step_to_later(n).right; // -1 wraps around
+    exists[n] = own.cell[1] + down < height.in && own.cell[2] + right < width.in;
+    const uint32_t away = exists[n] ? (down * width.in + right) * g.inner : 0;
+#pragma unroll
+    for (int u = 0; u < kPlanes; ++u) {
+      later[n][u] = load_indices<kOffsets, 1>(indices, own.element[u] + away)[0];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kLaterCells; ++n) {
+    // In the later window, the offset of the same output is less by so much.
+    const uint32_t down = step_to_later(n).down * height.stride;
+    const uint32_t right = step_to_later(n).right * width.stride;
+    const uint32_t less = down * width.kernel + right;
+#pragma unroll
+    for (int u = 0; u < kPlanes; ++u) {
+      bool same = later[n][u] == raw[u];
+      if constexpr (kOffsets) {
+        same = later[n][u] + less == raw[u] && (plan.shared[n] >> raw[u] % 32 & 1) != 0;
+      }
+      grad[u] = exists[n] && same ? T{} : grad[u];
+    }
+  }
+}
+
+// Gradient of a call whose numbers fit 32 bits. kOffsets: indices are uint8. kDropsLosers: the
+// gradient of "last" for windows that overlap_near_cells_only(); else each cell gets its gradient.
 template <class T, bool kOffsets, bool kDropsLosers>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
     Tiling<uint32_t> tiling,
@@ -56,90 +231,26 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
     AnyIndices indices,
     T* __restrict__ grad_input) {
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
-  const Geometry<uint32_t>& g = tiling.geometry;
-  const auto& [depth, height, width] = g.axis;
-  const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window,
-             deep = plan.planes.deep;
-  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
-    const auto [images, cell, channel] = tiling.item(i, g.inner != 1, deep);
-    const uint32_t outer = images * plan.planes.images;
-    // If fewer planes are left than a thread has room for, it reads the first one again, and writes
-    // it once.
-    const uint32_t left = plan.planes.images == 1 ? kPlanes : g.outer - outer;
-    const uint32_t first = tiling.pooled(outer, cell, channel);
-    uint32_t own[kPlanes];
+  const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window;
+  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
+    const auto own = owned_cell<kPlanes>(tiling, plan.planes, item);
     RawIndex<kOffsets> raw[kPlanes];
 #pragma unroll
-    for (uint32_t u = 0; u < kPlanes; ++u) {
-      own[u] = first + (u < left ? u : 0) * plan.planes.next_pooled;
-      raw[u] = load_indices<kOffsets, 1>(indices, own[u])[0];
+    for (int u = 0; u < kPlanes; ++u) {
+      raw[u] = load_indices<kOffsets, 1>(indices, own.element[u])[0];
     }
-
-    const Position<uint32_t> start = tiling.window_start(cell);
-    const uint32_t output = outer * tiling.out_plane * g.inner + channel;
-    T grad[kPlanes];
-    uint32_t name[kPlanes];
-    bool inside[kPlanes], all_inside = true, out_of_window = false;
-#pragma unroll
-    for (uint32_t u = 0; u < kPlanes; ++u) {
-      name[u] = index_as<uint32_t>(raw[u]);
-      const auto found = decoded<kOffsets>(tiling, name[u], start, deep);
-      inside[u] = takes_out_of_window ? found.in_plane : found.in_window;
-      all_inside &= inside[u];
-      const uint32_t target = inside[u] ? found.target : 0;
-      grad[u] =
-          grad_output[target * g.inner + (output + (u < left ? u : 0) * plan.planes.next_output)];
-    }
-    if (!all_inside) {
-#pragma unroll
-      for (uint32_t u = 0; u < kPlanes; ++u) {
-        if (!inside[u]) {
-          grad[u] = T{};
-          if (!kOffsets && name[u] < tiling.out_plane) {
-            out_of_window = true;
-          } else {
-            report.errors.report(g, own[u], kOffsets, indices[own[u]]);
-          }
-        }
-      }
-    }
-
+    auto gathered = gather<kOffsets>(
+        tiling, plan, takes_out_of_window, report.errors, grad_output, indices, own, raw);
     if constexpr (kDropsLosers) {
-      // All are read before one is used. In place of a cell that does not exist, the own is read.
-      RawIndex<kOffsets> later[kLaterCells][kPlanes];
-      bool exists[kLaterCells];
-#pragma unroll
-      for (int n = 0; n < kLaterCells; ++n) {
-        const uint32_t down = n > 0 ? 1 : 0, right = n == 0 ? 1 : n - 2; // may wrap around
-        exists[n] = cell[1] + down < height.in && cell[2] + right < width.in;
-        const uint32_t away = exists[n] ? (down * width.in + right) * g.inner : 0;
-#pragma unroll
-        for (int u = 0; u < kPlanes; ++u) {
-          later[n][u] = load_indices<kOffsets, 1>(indices, own[u] + away)[0];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kLaterCells; ++n) {
-        // In the later window, the offset of the same output is less by so much.
-        const uint32_t down = n > 0 ? height.stride : 0, right = n == 0 ? 1 : n - 2;
-        const uint32_t less = down * width.kernel + right * width.stride;
-#pragma unroll
-        for (int u = 0; u < kPlanes; ++u) {
-          bool same = later[n][u] == raw[u];
-          if constexpr (kOffsets) {
-            same = later[n][u] + less == raw[u] && (plan.shared[n] >> raw[u] % 32 & 1) != 0;
-          }
-          grad[u] = exists[n] && same ? T{} : grad[u];
-        }
-      }
+      drop_losers<kOffsets>(tiling.geometry, plan, indices, own, raw, gathered.grad);
     }
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
-      if (u < left) {
-        grad_input[own[u]] = grad[u];
+      if (u < own.planes) {
+        grad_input[own.element[u]] = gathered.grad[u];
       }
     }
-    return out_of_window;
+    return gathered.out_of_window;
   });
 }
 

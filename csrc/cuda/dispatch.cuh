@@ -1,35 +1,95 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Choice of the kernels that a call of max unpooling runs, their plans and their launches. `Launch`
-// does the launches, so that the choice can be tested without a GPU:
-//   launch(kernel, blocks, threads, shared_bytes, arguments...)
-//   launch.workspace(count)   address of so many uint32_t
-//   launch.most_blocks()      of a fix-up kernel
-//   launch.out_of_window_launches()   a new number for a launch, and the word that it is compared
-//   with
+// Which kernels a call of max unpooling launches, and in which order; and what the .cu files call
+// of each other. Each .cu file compiles its own kernels:
+//
+//   operators.cu       none: registers the operators, makes a Launch (see launch.cuh) for each call
+//   unpool.cu          unpool(), the kernels of backward.cuh and slots.cuh
+//   unpool_forward.cu  the kernels of forward.cuh
+//   max_pool.cu        pool(), the kernels of pool.cuh and pool_lanes.cuh
+//
+// A call of unpooling launches one fast kernel. If its indices are flat (int64 or int32), some may
+// be out of window; then a fix-up kernel follows, which recomputes the images that the fast kernel
+// has flagged. Example: a float32 tensor [8][64][56][56] with int64 indices, windows of 2x2, 2
+// apart, and an output of 112x112 is of the first row of the table. So `forward`, whose threads own
+// cells of a row, writes the whole output, and forward_last_slots follows.
+//
+// The fast kernel is that of the first row that fits the call:
+//
+//   call             windows     layout    elements                    fast kernel
+//   forward, move    2x2, 3x3    rows      1, 2, 4 bytes               forward, cells
+//   forward, move    4x4         rows      2, 4 bytes                  forward, cells
+//   forward, move    2x2, 3x3    channels  1, 2, 4 bytes               forward, channels
+//   forward, move    2x2, 3x3    any       1, 2, 4, 8 bytes            forward, planes
+//   forward, add     3x3         rows      float16, bfloat16, float32  forward, cells
+//   forward, add     3x3         channels  float16, bfloat16, float32  forward, channels
+//   forward, add     3x3         any       float16, bfloat16, float32  forward, planes
+//   backward, all    any         any       1, 2, 4, 8 bytes            backward
+//   backward, last   near        any       1, 2, 4, 8 bytes            backward, drops losers
+//   any              any         any       any                         slots
+//
+// The fix-up kernel, if there is one, is that of the first row that fits:
+//
+//   call             indices     fix-up kernel
+//   any              uint8       none, since an offset cannot leave its window
+//   backward, sum    any         none, since it reads the gradient wherever an index leads
+//   any              any         slots
+//
+// call      move: an output gets one element at most ("last", or "sum" of windows that do not
+//           overlap and numbers that are not complex); add: all else.
+//           all: each cell gets its gradient ("sum", or windows that do not overlap); last: only
+//           the last of the cells that name one output does.
+// windows   2x2: height and width 2, 2 apart, no padding. 3x3: 2 apart, padding 0 or 1. 4x4: 4
+//           apart, no padding. In depth they may have any size, if they do not overlap there. In
+//           one dimension, the windows of a row count as if they were as high as they are wide,
+//           but not those of 3 with padding 1 and uint8 indices.
+//           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
+//           so that a window overlaps its neighbours alone.
+// layout    rows: contiguous, aligned to 16 bytes; output rows are as long as the stride times the
+//           cells of a row, which are a multiple of a thread's cells (elements_of_thread).
+//           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
+//           thread's.
+// slots     forward_last_slots, forward_sum_slots, backward_last_slots or backward_sum_slots.
+//
+// `slots` also does a call whose numbers need more than 32 bits even for one image, and every call
+// if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py reads both tables, and compares each
+// row with the kernels that run.
 #pragma once
 
 #include "../calls.h"
-#include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
-#include "backward.cuh"
-#include "forward.cuh"
+#include "indices.cuh"
+#include "launch.cuh"
 #include "report.cuh"
-#include "slots.cuh"
 #include "tiling.cuh"
-#include "vector.cuh"
 
-#include <c10/util/Exception.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <type_traits>
 
 namespace maxunpool_cuda {
 
-template <class Launch>
+// Runs a call of max unpooling, whose errors go to `errors`. `simple`: by the kernels of slots.cuh
+// alone. In unpool.cu.
+void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple);
+
+// Runs a call of max pooling. In max_pool.cu.
+void pool(const Launch& launch, const PoolCall& call);
+
+// Calls visit(first, count) for ranges of images that together are all of a call's. Each has at
+// most as many as fit a launch (see outer_that_fits); if not even one fits, all are one range.
+template <class Visit>
+void for_each_range_of_images(int64_t images, int64_t fitting, const Visit& visit) {
+  const int64_t step = fitting == 0 ? images : fitting;
+  for (int64_t first = 0; first < images; first += step) {
+    visit(first, std::min(step, images - first));
+  }
+}
+
+// One range of images of a call of max unpooling: the choice of its kernels, and their launches.
 class Dispatch {
  public:
   Dispatch(const Launch& launch, const UnpoolCall& call, const Errors& errors)
@@ -41,239 +101,46 @@ class Dispatch {
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
-  // `simple`: the kernels of slots.cuh do all.
+  // Launches the fast kernel and, if one has to follow, the fix-up kernel.
   void run(bool simple) {
-    if (!simple && fits_32bit(geometry_)) {
-      call_.forward ? forward() : backward();
-    }
-    if (!launched_) {
+    const bool tries_fast = !simple && fits_32bit(geometry_);
+    const bool is_done = tries_fast && (call_.forward ? forward() : backward());
+    if (!is_done) {
       slots();
     }
     if (may_leave_window_) {
       is_fixup_ = true;
-      report_.out_of_window_flags = nullptr;
+      report_.out_of_window_flags = nullptr; // the fix-up kernel flags nothing
       slots();
     }
   }
 
  private:
-  // ---- forward.cuh
+  // ---- unpool_forward.cu: launches `forward`, if the table has a row for the call. Returns
+  // whether it did.
 
-  void forward() {
-    const auto launch_one_of = [&]<class Combine, class... Windows>() {
-      offsets_ ? (forward_if<Combine, true, Windows>(), ...)
-               : (forward_if<Combine, false, Windows>(), ...);
-    };
-    // Where windows are disjoint, an output has one element at most, so a sum only moves it.
-    if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
-      with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
-        if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-          launch_one_of.template
-          operator()<CombineLast<T>, Square<2, 2, 0>, Square<3, 2, 1>, Square<3, 2, 0>>();
-        }
-        if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
-          launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>();
-        }
-      });
-    } else {
-      with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
-        // The types that networks are trained in.
-        if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
-          launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>();
-        }
-      });
-    }
-  }
-
-  // Launches the kernel compiled for these windows, if the call's are these.
+  bool forward();
   template <class Combine, bool kOffsets, class Window>
-  void forward_if() {
-    using T = typename Combine::Element;
-    const auto geometry = with_windows<Window>();
-    if (!geometry) {
-      return;
-    }
-    const auto& [depth, height, width] = geometry->axis;
-    const auto tiles = [](const Axis<int64_t>& axis) {
-      return std::max(axis.in, divide_up(axis.out, Window::S));
-    };
-    const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
-      launch_items<T>(
-          maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>,
-          tiling,
-          planes.images,
-          planes,
-          negative_zero<T>());
-    };
-    if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
-      constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
-      const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
-      if (aligned && geometry->inner == 1 && width.in % kCells == 0 &&
-          width.out == Window::S * width.in) {
-        return launch.template operator()<Elements::cells>(
-            {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
-      }
-      if constexpr (Window::S == 2) {
-        constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
-        if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
-          return launch.template operator()<Elements::channels>(
-              {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
-              Planes(*geometry));
-        }
-      }
-    }
-    if constexpr (Window::S == 2) { // larger windows are rare: slots() does them
-      constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
-      const Planes planes(*geometry, kPlanes);
-      launch.template operator()<Elements::planes>(
-          {*geometry,
-           {depth.out, tiles(height), tiles(width)},
-           planes.images == 1 ? geometry->inner / kPlanes : geometry->inner,
-           planes.images},
-          planes);
-    }
-  }
-
-  // The geometry, if windows are these in height and width and do not overlap in depth. A plane of
-  // one row is done as if its windows were as high as wide, with all rows but one clipped. This
-  // changes no position; it changes no offset if there is one slice and no row above is clipped.
+  bool forward_if();
   template <class Window>
-  std::optional<Geometry<int64_t>> with_windows() const {
-    Geometry<int64_t> g = geometry_;
-    auto& [depth, height, width] = g.axis;
-    const bool one_row =
-        height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
-    if (one_row && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
-      height = {1, 1, Window::K, Window::S, Window::P};
-    }
-    const auto fits = [](const Axis<int64_t>& axis) {
-      return axis.kernel == Window::K && axis.stride == Window::S && axis.padding == Window::P;
-    };
-    const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
-                                 (depth.in - 1) * depth.stride < depth.out;
-    return fits(height) && fits(width) && simple_in_depth ? std::optional(g) : std::nullopt;
-  }
+  std::optional<Geometry<int64_t>> with_windows() const;
 
-  // ---- backward.cuh
+  // ---- unpool.cu: launches `backward`, if the table has a row for the call. Returns whether it
+  // did.
 
-  void backward() {
-    const auto& [depth, height, width] = geometry_.axis;
-    const bool drops_losers = last_ && !disjoint(geometry_);
-    GatherPlan plan{Planes(geometry_), !last_, {}};
-    if (drops_losers) {
-      if (depth.kernel > 1 || height.kernel > 2 * height.stride ||
-          width.kernel > 2 * width.stride || height.kernel > 32 / width.kernel) {
-        return;
-      }
-      for (int64_t bit = 0; bit < height.kernel * width.kernel; ++bit) {
-        const int64_t y = bit / width.kernel, x = bit % width.kernel;
-        for (int n = 0; n < kLaterCells; ++n) { // its window begins so far down and right
-          const int64_t down = n > 0 ? height.stride : 0;
-          const int64_t right = (n == 0 ? 1 : n - 2) * width.stride;
-          const bool is_shared = y >= down && x >= right && x < width.kernel + right;
-          plan.shared[n] |= is_shared ? 1u << bit : 0;
-        }
-      }
-    }
-    with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
-      const auto launch = [&]<bool kOffsets, bool kDropsLosers>() {
-        constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
-        plan.planes = Planes(geometry_, kPlanes);
-        const Tiling<uint32_t> tiling(
-            geometry_,
-            {depth.in, height.in, width.in},
-            plan.planes.images == 1 ? geometry_.inner / kPlanes : geometry_.inner,
-            plan.planes.images);
-        launch_items<T>(
-            maxunpool_cuda::backward<T, kOffsets, kDropsLosers>, tiling, plan.planes.images, plan);
-      };
-      if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-        drops_losers ? offsets_ ? launch.template operator()<true, true>()
-                                : launch.template operator()<false, true>()
-        : offsets_   ? launch.template operator()<true, false>()
-                     : launch.template operator()<false, false>();
-      }
-    });
-  }
+  bool backward();
+  template <class T, bool kDropsLosers>
+  void launch_backward();
 
-  // ---- slots.cuh
+  // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel.
 
-  void slots() {
-    if (last_ || !call_.forward) {
-      with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
-        if (call_.forward) {
-          launch_parts<T>(forward_last_slots<T>, 0);
-        } else if (last_) {
-          launch_parts<T>(backward_last_slots<T>, 0);
-        } else {
-          launch_parts<T>(backward_sum_slots<T>, 0);
-        }
-      });
-    } else {
-      with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
-        launch_parts<T>(forward_sum_slots<T>, sizeof(CombineSum<T>));
-      });
-    }
-  }
-
-  // Launches the kernel as the fast one, or as the fix-up.
+  void slots();
   template <class T, class Kernel>
-  void launch_parts(Kernel* kernel, int64_t value_bytes) {
-    constexpr int64_t kWarp = 32, kOutputsOfThread = 8;
-    constexpr int64_t kSharedBytes = 32 << 10; // of a block's slots
-    const int64_t cells = geometry_.in_plane(), outputs = geometry_.out_plane();
-    TORCH_CHECK(
-        cells < std::numeric_limits<uint32_t>::max(),
-        "max_unpool",
-        geometry_.rank,
-        "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ",
-        cells);
-    const int64_t slot = value_bytes + sizeof(uint32_t);
-    const int64_t room = std::clamp<int64_t>(kSharedBytes / slot, 1, outputs);
-    const int64_t part = divide_up(outputs, divide_up(outputs, room));
-    const int64_t count = divide_up(outputs, part);
-    const int64_t planes = geometry_.outer * geometry_.inner;
-    Parts parts{
-        .decoder = Decoder<uint64_t>(geometry_),
-        .stride = {},
-        .height = Divider<uint64_t>(geometry_.axis[1].in),
-        .width = Divider<uint64_t>(geometry_.axis[2].in),
-        .inner = Divider<uint64_t>(geometry_.inner),
-        .part = static_cast<uint64_t>(part),
-        .part_cells = static_cast<uint64_t>(divide_up(cells, count)),
-        .parts = static_cast<uint64_t>(count),
-        .planes = static_cast<uint64_t>(planes),
-        .all_cells = is_fixup_,
-        .is_fixup = is_fixup_,
-        .out_of_window_flags = out_of_window_flags_};
-    for (int a = 0; a < 3; ++a) {
-      const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
-      parts.stride[a] = Divider<uint64_t>(stride);
-      // The index of a window that covers no output is checked all the same.
-      parts.all_cells |= padding >= kernel || (in - 1) * stride - padding >= out;
-    }
-    if (!is_fixup_) {
-      flag(planes * count, 1, geometry_.inner * count, 1);
-    }
-    const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
-    const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
-    const int64_t most = is_fixup_ ? launch_.most_blocks() : int64_t{1} << 30;
-    const int64_t blocks = std::min(planes * count, most);
-    launch_(
-        kernel,
-        blocks,
-        threads,
-        part * slot,
-        parts,
-        report_,
-        static_cast<const T*>(call_.values),
-        any_indices(),
-        static_cast<T*>(call_.result));
-  }
+  void launch_parts(Kernel* kernel, int64_t value_bytes);
 
-  // ---- what both need
+  // ---- what these need
 
-  // Launches a fast kernel whose items are in so many images each.
+  // Launches a fast kernel whose threads each do one of the tiling's items, in `images` images.
   template <class T, class Kernel, class Plan, class... Rest>
   void launch_items(
       Kernel* kernel,
@@ -281,7 +148,8 @@ class Dispatch {
       int64_t images,
       const Plan& plan,
       const Rest&... rest) {
-    const int64_t items = tiling.items, blocks = divide_up(items, kThreads);
+    const int64_t items = tiling.items;
+    const int64_t blocks = divide_up(items, kThreads);
     flag(blocks, kThreads, items / divide_up(geometry_.outer, images), images);
     launch_(
         kernel,
@@ -297,11 +165,11 @@ class Dispatch {
         static_cast<T*>(call_.result));
   }
 
-  // Makes room for the out-of-window flags of the fast kernel. See OutOfWindowFlags.
-  void flag(int64_t count, int64_t chunk_items, int64_t image_items, int64_t images) {
-    launched_ = true;
+  // Makes room for the out-of-window flags of the fast kernel, one for each chunk of its items. Its
+  // threads do `images` images together, which have `image_items` items. See OutOfWindowFlags.
+  void flag(int64_t chunks, int64_t chunk_items, int64_t image_items, int64_t images) {
     if (may_leave_window_) {
-      report_.out_of_window_flags = launch_.workspace(count);
+      report_.out_of_window_flags = launch_.workspace(chunks);
       report_.out_of_window_launches = launch_.out_of_window_launches();
       out_of_window_flags_ = {
           .flags = report_.out_of_window_flags,
@@ -313,53 +181,18 @@ class Dispatch {
   }
 
   AnyIndices any_indices() const {
-    return {call_.indices, static_cast<int>(c10::elementSize(call_.index_type))};
-  }
-  // Argument of added_to_zero.
-  template <class T>
-  T negative_zero() const {
-    if constexpr (std::is_unsigned_v<T>) {
-      return !last_ && c10::isFloatingType(call_.type) ? T{1} << (8 * sizeof(T) - 1) : T{};
-    }
-    return T{};
+    return {.data = call_.indices, .bytes = static_cast<int>(c10::elementSize(call_.index_type))};
   }
 
   const Launch& launch_;
   const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  Report report_;
-  const bool last_, offsets_, may_leave_window_;
-  OutOfWindowFlags out_of_window_flags_{};
-  bool launched_ = false;
-  bool is_fixup_ = false;
+  Report report_; // of the kernel that is launched next
+  const bool last_;
+  const bool offsets_;
+  const bool may_leave_window_;
+  OutOfWindowFlags out_of_window_flags_{}; // that the fast kernel writes
+  bool is_fixup_ = false;                  // what slots() launches
 };
-
-// The part of a call that begins at this outer index and has so many.
-inline UnpoolCall part_of(const UnpoolCall& call, int64_t first, int64_t outer) {
-  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
-  const auto element_size = static_cast<int64_t>(call.element_size);
-  const int64_t pooled = first * call.geometry.in_image();
-  const int64_t unpooled = first * call.geometry.out_image();
-  UnpoolCall part = call;
-  part.geometry.outer = outer;
-  part.values =
-      static_cast<const char*>(call.values) + (call.forward ? pooled : unpooled) * element_size;
-  part.indices = static_cast<const char*>(call.indices) + pooled * index_size;
-  part.result = static_cast<char*>(call.result) + (call.forward ? unpooled : pooled) * element_size;
-  return part;
-}
-
-// Runs a call of max unpooling. One that is too large for 32-bit offsets is cut by its outer index
-// into parts that are not, if there are such. `simple`: kernels of slots.cuh alone, and no cut.
-template <class Launch>
-void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple) {
-  const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t fitting = simple ? 0 : outer_that_fits(geometry);
-  const int64_t step = fitting == 0 ? geometry.outer : fitting;
-  for (int64_t first = 0; first < geometry.outer; first += step) {
-    const UnpoolCall part = part_of(call, first, std::min(step, geometry.outer - first));
-    Dispatch(launch, part, errors.from(first * geometry.in_image())).run(simple);
-  }
-}
 
 } // namespace maxunpool_cuda

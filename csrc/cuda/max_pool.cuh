@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Choice of the kernel that a call of max pooling runs. `Launch` launches it; see dispatch.cuh.
+// Choice of the kernel that a call of max pooling runs. max_pool.cu makes a PoolDispatch for each
+// call, whose Launch launches the kernel (launch.cuh).
 #pragma once
 
 #include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "divider.cuh"
+#include "launch.cuh"
 #include "pool.cuh"
 #include "pool_lanes.cuh"
 #include "tiling.cuh"
@@ -18,7 +20,6 @@
 
 namespace maxunpool_cuda {
 
-template <class Launch>
 class PoolDispatch {
  public:
   static constexpr int kMostRows = 4; // of windows of a thread
@@ -166,25 +167,5 @@ class PoolDispatch {
   const Geometry<int64_t>& geometry_;
   const bool fits_32bit_;
 };
-
-// Runs a call of max pooling. One that is too large for 32-bit offsets is cut by its outer index
-// into parts that are not, if there are such.
-template <class Launch>
-void pool(const Launch& launch, const PoolCall& call) {
-  const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t fitting = outer_that_fits(geometry, call.dilation, PoolDispatch<Launch>::kMostRows);
-  const int64_t step = fitting == 0 ? geometry.outer : fitting;
-  const auto element_size = static_cast<int64_t>(c10::elementSize(call.type));
-  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
-  for (int64_t first = 0; first < geometry.outer; first += step) {
-    const int64_t pooled = first * geometry.in_image();
-    PoolCall part = call;
-    part.geometry.outer = std::min(step, geometry.outer - first);
-    part.input = static_cast<const char*>(call.input) + first * geometry.out_image() * element_size;
-    part.values = static_cast<char*>(call.values) + pooled * element_size;
-    part.indices = static_cast<char*>(call.indices) + pooled * index_size;
-    PoolDispatch(launch, part).run();
-  }
-}
 
 } // namespace maxunpool_cuda

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The operators on CUDA: registration, workspaces, launches on the current stream, and errors. They
-// are one file, so that nvcc reads the headers of PyTorch once.
+// The operators on CUDA: registration, and what a call needs of PyTorch: workspaces, the current
+// stream, errors. unpool() and pool() choose the kernels and launch them (dispatch.cuh). This is
+// the one file of csrc/cuda that reads PyTorch's large headers, and it compiles no kernel.
 //
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
 // it, and then for the current stream alone. MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 has the kernels of
 // slots.cuh do all unpooling: to compare the others with them, or to do without these.
+//
+// Example: torch.ops.maxunpool_cuda.max_unpool on cuda:1 comes here as run<..>, which checks it and
+// makes an UnpoolCall (max_unpool.h). unpool_on_device() makes cuda:1 the current device, raises
+// what an earlier call has reported there, and launches.
+#include "../calls.h"
 #include "../errors.h"
 #include "../max_pool.h"
 #include "../max_unpool.h"
 #include "dispatch.cuh"
 #include "error_records.cuh"
-#include "max_pool.cuh"
+#include "launch.cuh"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -28,47 +34,29 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
-#include <type_traits>
 
 namespace maxunpool_cuda {
+
+uint32_t* Launch::workspace(int64_t words) const {
+  memory = at::empty({words}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
+  return static_cast<uint32_t*>(memory.mutable_data_ptr());
+}
+
+int64_t Launch::processors() const {
+  int count = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(
+      &count, cudaDevAttrMultiProcessorCount, static_cast<int>(device.index())));
+  return count;
+}
+
+OutOfWindowLaunches Launch::out_of_window_launches() const {
+  static std::atomic<unsigned long long> launches = 0;
+  return {.largest = largest_out_of_window_launch, .launch = ++launches};
+}
+
 namespace {
 
 __device__ DeviceWords device_words; // zero when the library is loaded
-
-// Launches on a stream of a device.
-struct StreamLaunch {
-  c10::Device device;
-  at::Tensor& memory; // of the workspace
-  DeviceWords* words; // of the device
-  cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-
-  uint32_t* workspace(int64_t count) const {
-    memory = at::empty({count}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
-    return static_cast<uint32_t*>(memory.mutable_data_ptr());
-  }
-  // As many blocks of a fix-up kernel as the processors can run at once.
-  int64_t most_blocks() const {
-    int processors = 0;
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(
-        &processors, cudaDevAttrMultiProcessorCount, static_cast<int>(device.index())));
-    return int64_t{processors} * kSlotBlocksOfProcessor;
-  }
-  OutOfWindowLaunches out_of_window_launches() const {
-    static std::atomic<unsigned long long> launches = 0;
-    return {.largest = &words->largest_out_of_window_launch, .launch = ++launches};
-  }
-  template <class... Parameters>
-  void operator()(
-      void (*kernel)(Parameters...),
-      int64_t blocks,
-      int64_t threads,
-      int64_t shared_bytes,
-      const std::type_identity_t<Parameters>&... arguments) const {
-    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
-        arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-};
 
 // Waits for the current stream, and raises what was reported on its device. While this stream
 // captures a graph, nothing happens. While another thread captures one, CUDA may refuse to wait,
@@ -98,7 +86,11 @@ void unpool_on_device(const UnpoolCall& call, c10::Device device) {
   DeviceErrors& errors = ErrorRecords::get().of(device.index());
   errors.raise_if_reported();
   at::Tensor memory;
-  const StreamLaunch launch{.device = device, .memory = memory, .words = errors.words()};
+  const Launch launch{
+      .device = device,
+      .stream = c10::cuda::getCurrentCUDAStream().stream(),
+      .memory = memory,
+      .largest_out_of_window_launch = &errors.words()->largest_out_of_window_launch};
   unpool(launch, call, errors.for_call(), is_set("MAXUNPOOL_CUDA_SIMPLE_KERNELS"));
   if (is_set("MAXUNPOOL_CUDA_SYNC_CHECK")) {
     raise_after_waiting(errors);
@@ -114,7 +106,12 @@ void pool_on_device(const PoolCall& call, c10::Device device) {
       device);
   const c10::cuda::CUDAGuard guard(device);
   at::Tensor no_memory;
-  pool(StreamLaunch{.device = device, .memory = no_memory, .words = nullptr}, call);
+  const Launch launch{
+      .device = device,
+      .stream = c10::cuda::getCurrentCUDAStream().stream(),
+      .memory = no_memory,
+      .largest_out_of_window_launch = nullptr};
+  pool(launch, call);
 }
 
 } // namespace

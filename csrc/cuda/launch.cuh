@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Launch: the one seam between the kernels and PyTorch's CUDA runtime. The files that choose
+// kernels ask it for all that they need of a device: to run a kernel on the stream of the call, a
+// workspace, the number of processors, and a number for the launch. operators.cu makes one for each
+// call, and defines the functions that are only declared here.
+//
+// Example: launch(kernel, 10, 128, 0, plan, input) runs 10 blocks of 128 threads without shared
+// memory, and returns before they have run. kernel is void(Plan, const float*).
+#pragma once
+
+#include "report.cuh"
+
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAException.h>
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace at {
+class Tensor;
+}
+
+namespace maxunpool_cuda {
+
+struct Launch {
+  c10::Device device;
+  cudaStream_t stream;
+  at::Tensor& memory;                               // owns the workspace of the call
+  unsigned long long* largest_out_of_window_launch; // of the device; null for pooling
+
+  // Memory for so many words, undefined, until `memory` is freed.
+  uint32_t* workspace(int64_t words) const;
+  // Multiprocessors of the device.
+  int64_t processors() const;
+  // A new number for a launch, and the word of the device that it is compared with.
+  OutOfWindowLaunches out_of_window_launches() const;
+
+  template <class... Parameters>
+  void operator()(
+      void (*kernel)(Parameters...),
+      int64_t blocks,
+      int64_t threads, // of a block
+      int64_t shared_bytes,
+      const std::type_identity_t<Parameters>&... arguments) const {
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
+        arguments...);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+} // namespace maxunpool_cuda

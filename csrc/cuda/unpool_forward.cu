@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Launches of `forward` (forward.cuh): which of its instantiations a call gets, if any.
+// dispatch.cuh has the table of them, and the class Dispatch whose functions are defined here.
+//
+// Example: a call that moves float32 elements by flat indices asks forward_if() for the windows
+// 2x2, 3x3 with padding 1, 3x3 without, and 4x4, one after the other. The first whose windows are
+// the call's launches forward<CombineLast<uint32_t>, false, Square<..>, Elements::..>.
+#include "../dtypes.h"
+#include "../geometry.h"
+#include "../reduction.h"
+#include "dispatch.cuh"
+#include "forward.cuh"
+#include "tiling.cuh"
+#include "vector.cuh"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+namespace maxunpool_cuda {
+
+// Argument of added_to_zero.
+template <class T>
+T negative_zero(const UnpoolCall& call) {
+  if constexpr (std::is_unsigned_v<T>) {
+    const bool adds_floats = call.reduce == Reduce::sum && c10::isFloatingType(call.type);
+    return adds_floats ? T{1} << (8 * sizeof(T) - 1) : T{};
+  }
+  return T{};
+}
+
+bool Dispatch::forward() {
+  const auto launch_one_of = [&]<class Combine, class... Windows>() {
+    return offsets_ ? (forward_if<Combine, true, Windows>() || ...)
+                    : (forward_if<Combine, false, Windows>() || ...);
+  };
+  bool is_done = false;
+  // Where windows are disjoint, an output has one element at most, so a sum only moves it.
+  if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
+    with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+      if constexpr (sizeof(T) <= sizeof(uint64_t)) {
+        is_done = launch_one_of.template
+                  operator()<CombineLast<T>, Square<2, 2, 0>, Square<3, 2, 1>, Square<3, 2, 0>>();
+      }
+      if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
+        is_done = is_done || launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>();
+      }
+    });
+  } else {
+    with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
+      // The types that networks are trained in.
+      if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
+        is_done =
+            launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>();
+      }
+    });
+  }
+  return is_done;
+}
+
+// Launches the kernel compiled for these windows, if the call's are these. Returns whether it did.
+template <class Combine, bool kOffsets, class Window>
+bool Dispatch::forward_if() {
+  using T = typename Combine::Element;
+  const auto geometry = with_windows<Window>();
+  if (!geometry) {
+    return false;
+  }
+  const auto& [depth, height, width] = geometry->axis;
+  const auto tiles = [](const Axis<int64_t>& axis) {
+    return std::max(axis.in, divide_up(axis.out, Window::S));
+  };
+  const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
+    launch_items<T>(
+        maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>,
+        tiling,
+        planes.images,
+        planes,
+        negative_zero<T>(call_));
+    return true;
+  };
+  if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
+    constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
+    const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
+    if (aligned && geometry->inner == 1 && width.in % kCells == 0 &&
+        width.out == Window::S * width.in) {
+      return launch.template operator()<Elements::cells>(
+          {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
+    }
+    if constexpr (Window::S == 2) {
+      constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
+      if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
+        return launch.template operator()<Elements::channels>(
+            {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
+            Planes(*geometry));
+      }
+    }
+  }
+  if constexpr (Window::S == 2) {
+    constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
+    const Planes planes(*geometry, kPlanes);
+    return launch.template operator()<Elements::planes>(
+        {*geometry,
+         {depth.out, tiles(height), tiles(width)},
+         planes.images == 1 ? geometry->inner / kPlanes : geometry->inner,
+         planes.images},
+        planes);
+  }
+  return false; // larger windows are rare: slots() does them
+}
+
+// The geometry, if windows are these in height and width and do not overlap in depth. A plane of
+// one row is done as if its windows were as high as wide, with all rows but one clipped. This
+// changes no position; it changes no offset if there is one depth slice and no row above is
+// clipped.
+template <class Window>
+std::optional<Geometry<int64_t>> Dispatch::with_windows() const {
+  Geometry<int64_t> g = geometry_;
+  auto& [depth, height, width] = g.axis;
+  const bool one_row =
+      height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
+  if (one_row && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
+    height = {.in = 1, .out = 1, .kernel = Window::K, .stride = Window::S, .padding = Window::P};
+  }
+  const auto fits = [](const Axis<int64_t>& axis) {
+    return axis.kernel == Window::K && axis.stride == Window::S && axis.padding == Window::P;
+  };
+  const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
+                               (depth.in - 1) * depth.stride < depth.out;
+  return fits(height) && fits(width) && simple_in_depth ? std::optional(g) : std::nullopt;
+}
+
+} // namespace maxunpool_cuda
