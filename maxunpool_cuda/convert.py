@@ -15,7 +15,8 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd, _MaxUnpoolNd
 
 from . import modules
-from ._arguments import Ints, Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
+from ._arguments import Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
+from ._ops import Ints
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
