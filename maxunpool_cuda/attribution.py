@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
-from .convert import _check_model
+from .convert import check_model
 from .patch import patched
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -69,7 +69,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         ...     type(model[1])
         <class 'torch.nn.modules.pooling.MaxPool1d'>
     """
-    _check_model("exact_attributions", model)
+    check_model("exact_attributions", model)
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
         undo.enter_context(patched(reduce="sum"))
