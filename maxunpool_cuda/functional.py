@@ -273,7 +273,7 @@ def max_pool2d(
             of at most 256 elements, without dilation).
 
     Returns:
-        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors: values and indices.
+        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors, values and indices.
 
     Raises:
         RuntimeError: no pooling takes the shape of the input, or the window.
@@ -448,7 +448,7 @@ def adaptive_max_pool2d(
             sizes have no offsets in common, so uint8 is refused.
 
     Returns:
-        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors: values and indices.
+        ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, or two such tensors, values and indices.
 
     Raises:
         ValueError: ``index_dtype`` is none of those allowed, or too small for the plane.
