@@ -7,9 +7,12 @@ A call goes one of three ways:
    and its arguments, as it would get torch.nn.functional's.
 2. No kernel of this package takes the input (another device, quantized, mkldnn): the function of
    the same name in torch.nn.functional does.
-3. Else the arguments become those of an operator (_arguments.py), which is called (_ops.py).
+3. Else the arguments become those of an operator (_arguments.py), which is called (_ops.py). So
+   ``max_pool2d(x, 2)`` calls ``max_pool(x, (2, 2), (2, 2), (0, 0), (1, 1), False, torch.uint8)``:
+   window, stride, padding, dilation, ceil_mode and the dtype of indices for the backward alone.
 
-Tiny calls take some microseconds, so the usual arguments cost no checks that are calls.
+A tiny call takes some microseconds, in which each call of a Python function counts. So the usual
+arguments are told by identity, without a call.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from ._ops import Ints
 
 # The result of pooling: the values, or the values and the indices, as return_indices says.
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
-# The usual arguments, compared by identity.
+# The usual arguments.
 _LAST: Reduce = "last"
 _INT64 = torch.int64
 

@@ -80,8 +80,8 @@ def max_unpool2d(
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of any dtype; for ``"sum"`` one
             that adds up. A channels_last input gives a channels_last output.
         indices: of the shape of ``input``. int64 and int32: flat positions in the output plane, as
-            :func:`torch.nn.functional.max_pool2d` returns them. uint8: the offset in the window of
-            the element, row-major; the window has at most 256 positions.
+            :func:`torch.nn.functional.max_pool2d` returns them. uint8: row-major offsets, each in
+            the window that was pooled to this element; a window has at most 256 positions.
         kernel_size: size of the pooling window.
         stride: stride of the window; default: ``kernel_size``.
         padding: padding that the pooling added on both sides.

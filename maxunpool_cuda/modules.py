@@ -21,10 +21,14 @@ from ._pooling import Pooled
 
 
 class _Leaf:
-    """All modules of this package. PyTorch's graphs show them whole, and TorchScript has none."""
+    """The base of all modules of this package: PyTorch's graphs show them whole.
+
+    torch.fx makes a node of a call of a torch.nn module, and traces into modules of others. These
+    modules make the node themselves. TorchScript has neither them nor their operators.
+    """
 
     def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
-        """A call of this module, in the graph of a tracer that takes torch.nn's for leaves."""
+        """The node of a call of this module, in the graph that torch.fx is tracing."""
         tracer: Any = input.tracer
         path = tracer.path_of_module(self)
         return tracer.create_proxy("call_module", path, (input, *arguments), {})
@@ -54,7 +58,6 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         *,
         reduce: Reduce = "last",
     ) -> None:
-        """The arguments are explained above, with the class."""
         super().__init__(kernel_size, stride, padding)
         check_reduce(type(self).__name__, reduce)
         self.reduce = reduce
@@ -152,7 +155,6 @@ class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
-        """The arguments are explained above, with the class."""
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
         check_index_dtype(type(self).__name__, index_dtype)
         self.index_dtype = index_dtype
@@ -170,7 +172,6 @@ class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
-        """The arguments are explained above, with the class."""
         super().__init__(output_size, return_indices)  # type: ignore[arg-type]
         check_index_dtype(type(self).__name__, index_dtype, is_adaptive=True)
         self.index_dtype = index_dtype
