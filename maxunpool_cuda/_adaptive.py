@@ -42,10 +42,10 @@ def adaptive_max_pool(
     """
     input, output_size, return_indices = arguments
     if has_torch_function_unary(input):
-        overridden: Pooled = handle_torch_function(
+        result: Pooled = handle_torch_function(
             function, (input,), *arguments, index_dtype=index_dtype
         )
-        return overridden
+        return result
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
     is_for_torch = _pooling.is_for_torch(
@@ -68,8 +68,8 @@ def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None
     has nodes for each element of a window. So do empty inputs, and arguments that are wrong:
     torch.nn's function refuses those, in its own words.
     """
-    asked = (output_size,) * dims if type(output_size) is int else output_size
-    if not isinstance(asked, (tuple, list)) or len(asked) != dims:
+    output_sizes = (output_size,) * dims if type(output_size) is int else output_size
+    if not isinstance(output_sizes, (tuple, list)) or len(output_sizes) != dims:
         return None
     shape = input.shape
     if len(shape) - dims not in (1, 2) or input.dtype not in _DTYPES:
@@ -79,8 +79,8 @@ def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None
     if _ops.is_traced() and _arguments.is_exporting():
         return None
     window = []
-    for size, wanted in zip(shape[-dims:], asked, strict=True):
-        pooled = size if wanted is None and dims > 1 else wanted  # torch.nn has no None in 1d
+    for size, output in zip(shape[-dims:], output_sizes, strict=True):
+        pooled = size if output is None and dims > 1 else output  # torch.nn has no None in 1d
         if not (is_known_int(size) and is_known_int(pooled) and pooled > 0 and size % pooled == 0):
             return None
         window.append(size // pooled)

@@ -38,11 +38,13 @@ def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = F
     allowed = INDEX_DTYPES
     if is_adaptive:
         allowed = (torch.int64, torch.int32)
-        wanted = "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
+        expected = (
+            "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
+        )
     else:
-        wanted = "torch.int64, torch.int32 or torch.uint8"
+        expected = "torch.int64, torch.int32 or torch.uint8"
     if index_dtype not in allowed:
-        raise ValueError(f"{name}: expected index_dtype to be {wanted} but got {index_dtype!r}")
+        raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
 
 
 def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
@@ -132,15 +134,15 @@ def _last_sizes(name: str, output_size: Iterable[int], dims: int, input_dims: in
 
     torch.nn takes none or two before them. An unbatched input may also have one, of its channels.
     """
-    wanted = "output_size to be a sequence of ints"
+    expected = "output_size to be a sequence of ints"
     if not is_sequence(output_size):
-        raise TypeError(f"{name}: expected {wanted} but got {output_size!r}")
+        raise TypeError(f"{name}: expected {expected} but got {output_size!r}")
     sizes = tuple(output_size)
     lengths = (dims, dims + 2) if input_dims != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
         numbers = " or ".join(map(str, lengths))
         raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
-    return _ints(name, wanted, output_size, sizes[-dims:])
+    return _ints(name, expected, output_size, sizes[-dims:])
 
 
 def is_sequence(value: object) -> bool:
@@ -155,16 +157,16 @@ def is_sequence(value: object) -> bool:
     return getattr(value, "ndim", 0) == 1
 
 
-def _ints(name: str, wanted: str, given: object, values: Iterable[int]) -> Ints:
+def _ints(name: str, expected: str, argument: object, values: Iterable[int]) -> Ints:
     """``values`` as ints; symbolic ones stay symbolic.
 
-    If one of them is no int, a TypeError says that ``wanted`` was expected but that the caller has
-    ``given`` something else. A bool is no int here: it is a flag in a wrong place.
+    If one of them is no int, a TypeError names what was expected, and the ``argument`` that they
+    are of. A bool is no int here: it is a flag in a wrong place.
     """
     try:
         return tuple([v if type(v) in _INT else _as_int(v) for v in values])
     except TypeError:
-        raise TypeError(f"{name}: expected {wanted} but got {given!r}") from None
+        raise TypeError(f"{name}: expected {expected} but got {argument!r}") from None
 
 
 def _as_int(value: Any) -> Any:
@@ -220,5 +222,5 @@ def _assert_within_a_stride(name: str, sizes: Ints, default: Ints, stride: Ints)
         if is_above and is_below:
             continue
         distance = torch.scalar_tensor(size - middle, dtype=torch.int64, device="cpu").abs()
-        wanted = f"{name}: expected output_size within a stride of the default"
-        torch.ops.aten._assert_async.msg(distance < step, wanted)
+        expected = f"{name}: expected output_size within a stride of the default"
+        torch.ops.aten._assert_async.msg(distance < step, expected)

@@ -54,8 +54,8 @@ def max_unpool(
     input, indices, kernel_size, stride, padding, output_size = arguments
     if has_torch_function_variadic(input, indices):
         tensors = (input, indices)
-        overridden: Tensor = handle_torch_function(function, tensors, *arguments, reduce=reduce)
-        return overridden
+        result: Tensor = handle_torch_function(function, tensors, *arguments, reduce=reduce)
+        return result
     name = function.__name__
     if not isinstance(indices, Tensor):
         raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
@@ -86,10 +86,10 @@ def max_pool(
     """
     input, kernel_size, stride, padding, dilation, ceil_mode, return_indices = arguments
     if has_torch_function_unary(input):
-        overridden: Pooled = handle_torch_function(
+        result: Pooled = handle_torch_function(
             function, (input,), *arguments, index_dtype=index_dtype
         )
-        return overridden
+        return result
     name = function.__name__
     if index_dtype is not _INT64:
         _arguments.check_index_dtype(name, index_dtype)
@@ -102,15 +102,15 @@ def max_pool(
     no_stride = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
-    spread = per_dim(name, "dilation", dilation, dims)
+    dilations = per_dim(name, "dilation", dilation, dims)
     if not return_indices:
         if _is_for_inductor(input, kernel):
-            window = (kernel, steps, pads, spread)
+            window = (kernel, steps, pads, dilations)
             values: Tensor = torch.ops.aten.max_pool2d_with_indices(input, *window, ceil_mode)[0]
             return values
         # Nobody but the backward sees the indices.
-        index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, spread)
-    operands = (input, kernel, steps, pads, spread, ceil_mode, index_dtype)
+        index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, dilations)
+    operands = (input, kernel, steps, pads, dilations, ceil_mode, index_dtype)
     return _ops.call_max_pool(operands, bool(return_indices))
 
 

@@ -181,9 +181,9 @@ def _first_offsets(axes: list[_Axis], device: torch.device) -> Tensor:
     offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
     for number, axis in enumerate(axes):
         begins = _arange_along(number, len(axes), axis.pooled, device) * axis.stride - axis.padding
-        skipped = (axis.dilation - 1 - begins).clamp(min=0)
-        skipped = skipped.div(axis.dilation, rounding_mode="floor")
-        offsets = offsets * axis.kernel + skipped
+        elements_before = (axis.dilation - 1 - begins).clamp(min=0)
+        elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
+        offsets = offsets * axis.kernel + elements_before
     return offsets
 
 
@@ -207,17 +207,17 @@ def _unpool_offsets(
     """The padded output, of whole blocks, for window offsets. The head of this file explains it."""
     dims = len(kernel_size)
     leading = values.dim() - dims
-    reached = [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
-    blocks = [n + reach - 1 for n, reach in zip(values.shape[leading:], reached, strict=True)]
+    reaches = [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
+    blocks = [n + reach - 1 for n, reach in zip(values.shape[leading:], reaches, strict=True)]
     # Blocks near the ends lack some windows: there are windows before and behind that hold nothing.
-    around = [reach - 1 for reach in reversed(reached) for _ in ("before", "behind")]
+    around = [reach - 1 for reach in reversed(reaches) for _ in ("before", "behind")]
     values = torch.constant_pad_nd(values, around)
     offsets = torch.constant_pad_nd(offsets.to(torch.int32), around, -1)
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
     result = zero  # will be (*leading, blocks, stride, blocks, stride ...), a pair for each axis
     # In row-major order of the windows of an output, which begin up to reach - 1 blocks before it.
-    for nth in itertools.product(*map(range, reached)):
-        blocks_before = [reach - 1 - n for n, reach in zip(nth, reached, strict=True)]
+    for nth in itertools.product(*map(range, reaches)):
+        blocks_before = [reach - 1 - n for n, reach in zip(nth, reaches, strict=True)]
         value, offset = values, offsets
         for number in range(dims):
             dim = leading + 2 * number

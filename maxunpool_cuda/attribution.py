@@ -141,10 +141,10 @@ def _fit_window(module: Any, inputs: tuple[Any, ...]) -> None:
     """
     dims = int(type(module).__name__[-2])
     sizes = inputs[0].shape[-dims:]
-    wanted = module.output_size
-    if not isinstance(wanted, (tuple, list)):
-        wanted = (wanted,) * dims
-    outputs = [size if n is None else n for size, n in zip(sizes, wanted, strict=True)]
+    output_size = module.output_size
+    if not isinstance(output_size, (tuple, list)):
+        output_size = (output_size,) * dims
+    outputs = [size if n is None else n for size, n in zip(sizes, output_size, strict=True)]
     if any(n < 1 or size % n for size, n in zip(sizes, outputs, strict=True)):
         raise ValueError(
             f"exact_attributions: expected Adaptive{type(module).__name__} with output_size that "

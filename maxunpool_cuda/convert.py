@@ -200,14 +200,20 @@ def converted(
     check_model("converted", model)
     before = [(path, module, _state_of(module)) for path, module in model.named_modules()]
     _convert("converted", model, index_dtype, reduce, stacklevel=4)
-    changed = [entry for entry in before if _state_of(entry[1]) != entry[2]]
+    converted_modules = [entry for entry in before if _state_of(entry[1]) != entry[2]]
     try:
         yield model
     finally:
-        unknown = {path: type(m).__name__ for path, m, _ in changed if type(m) not in _CONVERTIBLE}
-        if unknown:
-            raise ValueError(f"converted: expected the classes that it gave but got {unknown}")
-        for _, module, state in changed:
+        other_classes = {
+            path: type(m).__name__
+            for path, m, _ in converted_modules
+            if type(m) not in _CONVERTIBLE
+        }
+        if other_classes:
+            raise ValueError(
+                f"converted: expected the classes that it gave but got {other_classes}"
+            )
+        for _, module, state in converted_modules:
             if type(module) in _TO_TORCH:  # not if restore_max_pooling was called meanwhile
                 _set_state(module, state)
 

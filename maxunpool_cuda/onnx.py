@@ -105,15 +105,15 @@ def _padding_behind(
     sizes = list(input.shape[-graph.dims :])
     paddings = []
     axes = zip(sizes, kernel_size, stride, padding, dilation, strict=True)
-    for size, kernel, step, pad, spread in axes:
+    for size, kernel, step, pad, gap in axes:
         is_fixed = isinstance(size, int)
         behind = pad
         if is_fixed and ceil_mode:
-            extent = spread * (kernel - 1) + 1  # of a window
+            extent = gap * (kernel - 1) + 1  # of a window
             last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
             behind = max(0, last * step + extent - size - pad)
         # ONNX Runtime takes less padding than kernel, and gives a finite value to empty windows.
-        may_be_empty = -pad % spread >= size if is_fixed else ceil_mode
+        may_be_empty = -pad % gap >= size if is_fixed else ceil_mode
         if behind >= kernel or may_be_empty:
             window = f"{kernel_size=}, {stride=}, {padding=}, {dilation=}, {ceil_mode=}"
             raise graph.error(f"{window} for spatial sizes {sizes}")
