@@ -18,7 +18,6 @@ import maxunpool_cuda
 from maxunpool_cuda import _ops, functional
 from maxunpool_cuda._pooling import Pooled
 
-ROOT = Path(__file__).parent.parent
 KINDS = ("MaxUnpool", "MaxPool", "AdaptiveMaxPool")
 POOLS = [name for name in functional.__all__ if "unpool" not in name]
 # How documents write the default of an argument; None is explained in a word.
@@ -109,7 +108,7 @@ def test_overloads_of_return_indices(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "added"), [("max_unpool", []), ("max_pool", ["return_indices"])])
 def test_the_stub_has_the_arguments_of_the_schemas(name: str, added: list[str]) -> None:
-    tree = ast.parse((ROOT / "maxunpool_cuda/_C.pyi").read_text())
+    tree = ast.parse(Path(maxunpool_cuda.__file__).with_name("_C.pyi").read_text())
     (stub,) = [
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
     ]
