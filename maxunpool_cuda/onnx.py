@@ -12,7 +12,7 @@ the three dimensions, and has to bridge three differences:
   (3, 1) in a plane of 4x4, and so position 3 * 4 + 1 = 13.
 - ONNX's tensors have a batch, and its MaxUnpool takes its output size from the window alone.
 
-Sizes are ints, or of another type where they are dynamic.
+Sizes are ints if they are fixed, and else dynamic, of another type.
 """
 
 from __future__ import annotations
@@ -110,10 +110,12 @@ def _padding_behind(
         behind = pad
         if is_fixed and ceil_mode:
             extent = gap * (kernel - 1) + 1  # of a window
+            # The number of the last window. It begins before the padding behind the input.
             last = min(-((extent - size - 2 * pad) // step), (size + pad - 1) // step)
             behind = max(0, last * step + extent - size - pad)
-        # ONNX Runtime takes less padding than kernel, and gives a finite value to empty windows.
+        # The first element of the first window that is not before the input is at -pad % gap.
         may_be_empty = -pad % gap >= size if is_fixed else ceil_mode
+        # ONNX Runtime takes less padding than kernel, and gives a finite value to empty windows.
         if behind >= kernel or may_be_empty:
             window = f"{kernel_size=}, {stride=}, {padding=}, {dilation=}, {ceil_mode=}"
             raise graph.error(f"{window} for spatial sizes {sizes}")
