@@ -15,6 +15,7 @@ html_show_copyright = html_show_sphinx = False
 
 # Links to headings are written as GitHub takes them. A broken one is an error, as every warning.
 myst_heading_anchors = 3
+myst_enable_extensions = ["alert"]  # the boxes of GitHub: > [!WARNING]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -25,15 +26,21 @@ autoapi_options = []
 napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-add_module_names = False
 
 
-def short_names(_: Sphinx, *described: str | None) -> tuple[str | None, ...]:
-    """The types of a signature, by the names that the source has for them."""
-    modules = r"maxunpool_cuda\._arguments\.|collections\.abc\."
-    return tuple(text and re.sub(modules, "", text) for text in described[-2:])
+def as_written(_: Sphinx, *described: str | None) -> tuple[str | None, ...]:
+    """The arguments and the result of a signature, by the names that the source has for types.
+
+    autoapi has the first overload of a function. Here it gets what holds for all overloads.
+    """
+    modules = r"maxunpool_cuda\._(arguments|pooling|ops)\.|collections\.abc\."
+    arguments, result = (text and re.sub(modules, "", text) for text in described[-2:])
+    if arguments and "Literal[False]" in arguments:
+        arguments = arguments.replace("Literal[False]", "bool")
+        result = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+    return arguments, result
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.connect("autodoc-process-signature", short_names)
+    app.connect("autodoc-process-signature", as_written)

@@ -1,11 +1,37 @@
 # SPDX-License-Identifier: BSD-3-Clause
-from typing import Any
-
+# The types of the compiled library's functions (csrc/bindings.cpp). max_unpool and max_pool take
+# the arguments of the operators' schemas (csrc/schemas.cpp); max_pool also takes return_indices.
+import torch
 from torch import Tensor
 
-# Arguments are those of the operators' schemas; max_pool also takes return_indices.
-def max_unpool(*arguments: Any) -> Tensor: ...
-def max_pool(*arguments: Any) -> Any: ...
-def check_window(op: str, *window: Any) -> None: ...
-def build_info() -> dict[str, Any]: ...
+def max_unpool(
+    input: Tensor,
+    indices: Tensor,
+    output_size: tuple[int, ...],
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    reduce: str,
+    /,
+) -> Tensor: ...
+def max_pool(
+    input: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    ceil_mode: bool,
+    index_dtype: torch.dtype,
+    return_indices: bool,
+    /,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def check_window(
+    op: str,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    /,
+) -> None: ...
+def build_info() -> dict[str, bool | str | None]: ...
 def check_errors() -> None: ...

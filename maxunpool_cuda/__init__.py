@@ -1,8 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Max unpooling for PyTorch: right where windows overlap, deterministic, and light.
+"""Max pooling and max unpooling for PyTorch: deterministic, with right gradients, and light.
 
-Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``,
-``MaxPool1d/2d/3d``, ``AdaptiveMaxPool1d/2d/3d`` and their functions, for the CPU and CUDA.
+Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``, ``MaxPool1d/2d/3d``,
+``AdaptiveMaxPool1d/2d/3d`` and their functions, for the CPU and CUDA:
+
+    >>> import torch, maxunpool_cuda
+    >>> pool = maxunpool_cuda.MaxPool2d(2, return_indices=True)
+    >>> values, indices = pool(torch.tensor([[[1.0, 2.0], [4.0, 3.0]]]))
+    >>> maxunpool_cuda.MaxUnpool2d(2)(values, indices)
+    tensor([[[0., 0.],
+             [4., 0.]]])
+
+A call goes through these files: modules.py, functional.py, _pooling.py or _adaptive.py,
+_arguments.py, _ops.py, and the compiled library, which _library.py has checked. convert.py,
+patch.py and attribution.py are for models and code that were written for torch.nn; onnx.py and
+_portable.py export.
 """
 
 from . import functional

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From the arguments of torch.nn's functions to those of the operators.
+"""Turns arguments as torch.nn's functions take them into those of the operators.
 
-Ints become tuples, and what was not given gets its default. The operators check the rest, for every
-caller.
+For images ``kernel_size=2`` becomes ``(2, 2)``, and an output size that is not given is computed.
+Only what PyTorch's users may write in several ways is checked here. The operators check the rest
+(shapes, dtypes, signs), for every caller.
+
+Every ``name`` below is that of the public function or class, with which an error begins.
 """
 
 from __future__ import annotations
@@ -15,39 +18,42 @@ from typing import Any, Literal
 import torch
 
 from . import _ops
+from ._ops import Ints
 
-Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
 IntsOrNones = int | None | Sequence[int | None]
 Reduce = Literal["last", "sum"]
-INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
+INDEX_DTYPES: tuple[torch.dtype, ...] = (torch.int64, torch.int32, torch.uint8)
 _INT = (int, torch.SymInt)
 
 
 def check_reduce(name: str, reduce: str) -> None:
-    """Raise a ValueError that begins with ``name`` unless ``reduce`` is a :data:`Reduce`."""
+    """Raise a ValueError unless ``reduce`` is a :data:`Reduce`."""
     if not isinstance(reduce, str) or reduce not in ("last", "sum"):
         raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
 
 
-def check_index_dtype(name: str, index_dtype: torch.dtype, offsets: bool = True) -> None:
-    """Raise a ValueError that begins with ``name`` unless indices can be of this dtype.
-
-    ``offsets``: whether they may be offsets in a window.
-    """
-    if index_dtype not in INDEX_DTYPES or (index_dtype == torch.uint8 and not offsets):
-        flat = "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
-        wanted = "torch.int64, torch.int32 or torch.uint8" if offsets else flat
-        raise ValueError(f"{name}: expected index_dtype to be {wanted} but got {index_dtype!r}")
+def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = False) -> None:
+    """Raise a ValueError unless the pool can return indices of this dtype."""
+    allowed = INDEX_DTYPES
+    if is_adaptive:
+        allowed = (torch.int64, torch.int32)
+        expected = (
+            "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
+        )
+    else:
+        expected = "torch.int64, torch.int32 or torch.uint8"
+    if index_dtype not in allowed:
+        raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
 
 
 def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
-    """Whether uint8 can name the elements of a window."""
+    """Whether a byte can count the elements of a window, and the window has no dilation."""
     return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
 
 
 def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
-    """The dtype of indices that only the backward of a pool sees."""
+    """The smallest dtype for the indices of a pool that returns none: its backward needs them."""
     if fits_uint8(kernel_size, dilation):
         return torch.uint8
     spatial = shape[-len(kernel_size) :]
@@ -58,7 +64,7 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
 
 
 def check_fits_int32(name: str, spatial: Ints) -> None:
-    """Raise a ValueError that begins with ``name`` unless int32 can name every position."""
+    """Raise a ValueError if a plane of these sizes has more positions than int32 can count."""
     if _surely(math.prod(spatial) >= 2**31):
         raise ValueError(
             f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got "
@@ -67,7 +73,10 @@ def check_fits_int32(name: str, spatial: Ints) -> None:
 
 
 def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
-    """One int per spatial dimension, from one int for all of them, or a sequence of one or each."""
+    """One int for each of ``dims`` dimensions, from one for all of them or a sequence of ints.
+
+    Plain ints and tuples, which most calls have, return early.
+    """
     if type(value) is int:
         return (value,) * dims
     if type(value) is tuple and len(value) == dims:
@@ -93,31 +102,23 @@ def unpooled_size(
     padding: Ints,
     output_size: Iterable[int] | None,
 ) -> Ints:
-    """The spatial sizes that unpooling an input of ``shape`` gives.
+    """The spatial sizes of the result of unpooling an input of ``shape``.
 
     By default these are ``(in - 1) * stride - 2 * padding + kernel_size``, the formula of
-    :class:`torch.nn.MaxUnpool2d`. ``output_size`` replaces them, if it differs by less than a
-    stride: all sizes, or the spatial ones alone. Those before are ignored, as in torch.nn.
+    :class:`torch.nn.MaxUnpool2d`: 8 pooled by windows of 2 is 4, and ``(4 - 1) * 2 - 0 + 2`` is 8
+    again. ``output_size`` replaces them if it differs by less than a stride.
     """
-    dims = len(kernel_size)
     # torch.jit.trace makes sizes tensors.
-    pooled = _ints(name, "input.shape to hold ints", shape, shape[-dims:])
+    pooled = _ints(name, "input.shape to hold ints", shape, shape[-len(kernel_size) :])
     axes = zip(pooled, kernel_size, stride, padding, strict=False)
     default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:
         return default
-    wanted = "output_size to be a sequence of ints"
-    if not is_sequence(output_size):
-        raise TypeError(f"{name}: expected {wanted} but got {output_size!r}")
-    sizes = tuple(output_size)
-    lengths = (dims, dims + 2) if len(shape) != dims + 1 else (dims, dims + 1, dims + 2)
-    if len(sizes) not in lengths:
-        numbers = " or ".join(map(str, lengths))
-        raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
-    sizes = _ints(name, wanted, output_size, sizes[-dims:])
+    sizes = _last_sizes(name, output_size, len(kernel_size), len(shape))
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if _surely(size <= middle - step) or _surely(size >= middle + step):
             if not _ops.is_traced():
+                # An impossible window is blamed before the sizes that were computed from it.
                 _ops.check_window("max_unpool", kernel_size, stride, padding)
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
@@ -126,6 +127,22 @@ def unpooled_size(
     if is_exporting():
         _assert_within_a_stride(name, sizes, default, stride)
     return sizes
+
+
+def _last_sizes(name: str, output_size: Iterable[int], dims: int, input_dims: int) -> Ints:
+    """The last ``dims`` numbers of ``output_size``. Those before are ignored, as in torch.nn.
+
+    torch.nn takes none or two before them. An unbatched input may also have one, of its channels.
+    """
+    expected = "output_size to be a sequence of ints"
+    if not is_sequence(output_size):
+        raise TypeError(f"{name}: expected {expected} but got {output_size!r}")
+    sizes = tuple(output_size)
+    lengths = (dims, dims + 2) if input_dims != dims + 1 else (dims, dims + 1, dims + 2)
+    if len(sizes) not in lengths:
+        numbers = " or ".join(map(str, lengths))
+        raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
+    return _ints(name, expected, output_size, sizes[-dims:])
 
 
 def is_sequence(value: object) -> bool:
@@ -140,20 +157,20 @@ def is_sequence(value: object) -> bool:
     return getattr(value, "ndim", 0) == 1
 
 
-def _ints(name: str, wanted: str, given: object, values: Iterable[int]) -> Ints:
-    """``values``, which the caller has ``given``, as ints; symbolic ones stay symbolic.
+def _ints(name: str, expected: str, argument: object, values: Iterable[int]) -> Ints:
+    """``values`` as ints; symbolic ones stay symbolic.
 
-    A TypeError says that ``wanted`` was expected if one of them is no int. A bool is none: it is
-    a flag in a wrong place.
+    If one of them is no int, a TypeError names what was expected, and the ``argument`` that they
+    are of. A bool is no int here: it is a flag in a wrong place.
     """
     try:
-        return tuple([v if type(v) in _INT else _index(v) for v in values])
+        return tuple([v if type(v) in _INT else _as_int(v) for v in values])
     except TypeError:
-        raise TypeError(f"{name}: expected {wanted} but got {given!r}") from None
+        raise TypeError(f"{name}: expected {expected} but got {argument!r}") from None
 
 
-def _index(value: Any) -> Any:
-    """``value`` as an int, if it is of another type that counts: NumPy's, or a tensor."""
+def _as_int(value: Any) -> Any:
+    """``value`` as an int, if its type is another one that counts: NumPy's, or a tensor."""
     if isinstance(value, bool):
         raise TypeError
     return value if isinstance(value, _INT) else operator.index(value)
@@ -168,8 +185,17 @@ def is_exporting() -> bool:
 is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def is_known_int(size: object) -> bool:
+    """Whether ``size`` is an int, and not symbolic."""
+    if not torch.compiler.is_compiling():
+        return type(size) is int
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports SymPy
+
+    return isinstance(size, int) and has_static_value(size)
+
+
 def _surely(condition: bool) -> bool:
-    """True if the condition on sizes holds, false also if tracing cannot decide it.
+    """Whether a condition on sizes holds. False also if tracing cannot decide it.
 
     Under torch.compile a condition on symbolic sizes becomes a guard. torch.export refuses guards
     on named dimensions, so there the condition must hold for every size.
@@ -196,5 +222,5 @@ def _assert_within_a_stride(name: str, sizes: Ints, default: Ints, stride: Ints)
         if is_above and is_below:
             continue
         distance = torch.scalar_tensor(size - middle, dtype=torch.int64, device="cpu").abs()
-        wanted = f"{name}: expected output_size within a stride of the default"
-        torch.ops.aten._assert_async.msg(distance < step, wanted)
+        expected = f"{name}: expected output_size within a stride of the default"
+        torch.ops.aten._assert_async.msg(distance < step, expected)

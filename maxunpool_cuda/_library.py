@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Refuses a library built for another PyTorch, CUDA or Python, before it is loaded.
+"""Refuses a compiled library that was built for another PyTorch, CUDA or Python.
 
-Loading one ends in an undefined symbol, if it is noticed at all: PyTorch promises no ABI from one
-minor release to the next.
+PyTorch promises no ABI from one minor release to the next. A library for another release fails with
+an undefined symbol, or goes wrong later without an error. So setup.py writes a record beside the
+library, such as ``{"version": "0.3.0", "torch": "2.13", "cuda": "13"}``, and the import of the
+package compares it with what is installed, before it loads the library. If they differ, the error
+says what was expected, what is there, and what to do.
+
+setup.py runs this file, too, without the rest of the package.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
@@ -19,7 +25,7 @@ PACKAGE = Path(__file__).parent
 
 
 def release_of(version: str) -> str:
-    """What of a version of PyTorch its ABI goes with: ``2.13`` for the release 2.13.1+cu130.
+    """The part of a version of PyTorch that decides its ABI: ``2.13`` of 2.13.1+cu130.
 
     A pre-release is compared whole. 2.16.0.dev20261101 may have another ABI than the next night's,
     and 2.10.0a0+1234567, as NVIDIA's containers have them, another than 2.10.
@@ -29,38 +35,78 @@ def release_of(version: str) -> str:
 
 
 def built_for(package: Path = PACKAGE) -> dict[str, Any]:
-    """What setup.py recorded beside the library: ``version``, ``torch`` and ``cuda``.
+    """The record beside the library: ``version``, ``torch`` and ``cuda``.
 
-    An ImportError if the library does not fit, is not in ``package``, or has no record.
+    Raises:
+        ImportError: the library does not fit, is not in ``package``, or has no record.
     """
-    in_place = (package.parent / "setup.py").exists()
-    build = "pip install --no-build-isolation ."
-    if in_place:
-        build = "python setup.py build_ext --inplace"
-
-    def refused(expected: str, got: str, otherwise: str = "") -> ImportError:
-        way_out = f"build it anew with `{build}` in the source tree{otherwise}"
-        return ImportError(f"maxunpool_cuda: expected {expected} but got {got}: {way_out}")
-
     spec = PathFinder.find_spec("_C", [str(package)])
     if spec is None or spec.origin is None:
-        python = EXTENSION_SUFFIXES[0].split(".")[1]
-        if others := [library.name.split(".")[1] for library in sorted(package.glob("_C.*.so"))]:
-            other = f"Python {' or '.join(others)}, which its library was built for,"
-            raise refused(other, f"Python {python}")
-        elsewhere = ", or import what is installed from outside of it" if in_place else ""
-        raise refused(f"its compiled library in {package}", "none", elsewhere)
+        raise _no_library_error(package)
     record = Path(spec.origin).with_suffix(".json")
     if not record.exists():
+        expected = f"a record of what its library was built for, {record},"
         may_not_fit = f"none, so it may not fit PyTorch {torch.__version__}"
-        raise refused(f"a record of what its library was built for, {record},", may_not_fit)
+        raise _import_error(expected, may_not_fit, _build_it(package))
     built: dict[str, Any] = json.loads(record.read_text())
-    release, cuda = built["torch"], built["cuda"]
+    cuda = torch.version.cuda.split(".")[0] if torch.version.cuda else None
     # Kernels for the CPU alone are alike in every build of a release.
-    found = torch.version.cuda.split(".")[0] if torch.version.cuda else None
-    if release_of(torch.__version__) != release or cuda not in (None, found):
-        expected = f"PyTorch {release}" + (f" with CUDA {cuda}" if cuda else "")
-        got = f" with CUDA {torch.version.cuda}" if found else " without CUDA"
-        got = f"PyTorch {torch.__version__}{got if cuda else ''}"
-        raise refused(f"{expected}, which its library was built for,", got)
+    fits_cuda = built["cuda"] in (None, cuda)
+    if release_of(torch.__version__) != built["torch"] or not fits_cuda:
+        raise _misfit_error(built, package)
     return built
+
+
+def _no_library_error(package: Path) -> ImportError:
+    """The error if ``package`` has no library that this Python can load."""
+    if names := [library.name for library in sorted(package.glob("_C.*.so"))]:
+        pythons = " or ".join(name.split(".")[1] for name in names)
+        expected = f"Python {pythons}, which its library was built for,"
+        this_python = EXTENSION_SUFFIXES[0].split(".")[1]
+        return _import_error(expected, f"Python {this_python}", _build_it(package))
+    way_out = _build_it(package)
+    if _is_source(package):
+        # Often `pip install .` has just been run here, and Python looks into this folder first.
+        if installed := _installed_copy(package):
+            source = f"the source there instead of the installed {installed}"
+            way_out = f"leave {package.parent} (`cd ..`), as Python imports {source}, or {way_out}"
+        else:
+            way_out += ", or install it and leave the source tree"
+    return _import_error(f"its compiled library in {package}", "none", way_out)
+
+
+def _misfit_error(built: dict[str, Any], package: Path) -> ImportError:
+    """The error if PyTorch is of another release than the record's, or has another CUDA."""
+    expected = f"PyTorch {built['torch']}"
+    got = f"PyTorch {torch.__version__}"
+    if built["cuda"]:
+        expected += f" with CUDA {built['cuda']}"
+        got += f" with CUDA {torch.version.cuda}" if torch.version.cuda else " without CUDA"
+    return _import_error(f"{expected}, which its library was built for,", got, _build_it(package))
+
+
+def _import_error(expected: str, got: str, way_out: str) -> ImportError:
+    return ImportError(f"maxunpool_cuda: expected {expected} but got {got}: {way_out}")
+
+
+def _build_it(package: Path) -> str:
+    """How to build the library that is missing in ``package``, for a message."""
+    command = "pip install --no-build-isolation ."
+    if _is_source(package):
+        command = "python setup.py build_ext --inplace"
+    return f"build it anew with `{command}` in the source tree"
+
+
+def _is_source(package: Path) -> bool:
+    """Whether ``package`` lies in a source tree."""
+    return (package.parent / "setup.py").exists()
+
+
+def _installed_copy(package: Path) -> Path | None:
+    """The folder of another copy of the package that Python would find, if it has a library."""
+    elsewhere = [path for path in sys.path if Path(path).resolve() != package.parent.resolve()]
+    spec = PathFinder.find_spec(package.name, elsewhere)
+    if spec is None or spec.origin is None:
+        return None
+    other = Path(spec.origin).parent
+    return other if PathFinder.find_spec("_C", [str(other)]) else None

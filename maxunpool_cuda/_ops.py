@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads the library, which registers the operators with PyTorch; their names and vmap rule."""
+"""Loads the compiled library, which registers the operators, and calls them.
+
+Here are the operators under their names (``max_unpool``, ``max_unpool_backward``, ``max_pool``; all
+arguments are given, as tuples), their quicker calls for eager mode, and their rule for vmap.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,21 +37,32 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling()
 
 
-def call_max_unpool(arguments: tuple[Any, ...]) -> Tensor:
-    """``max_unpool``, through ``_C`` where it may be: that costs half as much as torch.ops."""
+Ints: TypeAlias = tuple[int, ...]  # one for each spatial dimension; under tracing also symbolic
+# The arguments of the operators, in the order of their schemas (csrc/schemas.cpp):
+# input, indices, output_size, kernel_size, stride, padding, reduce;
+UnpoolArguments: TypeAlias = tuple[Tensor, Tensor, Ints, Ints, Ints, Ints, str]
+# input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype.
+PoolArguments: TypeAlias = tuple[Tensor, Ints, Ints, Ints, Ints, bool, torch.dtype]
+
+
+def call_max_unpool(arguments: UnpoolArguments) -> Tensor:
+    """The result of ``max_unpool``, through ``_C`` if possible, which costs less than torch.ops."""
     return (max_unpool if is_traced() else _C.max_unpool)(*arguments)
 
 
-def call_max_pool(arguments: tuple[Any, ...], return_indices: bool) -> Any:
-    """``max_pool`` likewise, or its values alone. Then ``_C`` frees the indices without the GIL."""
+def call_max_pool(arguments: PoolArguments, return_indices: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """The results of ``max_pool``, or its values alone, through ``_C`` if possible.
+
+    ``_C`` frees indices that nobody wants without Python's lock.
+    """
     if not is_traced():
-        return _C.max_pool(*(*arguments, return_indices))
+        return _C.max_pool(*arguments, return_indices)
     results = max_pool(*arguments)
     return results if return_indices else results[0]
 
 
-def check_window(operator: str, kernel_size: Any, stride: Any, padding: Any) -> None:
-    """Raise ``operator``'s error if its window is none that can be unpooled."""
+def check_window(operator: str, kernel_size: Ints, stride: Ints, padding: Ints) -> None:
+    """Raise ``operator``'s error if no window of these numbers can be unpooled."""
     _C.check_window(operator, kernel_size, stride, padding, ())
 
 
@@ -55,10 +70,10 @@ def build_info() -> dict[str, Any]:
     """Facts about the compiled extension.
 
     Returns:
-        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (PyTorch's),
-        ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list``, ``compiler``,
-        ``torch_version`` (the PyTorch it was built for) and ``note`` (in a sentence, which kernels
-        the build left out and why).
+        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
+        ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
+        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for) and
+        ``note`` (a sentence: which kernels the build left out, and why).
 
     Example:
         >>> list(build_info())
@@ -68,15 +83,17 @@ def build_info() -> dict[str, Any]:
 
 
 def check_errors() -> None:
-    """Wait for the CUDA kernels launched so far, and raise for an out-of-bounds index among theirs.
+    """Wait for the CUDA kernels launched so far, and raise the error of an out-of-bounds index.
 
-    A CUDA call does not wait for its kernels, so an index outside its output plane is reported at
-    the next call on that device, or here: the first of all that were met until then. On the CPU
-    every call raises at once. While the current stream captures a graph this does nothing, as what
-    is captured has not run; a replay's out-of-bounds indices are raised after it.
+    A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
+    next call on that device raises the error, or this function does. Of several such indices one is
+    named. On the CPU every call raises at once. While the current stream captures a CUDA graph,
+    this function does nothing, because the captured kernels have not run. Errors of a replay are
+    raised after it.
 
     Raises:
-        RuntimeError: names the index, its position and its plane.
+        RuntimeError: a kernel met an out-of-bounds index; the message has the index, its position
+            and its plane.
 
     Example:
         >>> check_errors()
@@ -84,34 +101,49 @@ def check_errors() -> None:
     _C.check_errors()
 
 
-def _batched(
+def _call_under_vmap(
     operator: Callable[..., Any],
-    count: int,
+    tensor_count: int,
     info: Any,
     in_dims: tuple[int | None, ...],
     *arguments: Any,
 ) -> tuple[Any, Any]:
-    """The rule for vmap: planes are independent, so the batch joins that of the tensors.
+    """The rule of an operator for :func:`torch.vmap`: one call for all calls of the batch.
 
-    These are the first ``count`` arguments. The next has a number for each spatial dimension.
+    Planes do not depend on each other. So B calls with tensors ``(C, H, W)`` are one call with
+    ``(B, C, H, W)``, and B calls with ``(N, C, H, W)`` are one with ``(B * N, C, H, W)``.
+
+    Args:
+        operator: takes ``arguments``.
+        tensor_count: how many of them are tensors; the next one has a number for each spatial
+            dimension.
+        info: has the size B of the batch.
+        in_dims: for each argument, the dimension of the batch, or None if it has none.
+        *arguments: the operator's.
+
+    Returns:
+        The results, and where each has the batch: in front.
     """
     tensors = [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(arguments[:count], in_dims[:count], strict=True)
+        for tensor, dim in zip(arguments[:tensor_count], in_dims[:tensor_count], strict=True)
     ]
-    rest, batch = arguments[count:], tensors[-1].shape[:2]
-    unbatched = len(rest[0]) + 1  # dimensions
-    joined = tensors[-1].dim() - 1 > unbatched
-    if tensors[0].dim() - 1 not in (unbatched, unbatched + 1):
-        tensors = [tensor.new_empty(tensor.shape[1:]) for tensor in tensors]  # which is refused
-    elif joined:
+    others = arguments[tensor_count:]
+    unbatched_rank = len(others[0]) + 1  # of (C, *plane)
+    batch_shape = tensors[-1].shape[:2]  # (B, N), if the calls have an N
+    calls_have_n = tensors[-1].dim() - 1 > unbatched_rank
+    if tensors[0].dim() - 1 not in (unbatched_rank, unbatched_rank + 1):
+        # No call takes such a tensor: the operator shall name the shape of one call in its error.
+        tensors = [tensor.new_empty(tensor.shape[1:]) for tensor in tensors]
+    elif calls_have_n:
         tensors = [tensor.flatten(0, 1) for tensor in tensors]
-    results = operator(*tensors, *rest)
-    if joined:
-        results = tree_map(lambda result: result.reshape(*batch, *result.shape[1:]), results)
+    results = operator(*tensors, *others)
+    if calls_have_n:
+        results = tree_map(lambda result: result.reshape(*batch_shape, *result.shape[1:]), results)
     return results, tree_map(lambda _: 0, results)
 
 
-_TENSORS: dict[Any, int] = {max_unpool: 2, max_unpool_backward: 2, max_pool: 1}
-for _operator, _count in _TENSORS.items():
-    torch.library.register_vmap(_operator, functools.partial(_batched, _operator, _count))
+_TENSOR_COUNTS: dict[Any, int] = {max_unpool: 2, max_unpool_backward: 2, max_pool: 1}
+for _operator, _count in _TENSOR_COUNTS.items():
+    _rule = functools.partial(_call_under_vmap, _operator, _count)
+    torch.library.register_vmap(_operator, _rule)

@@ -1,10 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The operators in terms of PyTorch's own: exported programs take them in place of the operators.
 
-Window offsets need no scatter. Cut the padded output into blocks of one stride: a window begins
-with a block, and reaches ``ceil(kernel_size / stride)`` of them. So an output is a choice between
-the few elements whose windows begin with its block, or so many blocks before it. All of that is
-elementwise. Flat indices need a scatter.
+The arguments of the three functions are those of the operators, which have checked them. Beside
+PyTorch nothing is needed but the names of the operators (_ops.py).
+
+Pooling compares, for all windows at once, their first elements, then their second ones, and so on.
+For windows of 2 with stride 2 these are ``x[..., 0::2]`` and ``x[..., 1::2]``.
+
+Unpooling of flat indices is a scatter. Unpooling of window offsets needs none. Cut the padded
+output into blocks of one stride. Each window begins with a block, and reaches
+``ceil(kernel_size / stride)`` blocks. So each output is in the windows that begin with its own
+block, or one before it, and so on, and it takes the value of the window whose offset leads to it.
+For windows of 3 with stride 2 (blocks of 2, window w begins with block w, and reaches 2 blocks):
+
+    block b                     0    | 1    | 2    | 3
+    output                      0  1 | 2  3 | 4  5 | 6  7
+    its offset in window b      0  1 | 0  1 | 0  1 | 0  1
+    its offset in window b - 1       | 2  - | 2  - | 2  -    (a window has only three elements)
+
+So output 2 gets the value of window 1 if that has the offset 0, and of window 0 if that has 2.
 """
 
 from __future__ import annotations
@@ -13,7 +27,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +51,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     flat index outside the output is an error of that scatter. A value whose uint8 index names no
     output is lost without an error.
 
+    Returns:
+        For each operator, a function that takes its arguments and calls PyTorch's operators.
+
     Example:
         >>> import torch, maxunpool_cuda
         >>> pool = maxunpool_cuda.MaxPool2d(2, return_indices=True)
@@ -48,7 +65,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         >>> all(map(torch.equal, portable.module()(x), pool(x)))
         True
     """
-    return {_ops.max_pool: max_pool, _ops.max_unpool: max_unpool, _ops.max_unpool_backward: taken}
+    return {
+        _ops.max_pool: max_pool,
+        _ops.max_unpool: max_unpool,
+        _ops.max_unpool_backward: max_unpool_backward,
+    }
 
 
 def max_unpool(
@@ -60,26 +81,45 @@ def max_unpool(
     padding: Ints,
     reduce: str,
 ) -> Tensor:
-    """The operator of this name, for arguments that it has checked."""
-    dims, values = len(kernel_size), input
+    """The operator of this name."""
+    dims = len(kernel_size)
+    values = input
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
-        values = input.float()
+        values = input.float()  # so that a sum is rounded once
     if indices.dtype == torch.uint8:
-        padded = _chosen(values, indices, kernel_size, stride, reduce)
-        result = _resized(padded, [-p for p in padding], output_size)
+        padded = _unpool_offsets(values, indices, kernel_size, stride, reduce)
+        result = _resize(padded, [-pad for pad in padding], output_size)
     else:
         positions = indices.long().flatten(-dims)
-        result = _scattered(values.flatten(-dims), positions, output_size, reduce)
+        result = _unpool_positions(values.flatten(-dims), positions, output_size, reduce)
     return result.to(input.dtype).contiguous()
 
 
-def taken(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
-    """The operator max_unpool_backward, as adaptive pooling calls it: it takes elements."""
-    dims, reduce = len(geometry[0]), geometry[-1]
+def max_unpool_backward(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
+    """The operator of this name, for flat indices and "sum", as adaptive pooling calls it.
+
+    Other calls are NotImplemented, which leaves the operator in the graph.
+    """
+    output_size = geometry[0]
+    reduce = geometry[-1]
     if reduce != "sum" or indices.dtype == torch.uint8:
-        return NotImplemented  # which leaves the operator in the graph
-    planes, positions = grad_output.flatten(-dims), indices.long().flatten(-dims)
-    return _gathered(planes, positions).reshape(indices.shape)
+        return NotImplemented
+    dims = len(output_size)
+    planes = grad_output.flatten(-dims)
+    positions = indices.long().flatten(-dims)
+    return _gather(planes, positions).reshape(indices.shape)
+
+
+class _Axis(NamedTuple):
+    """Pooling along one spatial axis."""
+
+    size: Any  # of the input; symbolic under tracing, as the next two may be
+    pooled: Any  # the number of windows
+    extent: Any  # from the start of the first window to the end of the last one
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
 
 
 def max_pool(
@@ -91,123 +131,174 @@ def max_pool(
     ceil_mode: bool,
     index_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The operator of this name, of arguments that it has checked."""
+    """The operator of this name."""
     dims = len(kernel_size)
-    sizes = input.shape[-dims:]
-    pooled, extent = [], []
-    for n, k, s, p, d in zip(sizes, kernel_size, stride, padding, dilation, strict=True):
-        reach = d * (k - 1)
-        last: Any = (n + 2 * p - reach - 1 + (s - 1 if ceil_mode else 0)) // s
-        if ceil_mode and p + s - 1 > reach:  # else every window begins before the input's end
-            last = torch.sym_min(last, (n + p - 1) // s)
-        pooled.append(last + 1)
-        extent.append(last * s + reach + 1)
-    real = input.dtype.is_floating_point
-    lowest = -math.inf if real else torch.iinfo(input.dtype).min
-    padded = _resized(input, padding, extent, lowest)
+    window = zip(input.shape[-dims:], kernel_size, stride, padding, dilation, strict=True)
+    axes = [_pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
+    is_real = input.dtype.is_floating_point
+    lowest = -math.inf if is_real else torch.iinfo(input.dtype).min
+    padded = _resize(input, padding, [axis.extent for axis in axes], lowest)
+    pooled = [axis.pooled for axis in axes]
     values = input.new_full((*input.shape[:-dims], *pooled), lowest)
-    # A window of lowest values alone has the index of its first cell that is not left of the input.
-    offsets = torch.zeros(pooled, dtype=torch.int32, device=input.device)
-    for axis, (k, s, p, d) in enumerate(zip(kernel_size, stride, padding, dilation, strict=True)):
-        left = p - _along(axis, dims, pooled[axis], input.device) * s
-        offsets = offsets * k + (left + d - 1).clamp(min=0).div(d, rounding_mode="floor")
+    offsets = _first_offsets(axes, input.device)
     for offset, element in enumerate(itertools.product(*map(range, kernel_size))):
-        axes = zip(element, pooled, stride, dilation, strict=True)
-        window: Any = (slice(i * d, i * d + (n - 1) * s + 1, s) for i, n, s, d in axes)
-        value = padded[(..., *window)]
-        taken = (value > values) | value.isnan() if real else value > values
-        values = torch.where(taken, value, values)
-        offsets = torch.where(taken, offset, offsets)
+        # This element of all windows.
+        value: Tensor = padded[(..., *map(_elements, axes, element))]
+        is_better = (value > values) | value.isnan() if is_real else value > values
+        values = torch.where(is_better, value, values)
+        offsets = torch.where(is_better, offset, offsets)
     if index_dtype == torch.uint8:
         return values.contiguous(), offsets.to(torch.uint8).contiguous()
-    rest, positions, step = offsets.long(), torch.zeros_like(offsets, dtype=torch.int64), 1
-    for axis in reversed(range(dims)):
-        k, d = kernel_size[axis], dilation[axis]
-        begin = _along(axis, dims, pooled[axis], input.device) * stride[axis] - padding[axis]
-        positions, step = positions + (rest % k * d + begin) * step, step * sizes[axis]
-        rest = rest.div(k, rounding_mode="floor")
+    positions = _positions_of(offsets, axes)
     return values.contiguous(), positions.to(index_dtype).contiguous()
 
 
-def _chosen(
+def _pooled_axis(
+    size: Any, kernel: int, stride: int, padding: int, dilation: int, *, ceil_mode: bool
+) -> _Axis:
+    """The axis with its number of windows, as torch.nn counts them."""
+    reach = dilation * (kernel - 1)  # from a window's first element to its last one
+    rounding = stride - 1 if ceil_mode else 0
+    last: Any = (size + 2 * padding - reach - 1 + rounding) // stride  # number of the last window
+    # It must begin before the padding behind the input. It always does if the condition is false.
+    if ceil_mode and padding + stride - 1 > reach:
+        last = torch.sym_min(last, (size + padding - 1) // stride)
+    extent = last * stride + reach + 1
+    return _Axis(size, last + 1, extent, kernel, stride, padding, dilation)
+
+
+def _elements(axis: _Axis, element: int) -> Any:
+    """The slice of the padded input that has this element of all windows."""
+    first = element * axis.dilation
+    return slice(first, first + (axis.pooled - 1) * axis.stride + 1, axis.stride)
+
+
+def _first_offsets(axes: list[_Axis], device: torch.device) -> Tensor:
+    """For each window, the offset of its first element that is not before the input.
+
+    This is the index of a window in which nothing is larger than the lowest value.
+    """
+    offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
+    for number, axis in enumerate(axes):
+        begins = _arange_along(number, len(axes), axis.pooled, device) * axis.stride - axis.padding
+        elements_before = (axis.dilation - 1 - begins).clamp(min=0)
+        elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
+        offsets = offsets * axis.kernel + elements_before
+    return offsets
+
+
+def _positions_of(offsets: Tensor, axes: list[_Axis]) -> Tensor:
+    """Flat positions in the input plane for the offsets in each window."""
+    positions = torch.zeros_like(offsets, dtype=torch.int64)
+    remaining = offsets.long()
+    step = 1  # between neighbours along the axis, in a flat plane
+    for number, axis in reversed([*enumerate(axes)]):
+        begins = _arange_along(number, len(axes), axis.pooled, offsets.device) * axis.stride
+        coordinate = remaining % axis.kernel * axis.dilation + (begins - axis.padding)
+        positions = positions + coordinate * step
+        step = step * axis.size
+        remaining = remaining.div(axis.kernel, rounding_mode="floor")
+    return positions
+
+
+def _unpool_offsets(
     values: Tensor, offsets: Tensor, kernel_size: Ints, stride: Ints, reduce: str
 ) -> Tensor:
-    """The padded output, of whole blocks, for window offsets."""
-    dims, leading = len(kernel_size), values.dim() - len(kernel_size)
-    reached = [-(-k // s) for k, s in zip(kernel_size, stride, strict=True)]  # blocks, by a window
-    more = [n - 1 for n in reached]
-    blocks = [n + m for n, m in zip(values.shape[leading:], more, strict=True)]
-    around = [m for m in reversed(more) for _ in ("before", "after")]
+    """The padded output, of whole blocks, for window offsets. The head of this file explains it."""
+    dims = len(kernel_size)
+    leading = values.dim() - dims
+    reaches = [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
+    blocks = [n + reach - 1 for n, reach in zip(values.shape[leading:], reaches, strict=True)]
+    # Blocks near the ends lack some windows: there are windows before and behind that hold nothing.
+    around = [reach - 1 for reach in reversed(reaches) for _ in ("before", "behind")]
     values = torch.constant_pad_nd(values, around)
     offsets = torch.constant_pad_nd(offsets.to(torch.int32), around, -1)
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
-    result = zero  # in blocks: (*leading, blocks, stride), with the last two for each axis
-    for begin in itertools.product(*map(range, reached)):  # in row-major order of the elements
-        # The windows begin `back` blocks before the output.
-        cells = torch.zeros((), dtype=torch.int32, device=values.device)
-        bounds = []  # of the windows, where they end within a block
-        nearby = [values, offsets]
-        for axis, (first, m, k, s) in enumerate(zip(begin, more, kernel_size, stride, strict=True)):
-            dim, back = leading + 2 * axis, m - first
-            at = _along(2 * axis + 1, 2 * dims, s, values.device) + back * s
-            cells = cells * k + at
-            bounds += [at < k] if (back + 1) * s > k else []
-            nearby = [each.narrow(dim, first, blocks[axis]).unsqueeze(dim + 1) for each in nearby]
-        named = functools.reduce(torch.logical_and, bounds, nearby[1] == cells)
+    result = zero  # will be (*leading, blocks, stride, blocks, stride ...), a pair for each axis
+    # In row-major order of the windows of an output, which begin up to reach - 1 blocks before it.
+    for nth in itertools.product(*map(range, reaches)):
+        blocks_before = [reach - 1 - n for n, reach in zip(nth, reaches, strict=True)]
+        value, offset = values, offsets
+        for number in range(dims):
+            dim = leading + 2 * number
+            value = value.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
+            offset = offset.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
+        is_own = _leads_to_output(offset, blocks_before, kernel_size, stride)
         if reduce == "last":
-            result = torch.where(named, nearby[0], result)
+            result = torch.where(is_own, value, result)
         else:
-            result = result + torch.where(named, nearby[0], zero)
-    for axis in range(dims):
-        result = result.flatten(-axis - 2, -axis - 1)
+            result = result + torch.where(is_own, value, zero)
+    for number in range(dims):
+        result = result.flatten(-number - 2, -number - 1)
     return result
 
 
-def _resized(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Tensor:
-    """With ``before`` places more before each spatial axis (negative: fewer), ``sizes`` in all.
+def _leads_to_output(
+    offset: Tensor, blocks_before: Ints, kernel_size: Ints, stride: Ints
+) -> Tensor:
+    """Whether the windows that begin so many blocks before an output have its offset.
 
-    Places are cut off by slices: ONNX's evaluator refuses a Pad with negative numbers. Where the
-    sizes are symbolic, nobody knows the sign of what to add at the end. There the tensor gets at
-    least one place more than ``sizes``: of a slice up to the very end, tracing would note that the
-    end is always the end.
+    All tensors have the axes (block, place in the block) for each spatial axis.
+    """
+    dims = len(kernel_size)
+    expected = torch.zeros((), dtype=torch.int32, device=offset.device)
+    is_in_window = []
+    axes = zip(blocks_before, kernel_size, stride, strict=True)
+    for number, (before, kernel, step) in enumerate(axes):
+        place = _arange_along(2 * number + 1, 2 * dims, step, offset.device) + before * step
+        expected = expected * kernel + place
+        if (before + 1) * step > kernel:  # the window ends within the block
+            is_in_window.append(place < kernel)
+    return functools.reduce(torch.logical_and, is_in_window, offset == expected)
+
+
+def _resize(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Tensor:
+    """The tensor with ``before`` more elements before each spatial axis, and ``sizes`` in all.
+
+    The new elements have this value. Negative numbers cut elements off, by slices: ONNX's evaluator
+    refuses a Pad with negative numbers. Where the sizes are symbolic, nobody knows the sign of what
+    to add at the end. There the tensor gets at least one element more than ``sizes``, and is cut:
+    of a slice up to the very end, tracing would note that the end is always the end.
     """
     leading = tensor.dim() - len(sizes)
     pads: list[Any] = []
     cuts: list[tuple[int, int, int]] = []  # an axis, where to begin, the new size
     axes = zip(before, sizes, tensor.shape[leading:], strict=True)
-    for axis, (more, size, now) in reversed([*enumerate(axes, leading)]):
-        after = size - now - more
-        fixed = isinstance(after, int)
-        pads += max(0, more), max(0, after) if fixed else torch.sym_max(0, after) + 1
-        if more < 0 or not fixed or after < 0:
-            cuts.append((axis, max(0, -more), size))
+    for dim, (added, size, present) in reversed([*enumerate(axes, leading)]):
+        behind = size - present - added
+        is_known = isinstance(behind, int)
+        pads += [max(0, added), max(0, behind) if is_known else torch.sym_max(0, behind) + 1]
+        if added < 0 or not is_known or behind < 0:
+            cuts.append((dim, max(0, -added), size))
     if any(not isinstance(count, int) or count > 0 for count in pads):
         tensor = torch.constant_pad_nd(tensor, pads, value)
-    for axis, begin, size in cuts:
-        tensor = tensor.narrow(axis, begin, size)
+    for dim, begin, size in cuts:
+        tensor = tensor.narrow(dim, begin, size)
     return tensor
 
 
-def _along(axis: int, dims: int, count: int, device: torch.device) -> Tensor:
-    """0, 1 ... along one of ``dims`` axes."""
+def _arange_along(number: int, dims: int, count: int, device: torch.device) -> Tensor:
+    """0, 1 ... ``count`` - 1 along one of ``dims`` axes; the others have the size 1."""
     numbers = torch.arange(count, dtype=torch.int32, device=device)
-    return numbers.view([count if each == axis else 1 for each in range(dims)])
+    return numbers.view([count if each == number else 1 for each in range(dims)])
 
 
-def _scattered(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
+def _unpool_positions(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
     """The output for flat indices; values and positions are of flattened planes."""
     shape = (*values.shape[:-1], math.prod(output_size))
     if reduce == "last":
-        # Of each output, the last element that names it, from 1: the same in any order of writing.
-        order = torch.arange(1, positions.shape[-1] + 1, device=values.device).expand_as(positions)
-        last = positions.new_zeros(shape).scatter_reduce(-1, positions, order, "amax")
-        result = _gathered(torch.constant_pad_nd(values, [1, 0]), last)
+        # For each output the largest number, from 1, of the elements that lead to it. This is the
+        # same in any order of writing. An output with 0 takes the zero before all values.
+        numbers = torch.arange(1, positions.shape[-1] + 1, device=values.device)
+        numbers = numbers.expand_as(positions)
+        last = positions.new_zeros(shape).scatter_reduce(-1, positions, numbers, "amax")
+        result = _gather(torch.constant_pad_nd(values, [1, 0]), last)
     else:
         result = values.new_zeros(shape).scatter_add(-1, positions, values)
     return result.reshape(*values.shape[:-1], *output_size)
 
 
-def _gathered(planes: Tensor, positions: Tensor) -> Tensor:
+def _gather(planes: Tensor, positions: Tensor) -> Tensor:
     """The elements of flattened planes at positions in these planes: ``planes.gather``.
 
     One row of all planes becomes ONNX's Gather. A gather of planes would become its GatherElements,

@@ -2,6 +2,12 @@
 """For a while, captum and shap compute DeepLIFT's attributions that add up.
 
 The module imports neither of them. It changes a model, and what :mod:`torch.nn.functional` does.
+For each change :func:`contextlib.ExitStack.callback` gets what undoes it.
+
+captum and shap know a rule for DeepLIFT by the class of a module. captum's rules are for exactly
+torch.nn's ``MaxPool1d/2d/3d``. So ``Sequential(ReLU(), AdaptiveMaxPool1d(2))``, for example,
+becomes ``Sequential(ReLU(), MaxPool1d(...))``, whose window is found when the input comes, and both
+modules get a hook that clones their input. docs/attributions.md has the reasons.
 """
 
 from __future__ import annotations
@@ -15,29 +21,35 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
-from .convert import _check_model
+from .convert import check_model
 from .patch import patched
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-# The classes that captum has a rule for. It has none for their subclasses.
-_POOLS: dict[str, type] = {
+# The classes that captum has a rule for, by name. It has none for their subclasses.
+_POOLS_WITH_RULE: dict[str, type] = {
     f"MaxPool{dims}d": getattr(torch.nn, f"MaxPool{dims}d") for dims in (1, 2, 3)
 }
 # For each pool without a rule, the class that stands in for it.
 _STAND_INS: dict[type, type] = {
-    getattr(place, f"{kind}{name}"): pool
-    for name, pool in _POOLS.items()
-    for place, kind in ((modules, ""), (modules, "Adaptive"), (torch.nn, "Adaptive"))
+    modules.MaxPool1d: torch.nn.MaxPool1d,
+    modules.MaxPool2d: torch.nn.MaxPool2d,
+    modules.MaxPool3d: torch.nn.MaxPool3d,
+    modules.AdaptiveMaxPool1d: torch.nn.MaxPool1d,
+    modules.AdaptiveMaxPool2d: torch.nn.MaxPool2d,
+    modules.AdaptiveMaxPool3d: torch.nn.MaxPool3d,
+    torch.nn.AdaptiveMaxPool1d: torch.nn.MaxPool1d,
+    torch.nn.AdaptiveMaxPool2d: torch.nn.MaxPool2d,
+    torch.nn.AdaptiveMaxPool3d: torch.nn.MaxPool3d,
 }
-# What is max pooling, and has no rule unless its class is one of those above.
-_MAX_POOLING = (
+# The bases of all max pools. One has no rule unless its class is one of those above.
+_MAX_POOL_BASES = (
     _MaxPoolNd,
     _AdaptiveMaxPoolNd,
     torch.nn.FractionalMaxPool2d,
     torch.nn.FractionalMaxPool3d,
 )
-# What a max pool has and an adaptive one lacks. The sizes of the input give it the window.
+# The attributes that an adaptive pool lacks. _fit_window sets those that are None.
 _WINDOW = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
 
 
@@ -51,8 +63,14 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 
     Inside, max unpooling adds up, as in :class:`patched` with ``reduce="sum"``; every module
     without children and parameters is handed a clone of its input; modules do nothing in place;
-    and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools. The
-    end undoes all of it, however it comes about. docs/attributions.md has the reasons.
+    and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools. On
+    exit, also by an exception, all of it is undone. docs/attributions.md has the reasons.
+
+    Args:
+        model: any module.
+
+    Yields:
+        ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -69,25 +87,26 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         ...     type(model[1])
         <class 'torch.nn.modules.pooling.MaxPool1d'>
     """
-    _check_model("exact_attributions", model)
+    check_model("exact_attributions", model)
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
         undo.enter_context(patched(reduce="sum"))
         for module in model.modules():
-            _stand_in(module, undo)
-            _prepare(module, undo)
+            _let_stand_in(module, undo)
+            _isolate(module, undo)
         yield model
 
 
 def _warn_of_pools(model: torch.nn.Module) -> None:
     """Warn of max pools that captum has no rule for, and of models without a pool."""
-    known = {*_POOLS.values(), *_STAND_INS}
-    others: dict[str, str] = {}
+    supported = {*_POOLS_WITH_RULE.values(), *_STAND_INS}
+    others: dict[str, str] = {}  # the class of each other max pool
     for path, module in model.named_modules():
-        scripted = getattr(module, "original_name", type(module).__name__)
-        if type(module) not in known and (isinstance(module, _MAX_POOLING) or scripted in _POOLS):
-            others[path] = scripted
-    if others or not any(type(module) in known for module in model.modules()):
+        class_name = getattr(module, "original_name", type(module).__name__)  # of a ScriptModule
+        looks_like_a_pool = isinstance(module, _MAX_POOL_BASES) or class_name in _POOLS_WITH_RULE
+        if type(module) not in supported and looks_like_a_pool:
+            others[path] = class_name
+    if others or not any(type(module) in supported for module in model.modules()):
         warnings.warn(
             "exact_attributions: expected the MaxPool and AdaptiveMaxPool modules of torch.nn or "
             f"of this package but got {type(model).__name__} with {others or 'none'}. captum and "
@@ -97,14 +116,14 @@ def _warn_of_pools(model: torch.nn.Module) -> None:
         )
 
 
-def _stand_in(module: Any, undo: contextlib.ExitStack) -> None:
-    """Give a pool that captum has no rule for the class of one that it has a rule for."""
-    kind = type(module)
-    if kind not in _STAND_INS:
+def _let_stand_in(module: Any, undo: contextlib.ExitStack) -> None:
+    """Give a pool without a rule the class of one with a rule."""
+    original_class = type(module)
+    if original_class not in _STAND_INS:
         return
-    undo.callback(setattr, module, "__class__", kind)
-    module.__class__ = _STAND_INS[kind]
-    if issubclass(kind, _AdaptiveMaxPoolNd):
+    undo.callback(setattr, module, "__class__", original_class)
+    module.__class__ = _STAND_INS[original_class]
+    if issubclass(original_class, _AdaptiveMaxPoolNd):
         undo.callback(_remove_window, module)
         vars(module).update(_WINDOW)
         undo.callback(module.register_forward_pre_hook(_fit_window).remove)
@@ -116,12 +135,16 @@ def _remove_window(module: torch.nn.Module) -> None:
 
 
 def _fit_window(module: Any, inputs: tuple[Any, ...]) -> None:
-    """Give a max pool the window with which it does what the adaptive one does for this input."""
+    """Give a max pool the window with which it does what the adaptive one does for this input.
+
+    It is a hook that runs before the module. For a size of 6 and an output of 3 the window is 2.
+    """
     dims = int(type(module).__name__[-2])
     sizes = inputs[0].shape[-dims:]
-    asked = module.output_size
-    asked = asked if isinstance(asked, (tuple, list)) else (asked,) * dims
-    outputs = [size if n is None else n for size, n in zip(sizes, asked, strict=True)]
+    output_size = module.output_size
+    if not isinstance(output_size, (tuple, list)):
+        output_size = (output_size,) * dims
+    outputs = [size if n is None else n for size, n in zip(sizes, output_size, strict=True)]
     if any(n < 1 or size % n for size, n in zip(sizes, outputs, strict=True)):
         raise ValueError(
             f"exact_attributions: expected Adaptive{type(module).__name__} with output_size that "
@@ -132,8 +155,8 @@ def _fit_window(module: Any, inputs: tuple[Any, ...]) -> None:
     module.kernel_size = module.stride = windows
 
 
-def _prepare(module: Any, undo: contextlib.ExitStack) -> None:
-    """Keep ``module`` from writing to its input, and the hooks of two modules on two tensors."""
+def _isolate(module: Any, undo: contextlib.ExitStack) -> None:
+    """Let ``module`` share no tensor with its neighbours: out of place, and on a cloned input."""
     if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
         return
     if getattr(module, "inplace", None) is True:
@@ -146,8 +169,9 @@ def _prepare(module: Any, undo: contextlib.ExitStack) -> None:
 def _clone_input(module: torch.nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor | None:
     """A clone of the only input of a module; None, for no change, if it has others.
 
-    The output of one module is the input of the next. Where both have a rule, captum sets two hooks
-    on this tensor, and the first reads the gradient before the second has changed it.
+    It is a hook that runs before the module. The output of one module is the input of the next. If
+    both have a rule, captum sets two hooks on this tensor, and the first reads the gradient before
+    the second has changed it.
     """
     if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
         return inputs[0].clone()

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversion of models to the modules of this package, in place, and back to :mod:`torch.nn`'s.
 
-It exchanges the class of a module, which keeps its hooks, its training mode and its compiled code.
+A module is converted by ``module.__class__ = maxunpool_cuda.MaxPool2d``, say. So it stays the same
+object, and keeps its hooks, its training mode and its compiled code. The only attributes that this
+package's modules have beside torch.nn's are ``index_dtype`` (pools) and ``reduce`` (unpools).
+
+For example, torch.nn's ``Sequential(MaxPool2d(2, return_indices=True), MaxUnpool2d(2))`` becomes
+this package's with ``replace_max_pooling(model, torch.uint8)``, and the pool gets the attribute
+``index_dtype = torch.uint8``, because an unpool with the same window takes its indices.
+
+Only modules of exactly the nine classes are converted, and only if their ``forward`` is that of
+their class: nobody knows what a subclass does. Most functions below return a reason as text, or
+None if there is none.
 """
 
 from __future__ import annotations
@@ -9,23 +19,30 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd, _MaxUnpoolNd
 
 from . import modules
-from ._arguments import Ints, Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
+from ._arguments import Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
+from ._ops import Ints
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_NAMES = [f"{of}{n}d" for of in ("MaxPool", "AdaptiveMaxPool", "MaxUnpool") for n in (1, 2, 3)]
-_OURS: dict[Any, Any] = {getattr(torch.nn, name): getattr(modules, name) for name in _NAMES}
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_KNOWN = {*_OURS, *_THEIRS}
-_LEAF: Any = modules._Leaf  # the base of all modules of this package
-_KINDS = (_MaxPoolNd, _AdaptiveMaxPoolNd, _MaxUnpoolNd)
-_ADDED = ("index_dtype", "reduce")  # the attributes that torch.nn's modules lack
+_KINDS = ("MaxPool", "AdaptiveMaxPool", "MaxUnpool")
+_CLASS_NAMES = [f"{kind}{dims}d" for kind in _KINDS for dims in (1, 2, 3)]
+# From torch.nn's class to the class of that name here, and back.
+_TO_OURS: dict[Any, Any] = {
+    getattr(torch.nn, name): getattr(modules, name) for name in _CLASS_NAMES
+}
+_TO_TORCH = {ours: of_torch for of_torch, ours in _TO_OURS.items()}
+_CONVERTIBLE = {*_TO_OURS, *_TO_TORCH}
+# The bases of all modules that look like max pooling or unpooling, and of this package's.
+_TORCH_BASES = (_MaxPoolNd, _AdaptiveMaxPoolNd, _MaxUnpoolNd)
+_OUR_BASE: Any = modules._Leaf
+# The attributes that torch.nn's modules lack.
+_OUR_ATTRIBUTES = ("index_dtype", "reduce")
 
 
 def replace_max_pooling(
@@ -40,22 +57,24 @@ def replace_max_pooling(
 
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool keeps the indices that it has unless the
-    modules of the model allow the smaller ones: uint8 needs a window that a byte can name and an
-    unpool with the same window, int32 needs an unpool, and an unpool that is left alone rules out
+    modules of the model allow the smaller ones: uint8 needs a window of at most 256 elements and an
+    unpool with the same window; int32 needs an unpool; and an unpool that is left alone rules out
     both. Adaptive pools have no uint8 indices.
 
     Args:
         model: any module.
         index_dtype: of the indices that pools return: int64 or int32, flat positions in the input
             plane, or uint8, row-major offsets in the window.
-        reduce: of every unpool, also those that are of this package already. By default these keep
-            theirs, and the others get ``"last"``.
+        reduce: of every unpool, also of those that are this package's already. By default these
+            keep theirs, and the others get ``"last"``.
 
     Returns:
-        By name, why a pool returns other indices, or why it, or an unpool, is left alone.
+        For names of modules, why this pool returns other indices, or why this pool or unpool is
+        left alone.
 
     Raises:
-        TypeError, ValueError: an argument is none of those allowed.
+        TypeError: ``model`` is not a module.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
 
     Warns:
         UserWarning: names what looks like max pooling but is left alone (subclasses, scripted
@@ -74,30 +93,36 @@ def _convert(
     name: str, model: torch.nn.Module, index_dtype: torch.dtype, reduce: Any, stacklevel: int
 ) -> dict[str, str]:
     """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of the warning."""
-    _check_model(name, model)
+    check_model(name, model)
     check_index_dtype(name, index_dtype)
     check_reduce(name, "last" if reduce is None else reduce)
     named: list[tuple[str, Any]] = [*model.named_modules()]
-    asked = ([m for _, m in named if isinstance(m, _MaxUnpoolNd)], index_dtype)
-    left = {path: why for path, m in named if (why := _why_left(m))}
-    reasons = {path: why for path, m in named if (why := _why_not(m, reduce, *asked))}
+    unpools = [module for _, module in named if isinstance(module, _MaxUnpoolNd)]
+    left_alone: dict[str, str] = {}  # for the warning
+    not_as_asked: dict[str, str] = {}  # what is returned
     for path, module in named:
-        if type(module) in _OURS and path not in left:
-            module.__class__ = _OURS[type(module)]
-        if type(module) not in _THEIRS or path in reasons:
+        if reason := _why_left_alone(module):
+            left_alone[path] = reason
+        if reason := _why_not_as_asked(module, index_dtype, reduce, unpools):
+            not_as_asked[path] = reason
+    for path, module in named:
+        if type(module) in _TO_OURS and path not in left_alone:
+            module.__class__ = _TO_OURS[type(module)]
+        if type(module) not in _TO_TORCH or path in not_as_asked:
             continue
         if getattr(module, "return_indices", False):
             module.index_dtype = index_dtype
         elif isinstance(module, _MaxUnpoolNd) and reduce is not None:
             module.reduce = reduce
-    if left or not any(isinstance(module, _LEAF) for _, module in named):
+    if left_alone or not any(isinstance(module, _OUR_BASE) for _, module in named):
         warnings.warn(
             f"{name}: expected to replace all max pooling of the model but got "
-            f"{type(model).__name__} with {left or 'none among its modules'}. What is not seen: "
-            "functions that a forward calls, and scripted modules whose class has another name.",
+            f"{type(model).__name__} with {left_alone or 'none among its modules'}. What is not "
+            "seen: functions that a forward calls, and scripted modules whose class has another "
+            "name.",
             stacklevel=stacklevel,
         )
-    return reasons
+    return not_as_asked
 
 
 def restore_max_pooling(model: Model) -> Model:
@@ -106,8 +131,14 @@ def restore_max_pooling(model: Model) -> Model:
     Modules keep their hooks and get the class and the attributes of torch.nn's, also those that
     were this package's from the start. Subclasses of this package's classes are left alone.
 
-    Tools that look up ``type(module)`` need this, TorchScript (which takes no unpool at all), and
-    pickles that are loaded without this package. The function returns ``model``.
+    Three kinds of tools need this: those that look up ``type(module)``, TorchScript (which takes no
+    unpool at all), and pickles that are loaded without this package.
+
+    Args:
+        model: any module.
+
+    Returns:
+        ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -121,12 +152,16 @@ def restore_max_pooling(model: Model) -> Model:
         >>> type(restore_max_pooling(model)[0])
         <class 'torch.nn.modules.pooling.MaxPool2d'>
     """
-    _check_model("restore_max_pooling", model)
-    if reasons := {path: why for path, m in model.named_modules() if (why := _why_not_back(m))}:
+    check_model("restore_max_pooling", model)
+    reasons: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if reason := _why_not_restored(module):
+            reasons[path] = reason
+    if reasons:
         raise ValueError(f"restore_max_pooling: expected what torch.nn has too but got {reasons}")
     for module in model.modules():
-        if type(module) in _THEIRS:
-            _put_back(module, (_THEIRS[type(module)], {}))
+        if type(module) in _TO_TORCH:
+            _set_state(module, _State(_TO_TORCH[type(module)], {}))
     return model
 
 
@@ -136,10 +171,25 @@ def converted(
 ) -> Iterator[Model]:
     """Inside, ``model`` is as :func:`replace_max_pooling` makes it; afterwards, as it was.
 
-    Arguments, warnings and errors are the same. The end, however it comes about, undoes what the
-    beginning did, and nothing else: what was this package's before is so afterwards, as it was. If
-    a module has been given another class meanwhile, as FSDP2's ``fully_shard`` does, the end raises
-    a ValueError and undoes nothing.
+    On exit, also by an exception, the modules that were converted on entry are as before. Others
+    stay as they are: what was this package's before remains so.
+
+    Args:
+        model: any module.
+        index_dtype: as of :func:`replace_max_pooling`.
+        reduce: as of :func:`replace_max_pooling`.
+
+    Yields:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a converted
+            module has got a third class meanwhile, as FSDP2's ``fully_shard`` gives it. Nothing is
+            restored then.
+
+    Warns:
+        UserWarning: as :func:`replace_max_pooling`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
@@ -147,115 +197,155 @@ def converted(
         ...     model[0].__module__
         'maxunpool_cuda.modules'
     """
-    _check_model("converted", model)
-    before = [(path, module, _state(module)) for path, module in model.named_modules()]
+    check_model("converted", model)
+    before = [(path, module, _state_of(module)) for path, module in model.named_modules()]
     _convert("converted", model, index_dtype, reduce, stacklevel=4)
-    changed = [entry for entry in before if _state(entry[1]) != entry[2]]
+    converted_modules = [entry for entry in before if _state_of(entry[1]) != entry[2]]
     try:
         yield model
     finally:
-        if unknown := {path: type(m).__name__ for path, m, _ in changed if type(m) not in _KNOWN}:
-            raise ValueError(f"converted: expected the classes that it gave but got {unknown}")
-        for _, module, state in changed:
-            if type(module) in _THEIRS:  # else restored meanwhile
-                _put_back(module, state)
+        other_classes = {
+            path: type(m).__name__
+            for path, m, _ in converted_modules
+            if type(m) not in _CONVERTIBLE
+        }
+        if other_classes:
+            raise ValueError(
+                f"converted: expected the classes that it gave but got {other_classes}"
+            )
+        for _, module, state in converted_modules:
+            if type(module) in _TO_TORCH:  # not if restore_max_pooling was called meanwhile
+                _set_state(module, state)
 
 
-def _check_model(name: str, model: object) -> None:
+def check_model(name: str, model: object) -> None:
+    """Raise a TypeError that begins with ``name`` unless ``model`` is a module."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{name}: expected model to be a Module but got {type(model).__name__}")
 
 
-def _state(module: torch.nn.Module) -> tuple[type, dict[str, Any]]:
-    """What conversion may change: the class, and the attributes that torch.nn's do not have."""
-    return type(module), {name: vars(module)[name] for name in _ADDED if name in vars(module)}
+class _State(NamedTuple):
+    """What conversion may change of a module."""
+
+    kind: type
+    attributes: dict[str, Any]  # those of the instance that torch.nn's modules lack
 
 
-def _put_back(module: torch.nn.Module, state: tuple[type, dict[str, Any]]) -> None:
-    module.__class__, attributes = state
-    for name in _ADDED:
+def _state_of(module: torch.nn.Module) -> _State:
+    attributes = vars(module)
+    return _State(
+        type(module), {name: attributes[name] for name in _OUR_ATTRIBUTES if name in attributes}
+    )
+
+
+def _set_state(module: torch.nn.Module, state: _State) -> None:
+    module.__class__ = state.kind
+    for name in _OUR_ATTRIBUTES:
         vars(module).pop(name, None)
-    vars(module).update(attributes)
+    vars(module).update(state.attributes)
 
 
-def _base(module: torch.nn.Module) -> str:
-    """The class of torch.nn that ``module`` is an instance of."""
-    kinds = type(module).__mro__
-    return next(kind.__name__ for kind in kinds if kind.__module__ == _MaxPoolNd.__module__)
+def _torch_class_name(module: torch.nn.Module) -> str:
+    """The name of the first class of torch.nn's pooling that ``module`` is an instance of."""
+    classes = type(module).__mro__
+    return next(each.__name__ for each in classes if each.__module__ == _MaxPoolNd.__module__)
 
 
-def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether the class of ``module`` is one that conversion knows, and says what it does."""
-    return type(module) in _KNOWN and "forward" not in vars(module)
+def _is_convertible(module: torch.nn.Module) -> bool:
+    """Whether the class of ``module`` is one of the eighteen, and says what the module does."""
+    return type(module) in _CONVERTIBLE and "forward" not in vars(module)
 
 
-def _described(module: torch.nn.Module) -> str:
-    known, own_forward = type(module) in _KNOWN, "whose forward is set on the instance"
-    return f"{type(module).__name__}, {own_forward if known else f'a subclass of {_base(module)}'},"
+def _description(module: torch.nn.Module) -> str:
+    """What keeps ``module`` from being convertible, as the beginning of a sentence."""
+    what = "whose forward is set on the instance"
+    if type(module) not in _CONVERTIBLE:
+        what = f"a subclass of {_torch_class_name(module)}"
+    return f"{type(module).__name__}, {what},"
 
 
-def _why_left(module: Any) -> str | None:
-    """Why a module that looks like max pooling, and is not this package's, is left alone."""
-    if getattr(module, "original_name", None) in _NAMES:  # of a ScriptModule
+def _why_left_alone(module: Any) -> str | None:
+    """For the warning: why a module that looks like torch.nn's max pooling is not converted."""
+    if getattr(module, "original_name", None) in _CLASS_NAMES:  # of a ScriptModule
         return f"{module.original_name}, in TorchScript, is left alone"
-    if not isinstance(module, _KINDS) or isinstance(module, _LEAF) or _is_plain(module):
+    if not isinstance(module, _TORCH_BASES) or isinstance(module, _OUR_BASE):
         return None
-    return f"{_described(module)} is left alone"
+    return None if _is_convertible(module) else f"{_description(module)} is left alone"
 
 
-def _why_not(module: Any, reduce: Any, unpools: list[Any], index_dtype: torch.dtype) -> str | None:
+def _why_not_as_asked(
+    module: Any, index_dtype: torch.dtype, reduce: Any, unpools: list[Any]
+) -> str | None:
     """Why ``module`` is left alone, or cannot return ``index_dtype``; None if it has no indices."""
-    is_unpool = isinstance(module, _MaxUnpoolNd)
-    is_pool = isinstance(module, _KINDS) and getattr(module, "return_indices", False)
-    if _is_plain(module) or type(module) in _THEIRS:
-        wider = is_pool and index_dtype not in (torch.int64, getattr(module, "index_dtype", None))
-        return _why_not_smaller(module, unpools, index_dtype) if wider else None
-    if isinstance(module, _LEAF):  # subclasses that do already what was asked for
-        is_unpool = is_unpool and reduce not in (None, module.reduce)
-        is_pool = is_pool and module.index_dtype != index_dtype
-    return f"{_described(module)} is left alone" if is_unpool or is_pool else None
-
-
-def _why_not_smaller(pool: Any, unpools: list[Any], index_dtype: torch.dtype) -> str | None:
-    """What speaks against uint8 or int32 indices of ``pool``, as far as modules show it."""
-    name, offsets = type(pool).__name__, index_dtype == torch.uint8
-    dims = int(_base(pool)[-2])
-    if offsets:
-        if isinstance(pool, _AdaptiveMaxPoolNd):
-            return "adaptive windows, of many sizes, have no offsets"
-        kernel_size, stride, padding = window = _window(pool, dims)
-        dilation = per_dim(name, "dilation", pool.dilation, dims)
-        if not fits_uint8(kernel_size):
-            return f"kernel_size {kernel_size} has more than 256 elements"
-        if not fits_uint8((), dilation):
-            return f"dilation {dilation} is not 1"
-    taker = f"MaxUnpool{dims}d"
-    takers = [unpool for unpool in unpools if _base(unpool) in (taker, _MaxUnpoolNd.__name__)]
-    if others := [unpool for unpool in takers if not _is_plain(unpool)]:
-        return f"{_described(others[0])} may want int64 indices"
-    if not takers:
-        return f"there is no {taker} to take the indices"
-    if offsets and window not in [_window(unpool, dims) for unpool in takers]:
-        return f"no {taker} has kernel_size {kernel_size}, stride {stride} and padding {padding}"
+    returns_indices = isinstance(module, _TORCH_BASES) and getattr(module, "return_indices", False)
+    if _is_convertible(module) or type(module) in _TO_TORCH:
+        asked_for_others = index_dtype not in (torch.int64, getattr(module, "index_dtype", None))
+        if returns_indices and asked_for_others:
+            return _why_not_smaller_indices(module, index_dtype, unpools)
+        return None
+    has_other_indices = returns_indices
+    has_other_reduce = isinstance(module, _MaxUnpoolNd)
+    if isinstance(module, _OUR_BASE):  # a subclass, which may do already what is asked for
+        has_other_indices = returns_indices and module.index_dtype != index_dtype
+        has_other_reduce = has_other_reduce and reduce not in (None, module.reduce)
+    if has_other_indices or has_other_reduce:
+        return f"{_description(module)} is left alone"
     return None
 
 
-def _why_not_back(module: Any) -> str | None:
+def _why_not_smaller_indices(pool: Any, index_dtype: torch.dtype, unpools: list[Any]) -> str | None:
+    """What speaks against uint8 or int32 indices of ``pool``, as far as modules show it."""
+    dims = int(_torch_class_name(pool)[-2])
+    unpool_name = f"MaxUnpool{dims}d"
+    takes_offsets = index_dtype == torch.uint8
+    if takes_offsets and (reason := _why_no_offsets(pool, dims)):
+        return reason
+    same_dims = (unpool_name, _MaxUnpoolNd.__name__)
+    takers = [unpool for unpool in unpools if _torch_class_name(unpool) in same_dims]
+    for unpool in takers:
+        if not _is_convertible(unpool):
+            return f"{_description(unpool)} may want int64 indices"
+    if not takers:
+        return f"there is no {unpool_name} to take the indices"
+    if takes_offsets and _window(pool, dims) not in [_window(unpool, dims) for unpool in takers]:
+        kernel_size, stride, padding = _window(pool, dims)
+        window = f"kernel_size {kernel_size}, stride {stride} and padding {padding}"
+        return f"no {unpool_name} has {window}"
+    return None
+
+
+def _why_no_offsets(pool: Any, dims: int) -> str | None:
+    """Why uint8 cannot hold the offsets in a window of ``pool``."""
+    if isinstance(pool, _AdaptiveMaxPoolNd):
+        return "adaptive windows, of many sizes, have no offsets"
+    kernel_size = _window(pool, dims)[0]
+    dilation = per_dim(type(pool).__name__, "dilation", pool.dilation, dims)
+    if not fits_uint8(kernel_size):
+        return f"kernel_size {kernel_size} has more than 256 elements"
+    if not fits_uint8((), dilation):
+        return f"dilation {dilation} is not 1"
+    return None
+
+
+def _why_not_restored(module: Any) -> str | None:
     """Why a model with ``module`` cannot be restored, if it cannot."""
-    if not isinstance(module, _LEAF):
+    if not isinstance(module, _OUR_BASE):
         return None
     if getattr(module, "reduce", "last") != "last":
         return f"torch.nn has no reduce={module.reduce!r}"
-    if type(module) in _THEIRS:
-        return None if _is_plain(module) else f"{_described(module)} may call this package's"
+    if type(module) in _TO_TORCH:
+        if _is_convertible(module):
+            return None
+        return f"{_description(module)} may call this package's"
     if getattr(module, "return_indices", False) and module.index_dtype != torch.int64:
-        return f"{_described(module)} would still return {module.index_dtype} indices"
+        return f"{_description(module)} would still return {module.index_dtype} indices"
     return None
 
 
 def _window(module: Any, dims: int) -> tuple[Ints, Ints, Ints]:
-    """The kernel size, stride and padding of a pool or an unpool."""
-    name, stride = type(module).__name__, module.stride or module.kernel_size  # None or [] in pools
+    """The kernel size, stride and padding of a pool or an unpool, each for all dimensions."""
+    name = type(module).__name__
     kernel_size = per_dim(name, "kernel_size", module.kernel_size, dims)
+    stride = module.stride or module.kernel_size  # pools may have None or []
     padding = per_dim(name, "padding", module.padding, dims)
     return kernel_size, per_dim(name, "stride", stride, dims), padding

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Max unpooling, max pooling and adaptive max pooling as modules, in place of torch.nn's."""
+"""Max unpooling, max pooling and adaptive max pooling as modules, in place of torch.nn's.
+
+Each class derives from torch.nn's class of the same name, so that ``isinstance``, ``repr``, pickles
+and state are torch.nn's. What a kind adds is in a class that its three dimensions share: an
+argument that torch.nn lacks, and a ``forward`` that calls this package's function.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,18 @@ from torch.fx import Proxy, Tracer
 
 from . import functional
 from ._arguments import IntOrInts, IntsOrNones, Reduce, check_index_dtype, check_reduce
+from ._pooling import Pooled
 
 
 class _Leaf:
-    """What all modules share: PyTorch's graphs show them whole, and TorchScript has none."""
+    """The base of all modules of this package: PyTorch's graphs show them whole.
+
+    torch.fx makes a node of a call of a torch.nn module, and traces into modules of others. These
+    modules make the node themselves. TorchScript has neither them nor their operators.
+    """
 
     def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
-        """A call of this module, in the graph of a tracer that takes torch.nn's for leaves."""
+        """The node of a call of this module, in the graph that torch.fx is tracing."""
         tracer: Any = input.tracer
         path = tracer.path_of_module(self)
         return tracer.create_proxy("call_module", path, (input, *arguments), {})
@@ -32,13 +42,13 @@ class _Leaf:
 
 
 class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
-    """What the three modules share; the torch.nn class each derives from makes the tuples."""
+    """What MaxUnpool1d, 2d and 3d share. torch.nn's class, the other base of each, makes tuples."""
 
     _function: Callable[..., Tensor]
     kernel_size: Any
     stride: Any
     padding: Any
-    reduce: Reduce = "last"  # also where the state is that of a torch.nn module
+    reduce: Reduce = "last"  # also for modules whose state is from a pickle of torch.nn's
 
     def __init__(
         self,
@@ -48,11 +58,6 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         *,
         reduce: Reduce = "last",
     ) -> None:
-        """Takes torch.nn's arguments, and what becomes of values with the same index.
-
-        Raises:
-            ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
-        """
         super().__init__(kernel_size, stride, padding)
         check_reduce(type(self).__name__, reduce)
         self.reduce = reduce
@@ -63,21 +68,23 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         """Scatter pooled values back to where ``indices`` say; all other outputs are zero.
 
         Args:
-            input: ``(N, C, *pooled)`` or ``(C, *pooled)``, of any dtype that ``reduce`` takes.
-            indices: as ``input``, of int64 or int32 (flat positions) or uint8 (window offsets).
-            output_size: of the planes or of all dimensions; the default is
-                ``(pooled - 1) * stride - 2 * padding + kernel_size``.
+            input: the pooled values, of any dtype; for ``reduce="sum"`` one that adds up.
+            indices: of the shape of ``input``; int64 or int32 (flat positions in the output plane)
+                or uint8 (offsets in the window).
+            output_size: the sizes of the output plane, or of all dimensions; the default is
+                ``(in - 1) * stride - 2 * padding + kernel_size``.
 
         Returns:
-            ``(N, C, *output_size)`` or ``(C, *output_size)``, of the dtype of ``input``.
+            The planes, of the dtype of ``input``.
 
         Raises:
-            RuntimeError: shapes, devices, the window or the indices' dtype do not fit, or an index
-                lies outside its output plane (on CUDA the next unpooling raises that).
-            ValueError: ``output_size`` does not fit the window, or uint8 cannot count its elements.
+            RuntimeError: shapes, devices, the window or the dtype of ``indices`` do not fit; or an
+                index lies outside its output plane (on CUDA the next unpooling raises that).
+            ValueError: ``output_size`` does not fit the window, or the window has too many elements
+                for uint8 indices.
             TypeError: ``input`` or ``indices`` is no tensor, or a size is no int.
-            NotImplementedError: the dtype does not add up, or only torch.nn takes such tensors and
-                lacks what is asked for.
+            NotImplementedError: the dtype does not add up; or only torch.nn supports the device or
+                the kind of the input, and it lacks ``reduce="sum"`` and small indices.
         """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input, indices, output_size)
@@ -89,8 +96,110 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         return inherited if self.reduce == "last" else f"{inherited}, reduce={self.reduce!r}"
 
 
+class _Pool(_Leaf):
+    """What pools of both kinds share: the dtype of their indices, and their ``forward``."""
+
+    _function: Callable[..., Pooled]
+    _argument_names: tuple[str, ...]  # the attributes that the function takes, in its order
+    index_dtype: torch.dtype = torch.int64  # also for modules with the state of torch.nn's
+
+    def forward(self, input: Tensor) -> Pooled:
+        """Take the largest element of each window.
+
+        Args:
+            input: of float16 to float64 or bfloat16, or integers unless the pool is adaptive.
+
+        Returns:
+            The pooled values; with ``return_indices`` the values and their indices.
+
+        Raises:
+            RuntimeError: no pooling takes the shape of the input, or the window.
+            ValueError: ``index_dtype`` is too small for the plane (int32) or the window (uint8).
+            TypeError: ``input`` is no tensor, or a size is no int.
+            NotImplementedError: the dtype does not compare; a derivative is needed, but a window
+                has no element of the input; or only torch.nn supports the device or the kind of the
+                input, and it lacks ``index_dtype``.
+        """
+        if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
+            return self._call_in_graph(input)
+        arguments = [getattr(self, name) for name in self._argument_names]
+        return self._function(input, *arguments, index_dtype=self.index_dtype)
+
+    def extra_repr(self) -> str:
+        inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
+        is_usual = self.index_dtype == torch.int64
+        return inherited if is_usual else f"{inherited}, index_dtype={self.index_dtype}"
+
+
+class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
+    """What MaxPool1d, 2d and 3d share."""
+
+    # The function takes ceil_mode before return_indices, the class after it: as in torch.nn.
+    _argument_names = (
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "ceil_mode",
+        "return_indices",
+    )
+
+    def __init__(
+        self,
+        kernel_size: IntOrInts,
+        stride: IntOrInts | None = None,
+        padding: IntOrInts = 0,
+        dilation: IntOrInts = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+        *,
+        index_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
+        check_index_dtype(type(self).__name__, index_dtype)
+        self.index_dtype = index_dtype
+
+
+class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
+    """What AdaptiveMaxPool1d, 2d and 3d share."""
+
+    _argument_names = ("output_size", "return_indices")
+
+    def __init__(
+        self,
+        output_size: IntsOrNones,
+        return_indices: bool = False,
+        *,
+        index_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        super().__init__(output_size, return_indices)  # type: ignore[arg-type]
+        check_index_dtype(type(self).__name__, index_dtype, is_adaptive=True)
+        self.index_dtype = index_dtype
+
+
+# The documents below are written out for each class, as help() and editors show them. The texts of
+# a kind differ in the sizes that they name.
+
+
 class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
-    """:class:`torch.nn.MaxUnpool1d`, as :func:`maxunpool_cuda.functional.max_unpool1d` does it.
+    """Scatters pooled signals back, in place of :class:`torch.nn.MaxUnpool1d`.
+
+    It calls :func:`maxunpool_cuda.functional.max_unpool1d`.
+
+    Args:
+        kernel_size: size of the pooling window, an int or a sequence of one.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding that the pooling added on both sides; default: 0.
+        reduce: what becomes of values with the same index. ``"last"``: the last one in row-major
+            order wins; ``"sum"``: they add up. Default: ``"last"``.
+
+    Shape:
+        - input and indices: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output: ``(N, C, L_out)`` or ``(C, L_out)``, where by default
+          ``out = (in - 1) * stride - 2 * padding + kernel_size``
+
+    Raises:
+        ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
         >>> MaxUnpool1d(2)(torch.tensor([[7.0]]), torch.tensor([[1]]))
@@ -101,7 +210,24 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
 
 
 class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
-    """:class:`torch.nn.MaxUnpool2d`, as :func:`maxunpool_cuda.functional.max_unpool2d` does it.
+    """Scatters pooled images back, in place of :class:`torch.nn.MaxUnpool2d`.
+
+    It calls :func:`maxunpool_cuda.functional.max_unpool2d`.
+
+    Args:
+        kernel_size: size of the pooling window, an int for both dimensions, or a sequence of two.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding that the pooling added on both sides; default: 0.
+        reduce: what becomes of values with the same index. ``"last"``: the last one in row-major
+            order wins; ``"sum"``: they add up. Default: ``"last"``.
+
+    Shape:
+        - input and indices: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
+        - output: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``, where by default
+          ``out = (in - 1) * stride - 2 * padding + kernel_size``
+
+    Raises:
+        ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
         >>> pool = torch.nn.MaxPool2d(2, return_indices=True)
@@ -115,7 +241,24 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
 
 
 class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
-    """:class:`torch.nn.MaxUnpool3d`, as :func:`maxunpool_cuda.functional.max_unpool3d` does it.
+    """Scatters pooled volumes back, in place of :class:`torch.nn.MaxUnpool3d`.
+
+    It calls :func:`maxunpool_cuda.functional.max_unpool3d`.
+
+    Args:
+        kernel_size: size of the pooling window, an int for all dimensions, or a sequence of three.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: padding that the pooling added on both sides; default: 0.
+        reduce: what becomes of values with the same index. ``"last"``: the last one in row-major
+            order wins; ``"sum"``: they add up. Default: ``"last"``.
+
+    Shape:
+        - input and indices: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``, where by default
+          ``out = (in - 1) * stride - 2 * padding + kernel_size``
+
+    Raises:
+        ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
         >>> MaxUnpool3d((1, 1, 2))(torch.tensor([[[[7.0]]]]), torch.tensor([[[[0]]]]))
@@ -125,90 +268,31 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
     _function = staticmethod(functional.max_unpool3d)
 
 
-class _Pool(_Leaf):
-    """What pools of both kinds share: the dtype of their indices."""
-
-    _function: Callable[..., functional.Pooled]
-    _passed: tuple[str, ...]  # the attributes that the function gets, in its order
-    index_dtype: torch.dtype = torch.int64  # also where the state is that of a torch.nn module
-
-    def forward(self, input: Tensor) -> functional.Pooled:
-        """Take the largest of each window of the planes ``(N, C, *sizes)`` or ``(C, *sizes)``.
-
-        They are of float16 to float64 or bfloat16 or, unless the pool is adaptive, of integers.
-
-        Returns:
-            ``(N, C, *pooled)`` or ``(C, *pooled)``; with ``return_indices`` also the indices.
-
-        Raises:
-            RuntimeError: the input's shape, or the window, is none that can be pooled.
-            ValueError: ``index_dtype`` cannot name all there is to name.
-            TypeError: ``input`` is no tensor, or a size is no int.
-            NotImplementedError: the dtype does not compare, a derivative is needed of a window
-                without an element, or only torch.nn takes such tensors and lacks ``index_dtype``.
-        """
-        if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
-            return self._call_in_graph(input)
-        arguments = [getattr(self, name) for name in self._passed]
-        return self._function(input, *arguments, index_dtype=self.index_dtype)
-
-    def extra_repr(self) -> str:
-        inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
-        usual = self.index_dtype == torch.int64
-        return inherited if usual else f"{inherited}, index_dtype={self.index_dtype}"
-
-
-class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
-    """What the three modules share."""
-
-    _passed = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-
-    def __init__(
-        self,
-        kernel_size: IntOrInts,
-        stride: IntOrInts | None = None,
-        padding: IntOrInts = 0,
-        dilation: IntOrInts = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-        *,
-        index_dtype: torch.dtype = torch.int64,
-    ) -> None:
-        """Takes torch.nn's arguments, and the dtype of the indices.
-
-        Raises:
-            ValueError: ``index_dtype`` is none of int64 and int32 (flat positions) and uint8
-                (window offsets).
-        """
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
-        check_index_dtype(type(self).__name__, index_dtype)
-        self.index_dtype = index_dtype
-
-
-class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
-    """What the three modules share."""
-
-    _passed = ("output_size", "return_indices")
-
-    def __init__(
-        self,
-        output_size: IntsOrNones,
-        return_indices: bool = False,
-        *,
-        index_dtype: torch.dtype = torch.int64,
-    ) -> None:
-        """Takes torch.nn's arguments, and the dtype of the indices, which are flat positions.
-
-        Raises:
-            ValueError: ``index_dtype`` is neither int64 nor int32.
-        """
-        super().__init__(output_size, return_indices)  # type: ignore[arg-type]
-        check_index_dtype(type(self).__name__, index_dtype, offsets=False)
-        self.index_dtype = index_dtype
-
-
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
-    """:class:`torch.nn.MaxPool1d`, as :func:`maxunpool_cuda.functional.max_pool1d` does it.
+    """Takes the largest element of each window of signals, as :class:`torch.nn.MaxPool1d` does.
+
+    It calls :func:`maxunpool_cuda.functional.max_pool1d`.
+
+    Args:
+        kernel_size: size of the window, an int or a sequence of one.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: elements of minus infinity on both sides, at most half of ``kernel_size``;
+            default: 0.
+        dilation: distance between the elements of a window; default: 1.
+        return_indices: whether to return the indices, too; default: False.
+        ceil_mode: whether a last window may reach beyond the padding; default: False.
+        index_dtype: int64, int32 or uint8. int64 and int32 indices are flat positions in the input
+            plane. uint8 indices are offsets in the window, which has at most 256 elements and no
+            dilation; only this package's unpooling understands them. Default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output, and indices: ``(N, C, L_out)`` or ``(C, L_out)``;
+          ``out = (in + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1``, or one more
+          if ``ceil_mode`` adds a window
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> MaxPool1d(2)(torch.tensor([[1.0, 7.0]]))
@@ -219,7 +303,30 @@ class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
 
 
 class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
-    """:class:`torch.nn.MaxPool2d`, as :func:`maxunpool_cuda.functional.max_pool2d` does it.
+    """Takes the largest element of each window of images, as :class:`torch.nn.MaxPool2d` does.
+
+    It calls :func:`maxunpool_cuda.functional.max_pool2d`.
+
+    Args:
+        kernel_size: size of the window, an int for both dimensions, or a sequence of two.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: elements of minus infinity on both sides, at most half of ``kernel_size``;
+            default: 0.
+        dilation: distance between the elements of a window; default: 1.
+        return_indices: whether to return the indices, too; default: False.
+        ceil_mode: whether a last window may reach beyond the padding; default: False.
+        index_dtype: int64, int32 or uint8. int64 and int32 indices are flat positions in the input
+            plane. uint8 indices are offsets in the window, which has at most 256 elements and no
+            dilation; only this package's unpooling understands them. Default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
+        - output, and indices: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``;
+          ``out = (in + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1``, or one more
+          if ``ceil_mode`` adds a window
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> pool = MaxPool2d(2, return_indices=True, index_dtype=torch.uint8)
@@ -232,7 +339,30 @@ class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
 
 
 class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
-    """:class:`torch.nn.MaxPool3d`, as :func:`maxunpool_cuda.functional.max_pool3d` does it.
+    """Takes the largest element of each window of volumes, as :class:`torch.nn.MaxPool3d` does.
+
+    It calls :func:`maxunpool_cuda.functional.max_pool3d`.
+
+    Args:
+        kernel_size: size of the window, an int for all dimensions, or a sequence of three.
+        stride: stride of the window; default: ``kernel_size``.
+        padding: elements of minus infinity on both sides, at most half of ``kernel_size``;
+            default: 0.
+        dilation: distance between the elements of a window; default: 1.
+        return_indices: whether to return the indices, too; default: False.
+        ceil_mode: whether a last window may reach beyond the padding; default: False.
+        index_dtype: int64, int32 or uint8. int64 and int32 indices are flat positions in the input
+            plane. uint8 indices are offsets in the window, which has at most 256 elements and no
+            dilation; only this package's unpooling understands them. Default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output, and indices: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``;
+          ``out = (in + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1``, or one more
+          if ``ceil_mode`` adds a window
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> MaxPool3d((1, 1, 2))(torch.tensor([[[[1.0, 7.0]]]]))
@@ -243,7 +373,21 @@ class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
-    """:class:`torch.nn.AdaptiveMaxPool1d`, as :func:`.adaptive_max_pool1d` does it.
+    """Pools signals to a given size, as :class:`torch.nn.AdaptiveMaxPool1d` does.
+
+    It calls :func:`maxunpool_cuda.functional.adaptive_max_pool1d`.
+
+    Args:
+        output_size: length of the output, an int.
+        return_indices: whether to return the indices, too; default: False.
+        index_dtype: int64 or int32, of flat positions in the input plane; default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, L_in)`` or ``(C, L_in)``
+        - output, and indices: ``(N, C, L_out)`` or ``(C, L_out)``
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> AdaptiveMaxPool1d(1)(torch.tensor([[1.0, 7.0, 2.0]]))
@@ -254,7 +398,21 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
-    """:class:`torch.nn.AdaptiveMaxPool2d`, as :func:`.adaptive_max_pool2d` does it.
+    """Pools images to a given size, as :class:`torch.nn.AdaptiveMaxPool2d` does.
+
+    It calls :func:`maxunpool_cuda.functional.adaptive_max_pool2d`.
+
+    Args:
+        output_size: ``(H_out, W_out)``, or one int for both; None keeps the size of the input.
+        return_indices: whether to return the indices, too; default: False.
+        index_dtype: int64 or int32, of flat positions in the input plane; default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``
+        - output, and indices: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> AdaptiveMaxPool2d((None, 1))(torch.tensor([[[1.0, 7.0], [4.0, 2.0]]]))
@@ -266,7 +424,22 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
-    """:class:`torch.nn.AdaptiveMaxPool3d`, as :func:`.adaptive_max_pool3d` does it.
+    """Pools volumes to a given size, as :class:`torch.nn.AdaptiveMaxPool3d` does.
+
+    It calls :func:`maxunpool_cuda.functional.adaptive_max_pool3d`.
+
+    Args:
+        output_size: ``(D_out, H_out, W_out)``, or one int for all; None keeps a size of the
+            input.
+        return_indices: whether to return the indices, too; default: False.
+        index_dtype: int64 or int32, of flat positions in the input plane; default: torch.int64.
+
+    Shape:
+        - input: ``(N, C, D_in, H_in, W_in)`` or ``(C, D_in, H_in, W_in)``
+        - output, and indices: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``
+
+    Raises:
+        ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
         >>> AdaptiveMaxPool3d(1)(torch.tensor([[[[1.0, 7.0]]]]))

@@ -1,57 +1,132 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""For a while, torch.nn.functional's max pooling and max unpooling are this package's."""
+"""For a while, torch.nn.functional's max pooling and max unpooling are this package's.
+
+PyTorch lets a *mode* (:class:`torch.overrides.TorchFunctionMode`) see every call of its functions,
+and answer in their place. Inside ``with patched(torch.uint8):`` there is such a mode. It answers
+``torch.nn.functional.max_pool2d(x, 2)`` by ``functional.max_pool2d(x, 2,
+index_dtype=torch.uint8)``, and lets all calls pass that are not in the table below.
+
+PyTorch takes a mode off while it answers. So ``with mode:`` below puts it back on, for code of
+others that is called from there and may pool, too: hooks, subclasses of Tensor, branches of
+:func:`torch.cond`.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as torch_F
 from torch._functorch.autograd_function import custom_function_call
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from . import functional
-from ._arguments import Reduce, check_index_dtype, check_reduce
+from ._arguments import IntOrInts, Reduce, check_index_dtype, check_reduce
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _both(pool: Any, before: int, *args: Any, return_indices: Any = True, **kwargs: Any) -> Any:
-    """``pool`` with indices, whatever ``return_indices``, before which are ``before`` arguments."""
-    return pool(*args[:before], return_indices=True, **kwargs)
+def _max_pool_with_indices(
+    max_pool: Callable[..., Any],
+    input: Any,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None = None,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = True,
+    **options: Any,
+) -> Any:
+    """``max_pool`` with indices, whatever ``return_indices`` says: as torch.nn's of this name."""
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return max_pool(input, *window, return_indices=True, **options)
 
 
-# For each of PyTorch's functions, the one to call, and whose options it gets.
-_OURS: dict[Any, tuple[Callable[..., Any], str]] = {}
-_KINDS = {"max_pool": 6, "adaptive_max_pool": 2, "max_unpool": 0}  # and arguments before indices
-for _dims, (_kind, _before) in itertools.product((1, 2, 3), _KINDS.items()):
-    _ours = getattr(functional, f"{_kind}{_dims}d")
-    _ends = {"": _ours, "_with_indices": functools.partial(_both, _ours, _before)}
-    for _place, _end in itertools.product((torch, torch.nn.functional), _ends):
-        if _theirs := getattr(_place, f"{_kind}{_dims}d{_end}", None):
-            _OURS[_theirs] = _ends[_end], _kind
-_OURS[torch.adaptive_max_pool1d] = _OURS[torch.nn.functional.adaptive_max_pool1d_with_indices]
+def _adaptive_max_pool_with_indices(
+    adaptive_max_pool: Callable[..., Any],
+    input: Any,
+    output_size: Any,
+    return_indices: bool = True,
+    **options: Any,
+) -> Any:
+    """``adaptive_max_pool`` with indices, whatever ``return_indices`` says."""
+    return adaptive_max_pool(input, output_size, return_indices=True, **options)
 
-# Calls a function unseen by the mode, which sees what is called in there. Not in PyTorch 2.11.
+
+_max_pool1d_with_indices = functools.partial(_max_pool_with_indices, functional.max_pool1d)
+_max_pool2d_with_indices = functools.partial(_max_pool_with_indices, functional.max_pool2d)
+_max_pool3d_with_indices = functools.partial(_max_pool_with_indices, functional.max_pool3d)
+_adaptive_max_pool1d_with_indices = functools.partial(
+    _adaptive_max_pool_with_indices, functional.adaptive_max_pool1d
+)
+_adaptive_max_pool2d_with_indices = functools.partial(
+    _adaptive_max_pool_with_indices, functional.adaptive_max_pool2d
+)
+_adaptive_max_pool3d_with_indices = functools.partial(
+    _adaptive_max_pool_with_indices, functional.adaptive_max_pool3d
+)
+
+# For each function of PyTorch, the function that answers in its place, and the kind of its options.
+_REPLACEMENTS: dict[Any, tuple[Callable[..., Any], str]] = {
+    torch.max_pool1d: (functional.max_pool1d, "max_pool"),
+    torch.max_pool2d: (functional.max_pool2d, "max_pool"),
+    torch.max_pool3d: (functional.max_pool3d, "max_pool"),
+    torch.max_pool1d_with_indices: (_max_pool1d_with_indices, "max_pool"),
+    torch_F.max_pool1d: (functional.max_pool1d, "max_pool"),
+    torch_F.max_pool2d: (functional.max_pool2d, "max_pool"),
+    torch_F.max_pool3d: (functional.max_pool3d, "max_pool"),
+    torch_F.max_pool1d_with_indices: (_max_pool1d_with_indices, "max_pool"),
+    torch_F.max_pool2d_with_indices: (_max_pool2d_with_indices, "max_pool"),
+    torch_F.max_pool3d_with_indices: (_max_pool3d_with_indices, "max_pool"),
+    # This one of torch returns indices, unlike the one of torch.nn.functional.
+    torch.adaptive_max_pool1d: (_adaptive_max_pool1d_with_indices, "adaptive_max_pool"),
+    torch_F.adaptive_max_pool1d: (functional.adaptive_max_pool1d, "adaptive_max_pool"),
+    torch_F.adaptive_max_pool2d: (functional.adaptive_max_pool2d, "adaptive_max_pool"),
+    torch_F.adaptive_max_pool3d: (functional.adaptive_max_pool3d, "adaptive_max_pool"),
+    torch_F.adaptive_max_pool1d_with_indices: (
+        _adaptive_max_pool1d_with_indices,
+        "adaptive_max_pool",
+    ),
+    torch_F.adaptive_max_pool2d_with_indices: (
+        _adaptive_max_pool2d_with_indices,
+        "adaptive_max_pool",
+    ),
+    torch_F.adaptive_max_pool3d_with_indices: (
+        _adaptive_max_pool3d_with_indices,
+        "adaptive_max_pool",
+    ),
+    torch_F.max_unpool1d: (functional.max_unpool1d, "max_unpool"),
+    torch_F.max_unpool2d: (functional.max_unpool2d, "max_unpool"),
+    torch_F.max_unpool3d: (functional.max_unpool3d, "max_unpool"),
+}
+
+# Calls a function without showing the call to the mode, but shows it the calls inside of that
+# function. PyTorch 2.11 lacks it.
 _redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
-_SHOWN = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad, custom_function_call)
+# Functions that run code of others, to be called in this way.
+_RUN_OTHERS_CODE = (
+    torch.Tensor.backward,
+    torch.autograd.backward,
+    torch.autograd.grad,
+    custom_function_call,
+)
 
 
 class patched:  # noqa: N801  # as torch.no_grad is written
     """Inside, max pooling and max unpooling of :mod:`torch.nn.functional` are this package's.
 
     A context manager, and a decorator for functions. It covers ``max_pool``, ``adaptive_max_pool``
-    and ``max_unpool``, in 1d, 2d and 3d, by whatever name, and so torch.nn's modules. It holds in
+    and ``max_unpool``, in 1d, 2d and 3d, by all their names, and so torch.nn's modules. It holds in
     this thread, and nests. Compilers and tracers see it. docs/pytorch.md says what it misses.
 
     Args:
         index_dtype: of the indices that pooling returns if asked for them: int64 and int32, flat
-            positions, or uint8, offsets in the window (and int64 of adaptive pooling).
+            positions, or uint8, offsets in the window (adaptive pooling then returns int64).
         reduce: what becomes of values with the same index, ``"last"`` or ``"sum"``.
 
     Raises:
@@ -69,10 +144,13 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         check_reduce("patched", reduce)
         # patched wraps a mode instead of being one: at a graph break inside it, Dynamo would leave
         # the mode switched on.
-        flat = {"index_dtype": torch.int64 if index_dtype == torch.uint8 else index_dtype}
-        pools = {"max_pool": {"index_dtype": index_dtype}, "adaptive_max_pool": flat}
         self._mode: Any = _Mode()
-        self._mode.options = {**pools, "max_unpool": {"reduce": reduce}}
+        adaptive_dtype = torch.int64 if index_dtype == torch.uint8 else index_dtype
+        self._mode.options = {
+            "max_pool": {"index_dtype": index_dtype},
+            "adaptive_max_pool": {"index_dtype": adaptive_dtype},
+            "max_unpool": {"reduce": reduce},
+        }
 
     def __enter__(self) -> patched:
         self._mode.__enter__()
@@ -82,40 +160,42 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         self._mode.__exit__(*exception)
 
     def __call__(self, function: Function) -> Function:
-        if isinstance(function, type) or not callable(function) or _begins_only(function):
-            done = "a function that is done when it returns"
-            raise TypeError(f"patched: expected {done} but got {function!r}")
-        return cast(Function, functools.wraps(function)(_inside(self._mode, function)))
+        is_function = callable(function) and not isinstance(function, type)
+        if not is_function or _only_begins(function):
+            expected = "a function that is done when it returns"
+            raise TypeError(f"patched: expected {expected} but got {function!r}")
+        return cast(Function, functools.wraps(function)(_with_mode(self._mode, function)))
 
 
 class _Mode(TorchFunctionMode):
     """What PyTorch calls instead of its functions while this is on."""
 
-    options: dict[str, dict[str, Any]]
+    options: dict[str, dict[str, Any]]  # for each kind of function, the arguments that are added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # PyTorch has taken this mode off its stack meanwhile; `with self` puts it back.
         kwargs = kwargs or {}
-        if func in _OURS:
+        if func in _REPLACEMENTS:
             subclasses = [t for t in types if t is not torch.Tensor and issubclass(t, torch.Tensor)]
-            # Dynamo names subclasses also where it is not their turn any more.
+            # Dynamo names subclasses also if it is not their turn any more.
             if subclasses and torch._C._is_torch_function_enabled():
                 with self:
                     return _call_subclasses(func, subclasses, args, kwargs)
-            ours, kind = _OURS[func]
-            return ours(*args, **kwargs, **self.options[kind])
-        if _redispatch and func in _SHOWN:
+            replacement, kind = _REPLACEMENTS[func]
+            return replacement(*args, **kwargs, **self.options[kind])
+        if _redispatch and func in _RUN_OTHERS_CODE:
             with self:  # on in hooks, and in checkpoints that are computed again
                 return _redispatch(func, types, args, kwargs)
-        # Not for a region, which Dynamo looks up by its code: every wrapper has the same.
+        # Branches and loop bodies get the mode. A compiled region (nested_compile_region) does not:
+        # Dynamo looks it up by its code, and every wrapper has the same code.
         if isinstance(func, HigherOrderOperator) and func is not invoke_subgraph_placeholder:
-            with self:  # Dynamo lets code that is traced in there do so, if it was done out here
+            with self:  # Dynamo allows this to the code that it traces if it has been done here
                 pass
-            args = tuple(_inside(self, arg) for arg in args)
+            args = tuple(_with_mode(self, arg) for arg in args)
         return func(*args, **kwargs)
 
 
-def _begins_only(function: Any) -> bool:
+def _only_begins(function: Any) -> bool:
     """Whether a call only begins the work, as that of a generator or coroutine function does."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -125,25 +205,26 @@ def _begins_only(function: Any) -> bool:
     return any(is_kind(body) for is_kind in kinds for body in bodies)
 
 
-def _inside(mode: _Mode, function: Any) -> Any:
-    """``function`` with ``mode`` on; whatever is no code stays as it is."""
-    if not callable(function) or isinstance(function, (torch.Tensor, type)):
-        return function
-    if isinstance(function, functools.partial):  # which torch.scan insists on
-        return functools.partial(_inside(mode, function.func), *function.args, **function.keywords)
+def _with_mode(mode: _Mode, argument: Any) -> Any:
+    """A function that calls ``argument`` with ``mode`` on; ``argument`` itself if it is no code."""
+    if not callable(argument) or isinstance(argument, (torch.Tensor, type)):
+        return argument
+    if isinstance(argument, functools.partial):  # which torch.scan insists on
+        called = _with_mode(mode, argument.func)
+        return functools.partial(called, *argument.args, **argument.keywords)
 
-    def inside(*args: Any, **kwargs: Any) -> Any:
+    def call_with_mode(*args: Any, **kwargs: Any) -> Any:
         with mode:
-            return function(*args, **kwargs)
+            return argument(*args, **kwargs)
 
-    return inside
+    return call_with_mode
 
 
 def _call_subclasses(func: Any, subclasses: list[Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What the first of ``subclasses``, of torch.Tensor, makes of ``func``, if it takes it."""
+    """The result of ``func`` from the first of these subclasses of torch.Tensor that has one."""
     for subclass in subclasses:
         result = subclass.__torch_function__(func, subclasses, args, kwargs)
         if result is not NotImplemented:
             return result
-    names = [t.__name__ for t in subclasses]
+    names = [subclass.__name__ for subclass in subclasses]
     raise TypeError(f"{func.__name__}: expected subclasses that implement it but got {names}")

@@ -59,7 +59,26 @@ def test_which_libraries_fit(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / f"_C.{PY}.so").unlink()
     refused(library(tmp_path, "cpython-37m"), f"Python cpython-37m{which} Python {PY}")
     (tmp_path / "setup.py").touch()
-    refused(tmp_path / "any", "build_ext --inplace` in the source tree, or import what")
+    refused(tmp_path / "any", "build_ext --inplace` in the source tree, or install it and leave")
+
+
+def test_the_source_tree_hides_an_installed_copy(tmp_path: Path, monkeypatch: Patch) -> None:
+    """After `pip install .` in the source tree the message first says to leave it."""
+    source, site = tmp_path / "clone/maxunpool_cuda", tmp_path / "site-packages"
+    installed = site / "maxunpool_cuda"
+    for package in (source, installed):
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+    (source.parent / "setup.py").touch()
+    monkeypatch.chdir(source.parent)
+    leave = f"leave {source.parent} (`cd ..`), as Python imports the source there instead of"
+    build = "build it anew with `python setup.py build_ext --inplace`"
+    for here in ("", str(source.parent)):  # the first entry for `python -c`, and for a script
+        monkeypatch.setattr(sys, "path", [here, str(site)])
+        refused(source, f"but got none: {build}")
+        library(installed)
+        refused(source, f"but got none: {leave} the installed {installed}, or {build}")
+        (installed / f"_C.{PY}.so").unlink()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """Inside patched(), torch.nn.functional's max pooling and unpooling are this package's."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
 
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxPool2d, patched
+from maxunpool_cuda import MaxPool2d, patch, patched
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -81,6 +82,14 @@ def test_every_form_of_pooling(dims: int, kind: str, placed: Any, dtype: torch.d
         expected = leaves(ours(x, *placed, return_indices=both, index_dtype=returned))
         assert all_same(got, expected)
         assert got[0].grad_fn.name() == expected[0].grad_fn.name()
+
+
+def test_every_name_of_the_functions_is_in_the_table() -> None:
+    """A release of PyTorch with a further name fails here."""
+    pattern = r"(adaptive_)?max_(un)?pool[123]d(_with_indices)?"
+    names = [(of, name) for of in (torch, torch_F) for name in dir(of)]
+    found = {getattr(of, name) for of, name in names if re.fullmatch(pattern, name)}
+    assert found == patch._REPLACEMENTS.keys()
 
 
 ROW, TWICE = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])

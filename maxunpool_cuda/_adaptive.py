@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the functions of functional.py do with a call of adaptive max pooling.
+
+Of an axis of size n that is pooled to size m, window i begins at ``floor(i * n / m)`` and ends
+before ``ceil((i + 1) * n / m)``. There are two cases:
+
+- m divides n, as in 6 to 3: all windows have the size n / m, here [0, 2), [2, 4), [4, 6). Max
+  pooling with ``kernel_size = stride = n / m`` does the same (_pooling.py).
+- It does not, as in 5 to 2: the windows are [0, 3) and [2, 5), and in general of several sizes.
+  torch.nn's function finds the indices, and ``max_unpool_backward`` with "sum" reads the values
+  there. Its gradient, ``max_unpool`` with "sum", is deterministic on CUDA, where torch.nn's is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from . import _arguments, _ops, _pooling
+from ._arguments import is_known_int
+from ._ops import Ints
+from ._pooling import Pooled
+
+# The dtypes that torch.nn's function takes.
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def adaptive_max_pool(
+    function: Callable[..., Any], dims: int, arguments: tuple[Any, ...], index_dtype: torch.dtype
+) -> Pooled:
+    """Adaptive max pooling over ``dims`` spatial dimensions.
+
+    Args:
+        function: the public function, whose name errors have.
+        dims: 1, 2 or 3.
+        arguments: those that torch.nn's function has, in its order.
+        index_dtype: the argument that it lacks.
+    """
+    input, output_size, return_indices = arguments
+    if has_torch_function_unary(input):
+        result: Pooled = handle_torch_function(
+            function, (input,), *arguments, index_dtype=index_dtype
+        )
+        return result
+    name = function.__name__
+    _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
+    is_for_torch = _pooling.is_for_torch(
+        name, input, index_dtype if return_indices else torch.int64
+    )
+    kernel_size = None if is_for_torch else _common_window(input, output_size, dims)
+    if kernel_size is not None:
+        return _pool_equal_windows(function, arguments, kernel_size, index_dtype)
+    values, indices = _pool_unequal_windows(
+        name, input, output_size, index_dtype, dims=dims, is_for_torch=is_for_torch
+    )
+    return (values, indices) if return_indices else values
+
+
+def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None:
+    """The size that all windows have, or None if they differ or if the second way is needed.
+
+    All sizes must be known: a question about a symbolic size would fix it in the graph that is
+    being traced. Exported programs go the second way, because in their portable form max pooling
+    has nodes for each element of a window. So do empty inputs, and arguments that are wrong:
+    torch.nn's function refuses those, in its own words.
+    """
+    output_sizes = (output_size,) * dims if type(output_size) is int else output_size
+    if not isinstance(output_sizes, (tuple, list)) or len(output_sizes) != dims:
+        return None
+    shape = input.shape
+    if len(shape) - dims not in (1, 2) or input.dtype not in _DTYPES:
+        return None
+    if any(is_known_int(size) and size == 0 for size in shape):
+        return None
+    if _ops.is_traced() and _arguments.is_exporting():
+        return None
+    window = []
+    for size, output in zip(shape[-dims:], output_sizes, strict=True):
+        pooled = size if output is None and dims > 1 else output  # torch.nn has no None in 1d
+        if not (is_known_int(size) and is_known_int(pooled) and pooled > 0 and size % pooled == 0):
+            return None
+        window.append(size // pooled)
+    return tuple(window)
+
+
+def _pool_equal_windows(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    kernel_size: Ints,
+    index_dtype: torch.dtype,
+) -> Pooled:
+    """Adaptive pooling as max pooling, with windows of this size side by side."""
+    input, _, return_indices = arguments
+    dims = len(kernel_size)
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
+    # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
+    pooling = (input, kernel_size, kernel_size, 0, 1, False, return_indices)
+    results = _pooling.max_pool(function, dims, pooling, index_dtype)
+    if dims < 3:
+        return results
+    # Of volumes, torch.nn's function returns contiguous tensors alone.
+    if isinstance(results, Tensor):
+        return results.contiguous()
+    values, indices = results
+    return values.contiguous(), indices.contiguous()
+
+
+def _pool_unequal_windows(
+    name: str,
+    input: Tensor,
+    output_size: Any,
+    index_dtype: torch.dtype,
+    *,
+    dims: int,
+    is_for_torch: bool,
+) -> tuple[Tensor, Tensor]:
+    """Values and indices. The indices are those of torch.nn's function.
+
+    The values are, too, if its gradient is deterministic, in eager mode on a CPU. Else this
+    package's operator reads them: on CUDA, in what is compiled or exported, and under forward-mode
+    derivatives, which torch.nn's function lacks under PyTorch's older vmap.
+    """
+    is_eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
+    if is_eager and not is_for_torch and input.layout is not torch.strided:
+        raise _pooling.not_dense_error(name, input)
+    takes_torch_values = is_for_torch or (input.is_cpu and is_eager)
+    pool = getattr(torch.nn.functional, f"{name}_with_indices")
+    values, indices = pool(input if takes_torch_values else input.detach(), output_size)
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(name, input.shape[-dims:])
+        indices = indices.int()
+    if not takes_torch_values and 0 not in indices.shape[-dims:]:
+        values = _values_at(input, indices, dims)
+    return values, indices
+
+
+def _values_at(input: Tensor, indices: Tensor, dims: int) -> Tensor:
+    """The elements of ``input`` at flat ``indices``, by an operator with a fast gradient.
+
+    The operator expects windows of one size and stride. It gets some that are close to the
+    adaptive ones, so that its gradient is fast. The result is right wherever the indices lie.
+    """
+    sizes = input.shape[-dims:]
+    pooled = indices.shape[-dims:]
+    # PyTorch 2.8 compiles torch.sym_max of symbolic sizes alone.
+    are_known = all(map(is_known_int, (*sizes, *pooled)))
+    largest: Callable[..., Any] = max if are_known else torch.sym_max
+    kernel_size = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
+    stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
+    padding = [0] * dims
+    window = (kernel_size, stride, padding)
+    values = _ops.max_unpool_backward(input, indices, sizes, *window, "sum")
+    # Of volumes, torch.nn's function returns contiguous tensors alone.
+    return values.contiguous() if dims == 3 else values

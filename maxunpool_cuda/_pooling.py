@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the functions of functional.py do with a call: max unpooling and max pooling.
+
+A call goes one of three ways:
+
+1. A subclass of Tensor, or a mode, overrides torch functions: it gets the function of functional.py
+   and its arguments, as it would get torch.nn.functional's.
+2. No kernel of this package takes the input (another device, quantized, mkldnn): the function of
+   the same name in torch.nn.functional does.
+3. Else the arguments become those of an operator (_arguments.py), which is called (_ops.py). So
+   ``max_pool2d(x, 2)`` calls ``max_pool(x, (2, 2), (2, 2), (0, 0), (1, 1), False, torch.uint8)``:
+   window, stride, padding, dilation, ceil_mode and the dtype of indices for the backward alone.
+
+A tiny call takes some microseconds, in which each call of a Python function counts. So the usual
+arguments are told by identity, without a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.overrides import (
+    handle_torch_function,
+    has_torch_function_unary,
+    has_torch_function_variadic,
+)
+
+from . import _arguments, _ops
+from ._arguments import Reduce, per_dim
+from ._ops import Ints
+
+# The result of pooling: the values, or the values and the indices, as return_indices says.
+Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
+# The usual arguments.
+_LAST: Reduce = "last"
+_INT64 = torch.int64
+
+
+def max_unpool(
+    function: Callable[..., Tensor], dims: int, arguments: tuple[Any, ...], reduce: Reduce
+) -> Tensor:
+    """Max unpooling over ``dims`` spatial dimensions.
+
+    Args:
+        function: the public function, whose name errors have.
+        dims: 1, 2 or 3.
+        arguments: those that torch.nn's function has, in its order.
+        reduce: the argument that it lacks.
+    """
+    input, indices, kernel_size, stride, padding, output_size = arguments
+    if has_torch_function_variadic(input, indices):
+        tensors = (input, indices)
+        result: Tensor = handle_torch_function(function, tensors, *arguments, reduce=reduce)
+        return result
+    name = function.__name__
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"{name}: expected indices to be a Tensor but got {type(indices).__name__}")
+    if reduce is not _LAST:
+        _arguments.check_reduce(name, reduce)
+    if is_for_torch(name, input, indices.dtype, reduce):
+        if input.is_quantized or input.is_mkldnn:  # which torch.nn pools but does not unpool
+            raise not_dense_error(name, input)
+        torch_function: Callable[..., Tensor] = getattr(torch.nn.functional, name)
+        return torch_function(*arguments)
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    steps = kernel if stride is None else per_dim(name, "stride", stride, dims)
+    pads = per_dim(name, "padding", padding, dims)
+    sizes = _arguments.unpooled_size(name, input.shape, kernel, steps, pads, output_size)
+    return _ops.call_max_unpool((input, indices, sizes, kernel, steps, pads, reduce))
+
+
+def max_pool(
+    function: Callable[..., Any], dims: int, arguments: tuple[Any, ...], index_dtype: torch.dtype
+) -> Pooled:
+    """Max pooling over ``dims`` spatial dimensions.
+
+    Args:
+        function: the public function, whose name errors have.
+        dims: 1, 2 or 3.
+        arguments: those that torch.nn's function has, in its order.
+        index_dtype: the argument that it lacks.
+    """
+    input, kernel_size, stride, padding, dilation, ceil_mode, return_indices = arguments
+    if has_torch_function_unary(input):
+        result: Pooled = handle_torch_function(
+            function, (input,), *arguments, index_dtype=index_dtype
+        )
+        return result
+    name = function.__name__
+    if index_dtype is not _INT64:
+        _arguments.check_index_dtype(name, index_dtype)
+    if is_for_torch(name, input, index_dtype if return_indices else torch.int64):
+        torch_function: Callable[..., Pooled] = getattr(torch.nn.functional, name)
+        return torch_function(*arguments)
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    no_stride = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
+    steps = kernel if no_stride else per_dim(name, "stride", stride, dims)
+    pads = per_dim(name, "padding", padding, dims)
+    dilations = per_dim(name, "dilation", dilation, dims)
+    if not return_indices:
+        if _is_for_inductor(input, kernel):
+            window = (kernel, steps, pads, dilations)
+            values: Tensor = torch.ops.aten.max_pool2d_with_indices(input, *window, ceil_mode)[0]
+            return values
+        # Nobody but the backward sees the indices.
+        index_dtype = _arguments.smallest_index_dtype(input.shape, kernel, dilations)
+    operands = (input, kernel, steps, pads, dilations, ceil_mode, index_dtype)
+    return _ops.call_max_pool(operands, bool(return_indices))
+
+
+def is_for_torch(
+    name: str, input: Tensor, index_dtype: torch.dtype = torch.int64, reduce: Reduce = "last"
+) -> bool:
+    """Whether no kernel of this package takes ``input``, so that torch.nn's function has to.
+
+    If torch.nn lacks the ``index_dtype`` or the ``reduce`` of the call, that is an error, and so is
+    a nested input. The library refuses sparse tensors: Dynamo may not look at a layout here.
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
+    if input.is_nested:
+        raise not_dense_error(name, input)
+    has_kernels = input.is_cpu or input.is_cuda or input.is_meta
+    if has_kernels and not (input.is_quantized or input.is_mkldnn):
+        return False
+    if reduce == "last" and index_dtype == torch.int64:
+        return True
+    what = f"reduce={reduce!r}" if reduce != "last" else f"{index_dtype} indices"
+    raise NotImplementedError(
+        f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
+        f"lacks, but got a {_storage_kind(input)} tensor on {input.device.type}"
+    )
+
+
+def not_dense_error(name: str, input: Tensor) -> NotImplementedError:
+    """The error of an input that neither this package nor torch.nn takes."""
+    return NotImplementedError(
+        f"{name}: expected input to be a dense tensor but got a {_storage_kind(input)} tensor"
+    )
+
+
+def _storage_kind(tensor: Tensor) -> str:
+    """One word for how ``tensor`` keeps its elements."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_mkldnn:
+        return "mkldnn"
+    return "plain" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def _is_for_inductor(input: Tensor, kernel_size: Ints) -> bool:
+    """Whether Inductor is compiling a pool that it can fuse with the operators around it.
+
+    Then PyTorch's operator is called, which Inductor knows. It is as fast as this package's
+    kernels. Inductor compiles 2d windows of at most 25 elements itself. A gradient would need
+    indices, which Inductor would keep, so pools that need one keep this package's operator. So do
+    subclasses of Tensor and exported programs.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not _arguments.is_exporting()
+        and len(kernel_size) == 2
+        and math.prod(kernel_size) <= 25
+        and input.dtype.is_floating_point
+        and type(input) in (Tensor, torch.nn.Parameter)
+        and not (torch.is_grad_enabled() and input.requires_grad)
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What help() and type checkers say of the interface: documents, overloads, and the stub of _C."""
+
+import ast
+import inspect
+import re
+import sys
+import typing
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import maxunpool_cuda
+from maxunpool_cuda import _ops, functional
+from maxunpool_cuda._pooling import Pooled
+
+KINDS = ("MaxUnpool", "MaxPool", "AdaptiveMaxPool")
+POOLS = [name for name in functional.__all__ if "unpool" not in name]
+# How documents write the default of an argument; None is explained in a word.
+WRITTEN = {None: "``kernel_size``", "last": '``"last"``', torch.int64: "torch.int64"}
+
+
+def sections(document: str) -> dict[str, str]:
+    """The text of each section of a docstring, by its heading."""
+    parts = re.split(r"^(\w+):\n", inspect.cleandoc(document), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def arguments(document: str) -> dict[str, str]:
+    """What a docstring says of each argument, on one line."""
+    entries = re.findall(r"^    (\w+): (.*(?:\n      .*)*)", sections(document)["Args"], re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_list_their_arguments(kind: str, dims: int) -> None:
+    """In order, with their defaults, in the same words for all dimensions but for sizes."""
+    module = getattr(maxunpool_cuda, f"{kind}{dims}d")
+    said = arguments(module.__doc__)
+    parameters = list(inspect.signature(module).parameters.values())
+    assert list(said) == [parameter.name for parameter in parameters]
+    for name, default in [(each.name, each.default) for each in parameters]:
+        if default is inspect.Parameter.empty:
+            assert "default" not in said[name]
+        else:
+            written = WRITTEN.get(default, str(default))
+            assert re.search(rf"[Dd]efault: {re.escape(written)}\.$", said[name]), name
+    others = arguments(getattr(maxunpool_cuda, f"{kind}2d").__doc__)
+    assert {name for name in said if said[name] != others[name]} <= {"kernel_size", "output_size"}
+    assert set(sections(module.__doc__)) == {"Args", "Shape", "Raises", "Example"}
+    assert set(sections(module.forward.__doc__)) == {"Args", "Returns", "Raises"}
+    assert (
+        list(arguments(module.forward.__doc__))
+        == [*inspect.signature(module.forward).parameters][1:]
+    )
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_functions_list_their_arguments(name: str) -> None:
+    """Those for images do. The others refer to them."""
+    function = getattr(functional, name)
+    if name.endswith("2d"):
+        said = arguments(function.__doc__)
+        assert list(said) == [*inspect.signature(function).parameters]
+        assert set(sections(function.__doc__)) >= {"Args", "Returns", "Raises", "Example"}
+    else:
+        assert f"as in :func:`{name[:-2]}2d`." in function.__doc__
+
+
+def test_functional_says_what_is_public() -> None:
+    functions = [value for value in vars(functional).values() if isinstance(value, FunctionType)]
+    own = [f.__name__ for f in functions if f.__module__ == functional.__name__]
+    assert sorted(functional.__all__) == sorted(own)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is of Python 3.11")
+@pytest.mark.parametrize("name", POOLS)
+def test_overloads_of_return_indices(name: str) -> None:
+    """They differ from the function in this argument and in the result, in nothing else."""
+    function = getattr(functional, name)
+    hints = typing.get_type_hints(function)
+    overloads = typing.get_overloads(function)
+    results: dict[Any, Any] = {}
+    for overload in overloads:
+        own = typing.get_type_hints(overload)
+        results[own.pop("return_indices")] = own.pop("return")
+        assert own == {key: hints[key] for key in own}
+        parameters = inspect.signature(overload).parameters.values()
+        for parameter, expected in zip(
+            parameters, inspect.signature(function).parameters.values(), strict=True
+        ):
+            assert (parameter.name, parameter.kind) == (expected.name, expected.kind)
+            assert parameter.default in (expected.default, ...)
+    assert results == {
+        Literal[False]: Tensor,
+        Literal[True]: tuple[Tensor, Tensor],
+        bool: Pooled,
+    }
+    assert (hints["return_indices"], hints["return"]) == (bool, Pooled)
+    # A call without the argument is of the first overload.
+    assert typing.get_type_hints(overloads[0])["return"] is Tensor
+
+
+@pytest.mark.parametrize(("name", "added"), [("max_unpool", []), ("max_pool", ["return_indices"])])
+def test_the_stub_has_the_arguments_of_the_schemas(name: str, added: list[str]) -> None:
+    tree = ast.parse(Path(maxunpool_cuda.__file__).with_name("_C.pyi").read_text())
+    (stub,) = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    types = {
+        "Tensor": "Tensor",
+        "List[int]": "tuple[int, ...]",
+        "bool": "bool",
+        "str": "str",
+        "int": "torch.dtype",  # so schemas write a dtype
+    }
+    schema = getattr(_ops, name)._schema.arguments
+    expected = [(each.name, types[str(each.type)]) for each in schema]
+    expected += [(argument, "bool") for argument in added]
+    found = [(each.arg, ast.unparse(each.annotation)) for each in stub.args.posonlyargs]
+    assert found == expected
