@@ -59,7 +59,8 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
 
 def _no_library_error(package: Path) -> ImportError:
     """The error if ``package`` has no library that this Python can load."""
-    if names := [library.name for library in sorted(package.glob("_C.*.so"))]:
+    names = [library.name for library in sorted(package.glob("_C.*.so"))]
+    if names:
         pythons = " or ".join(name.split(".")[1] for name in names)
         expected = f"Python {pythons}, which its library was built for,"
         this_python = EXTENSION_SUFFIXES[0].split(".")[1]
@@ -67,7 +68,8 @@ def _no_library_error(package: Path) -> ImportError:
     way_out = _build_it(package)
     if _is_source(package):
         # Often `pip install .` has just been run here, and Python looks into this folder first.
-        if installed := _installed_copy(package):
+        installed = _installed_copy(package)
+        if installed:
             source = f"the source there instead of the installed {installed}"
             way_out = f"leave {package.parent} (`cd ..`), as Python imports {source}, or {way_out}"
         else:

@@ -101,9 +101,11 @@ def _convert(
     left_alone: dict[str, str] = {}  # for the warning
     not_as_asked: dict[str, str] = {}  # what is returned
     for path, module in named:
-        if reason := _why_left_alone(module):
+        reason = _why_left_alone(module)
+        if reason:
             left_alone[path] = reason
-        if reason := _why_not_as_asked(module, index_dtype, reduce, unpools):
+        reason = _why_not_as_asked(module, index_dtype, reduce, unpools)
+        if reason:
             not_as_asked[path] = reason
     for path, module in named:
         if type(module) in _TO_OURS and path not in left_alone:
@@ -155,7 +157,8 @@ def restore_max_pooling(model: Model) -> Model:
     check_model("restore_max_pooling", model)
     reasons: dict[str, str] = {}
     for path, module in model.named_modules():
-        if reason := _why_not_restored(module):
+        reason = _why_not_restored(module)
+        if reason:
             reasons[path] = reason
     if reasons:
         raise ValueError(f"restore_max_pooling: expected what torch.nn has too but got {reasons}")
@@ -298,8 +301,10 @@ def _why_not_smaller_indices(pool: Any, index_dtype: torch.dtype, unpools: list[
     dims = int(_torch_class_name(pool)[-2])
     unpool_name = f"MaxUnpool{dims}d"
     takes_offsets = index_dtype == torch.uint8
-    if takes_offsets and (reason := _why_no_offsets(pool, dims)):
-        return reason
+    if takes_offsets:
+        reason = _why_no_offsets(pool, dims)
+        if reason:
+            return reason
     same_dims = (unpool_name, _MaxUnpoolNd.__name__)
     takers = [unpool for unpool in unpools if _torch_class_name(unpool) in same_dims]
     for unpool in takers:
