@@ -34,7 +34,7 @@ namespace maxunpool_cuda {
 
 // Whether the tensor is dense in the layout: without gaps, and with its elements in that order.
 // False if a symbolic size leaves that open. PyTorch 2.8 lacks is_contiguous_or_false(), and raises
-// an error there. Tensor is at::Tensor: a template, so that the function may be missing.
+// an error there. Tensor is at::Tensor; a template may ask whether a member exists.
 template <class Tensor>
 bool is_dense(const Tensor& tensor, at::MemoryFormat layout = at::MemoryFormat::Contiguous) {
   if constexpr (requires { tensor.is_contiguous_or_false(layout); }) {

@@ -159,16 +159,16 @@ using UnpoolKernel = void (*)(const UnpoolCall& call, c10::Device device);
 // The body of an operator, with the signature of its schema (schemas.cpp). A file registers it with
 // the dispatcher once for each operator and backend:
 //
-//   run<int64_t, true, unpool>       max_unpool on the CPU (unpool: csrc/cpu/max_unpool.cpp)
-//   run<int64_t, false, unpool>      max_unpool_backward on the CPU
-//   run<int64_t, ..., unpool_on_device>  both on CUDA (csrc/cuda/operators.cu)
-//   run<c10::SymInt, true>           max_unpool of Meta tensors, which have shapes but no data: it
-//                                    checks and allocates, and needs no kernel (schemas.cpp)
+//   run<int64_t, true, unpool>    max_unpool on the CPU (unpool() of csrc/cpu/max_unpool.cpp)
+//   run<int64_t, false, unpool>   max_unpool_backward on the CPU
+//   run<c10::SymInt, true>        max_unpool of Meta tensors, which have shapes but no data: it
+//                                 checks and allocates, and needs no kernel (schemas.cpp)
 //
-// Size: int64_t, or c10::SymInt where sizes may be symbolic (window.h). With a kernel it is
-// int64_t. kForward: which operator, max_unpool or max_unpool_backward. It says what `values` and
-// the result are: the pooled input and the unpooled output, or the unpooled grad_output and the
-// pooled grad_input. The indices are pooled in both.
+// Size      int64_t, or c10::SymInt if sizes may be symbolic (window.h). With a kernel: int64_t.
+// kForward  true for max_unpool: `values` is the pooled input, the result the unpooled output.
+//           False for max_unpool_backward: `values` is the unpooled grad_output, the result the
+//           pooled grad_input. The indices are pooled in both.
+// kernel    fills the result of a backend; it is called unless the result is empty.
 template <class Size, bool kForward, UnpoolKernel kernel = nullptr>
 at::Tensor run(
     const at::Tensor& values,
