@@ -45,7 +45,12 @@ NVCC := $(if $(filter 1,$(CUDA))$(shell command -v nvcc 2> /dev/null),1,0)
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
 
-.PHONY: help demo test test-all docs bench report lint sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+# Where clang-tidy finds the headers of PyTorch and Python, and the files that need no CUDA toolkit.
+INCLUDES = $(VENV)/bin/python -c "import sysconfig, torch.utils.cpp_extension as build; \
+    print(*('-isystem' + path for path in (*build.include_paths(), sysconfig.get_path('include'))))"
+TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
+
+.PHONY: help demo test test-all docs bench report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
 # A target that fails halfway, as an environment without pip, is not taken for made.
 .DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
@@ -66,11 +71,15 @@ bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
 	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
-lint: $(VENV)/.lint ## ruff, clang-format, mypy
+lint: $(VENV)/.lint ## ruff, clang-format, mypy, clang-tidy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
+	$(MAKE) tidy
+tidy: $(VENV)/.lint
+	printf '%s\n' $(TIDIED) | xargs -n 1 -P 2 sh -c \
+	    'exec $(VENV)/bin/clang-tidy --quiet "$$0" -- '"$$($(INCLUDES) 2> /dev/null)"
 sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
 wheel: $(VENV)/.wheel ## a wheel for TORCH, in dist/, with CUDA kernels or without as CUDA says

@@ -216,7 +216,8 @@ def savings(report: Report) -> None:
 def show(report: Report) -> None:
     """Print the tables there are of the results."""
     if "training" in report:
-        return savings(report)
+        savings(report)
+        return
     print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
     if known := details(report):
         print(f"{known}\n")

@@ -1,8 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Python bindings: facts about the build, and the operators with their schemas' arguments. A call
-// through these costs half as much as one through torch.ops; both go through the dispatcher.
+// The module maxunpool_cuda._C: facts about the build, the operators max_unpool and max_pool, and
+// checks. Takes calls of the operators from handles.h, check_window() from checks.h and
+// check_errors() from errors.h. maxunpool_cuda/_ops.py is what calls this module.
+//
+// A call through it costs half as much as one through torch.ops, as it converts Python's arguments
+// by itself. Both go through the dispatcher. Example, in Python:
+//
+//   from maxunpool_cuda import _C
+//   values, indices = _C.max_pool(x, (2, 2), (2, 2), (0, 0), (1, 1), False, torch.uint8, True)
+//   _C.max_unpool(values, indices, (8, 8), (2, 2), (2, 2), (0, 0), "last")
+//
+// An argument that is no Tensor, no dense tensor or no 64-bit int raises an error here. All other
+// checks are the operators'.
+#include "checks.h"
 #include "errors.h"
 #include "handles.h"
+#include "window.h"
 
 #include <ATen/core/DimVector.h>
 #include <torch/csrc/Dtype.h>
@@ -19,11 +32,12 @@
 namespace maxunpool_cuda {
 namespace {
 
+// setup.py defines the names in capitals.
 pybind11::dict build_info() {
   pybind11::dict info;
 #ifdef WITH_CUDA
   info["cuda"] = true;
-  info["cuda_version"] = CUDA_VERSION_STRING; // PyTorch's
+  info["cuda_version"] = CUDA_VERSION_STRING; // the release that PyTorch was built with
   info["nvcc_version"] = NVCC_VERSION_STRING;
   info["arch_list"] = ARCH_LIST;
 #else
@@ -42,10 +56,12 @@ pybind11::dict build_info() {
   return info;
 }
 
-// Runs `call` without the GIL and returns its result. If the interpreter has ended meanwhile,
-// PyEval_RestoreThread ends a daemon thread by unwinding its stack. Unwinding out of a destructor
-// would terminate the process, so no destructor takes the GIL back, as that of
-// pybind11::gil_scoped_release would.
+// Runs `call` without the GIL, takes it back, and returns the result or raises what `call` raised.
+//
+// pybind11::gil_scoped_release, the usual way, takes the GIL back in its destructor. Let a daemon
+// thread be in `call` while the interpreter ends. When it asks for the GIL, Python ends the thread
+// by unwinding its stack. Unwinding out of a destructor would end the whole process with an error,
+// so PyEval_RestoreThread is called here, outside of any destructor.
 template <class Call>
 auto without_gil(const Call& call) {
   PyThreadState* const thread = PyEval_SaveThread();
@@ -63,13 +79,13 @@ auto without_gil(const Call& call) {
   return *std::move(result);
 }
 
-// An argument of a call, for messages: op without its rank, and the argument's name.
+// How messages name an argument: {"max_pool", "input"}.
 struct Argument {
-  const char* op;
+  const char* op; // without its rank
   const char* name;
 };
 
-// One word for how a tensor that is not plain keeps its elements.
+// A word for the kind of a tensor that is not dense: "sparse_coo" for the layout torch.sparse_coo.
 std::string kind_of(pybind11::handle object) {
   const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
   if (tensor.is_nested()) {
@@ -85,8 +101,9 @@ std::string kind_of(pybind11::handle object) {
   return layout.substr(layout.find('.') + 1); // without "torch."
 }
 
-// Tensor that Python owns, borrowed for the length of a call. An owning reference would take the
-// GIL twice, when it is made and when it is dropped.
+// The tensor in a Python object; raises an error if there is none, or one that is not dense. It is
+// borrowed: the object keeps it alive during the call, and an owning reference would take the GIL
+// when it is made and again when it is dropped. `rank` is for messages.
 const at::Tensor& borrowed(const Argument& argument, size_t rank, pybind11::handle object) {
   TORCH_CHECK_TYPE(
       THPVariable_Check(object.ptr()),
@@ -109,9 +126,10 @@ const at::Tensor& borrowed(const Argument& argument, size_t rank, pybind11::hand
   return tensor;
 }
 
-// Tuple of ints, of which tracing may have made some symbolic. Sets `is_usual` to false if a number
-// is negative or too large for a window; one of more than 64 bits is wrong in the result. PyTorch's
-// own conversion first asks of each int whether it is a tensor.
+// A tuple of ints; if a call is traced, some may be symbolic. Sets `is_usual` to false if a number
+// is negative or too large for a window; callers then find out what is wrong. In that case a number
+// of more than 64 bits is -1 in the result. PyTorch's own conversion is slower, as it first asks
+// whether each int is a tensor.
 c10::SymDimVector ints(const pybind11::tuple& numbers, bool& is_usual) {
   c10::SymDimVector result;
   for (const pybind11::handle number : numbers) {
@@ -141,9 +159,9 @@ std::string text_of(const pybind11::tuple& numbers) {
   return pybind11::repr(numbers).cast<std::string>();
 }
 
-// Raises the error of a window that is none, in numbers that the caller passed. Called for unusual
-// numbers alone: before PyTorch refuses them in its own words, and before an output size that was
-// computed from them is blamed.
+// Raises the error of a window whose numbers no call can have, in the numbers that the caller gave.
+// It is called before PyTorch would refuse them in its own words, and before an output size that
+// was computed from them would be blamed. `dilation` is empty for unpooling.
 void check_window_of(
     const std::string& op,
     const pybind11::tuple& kernel_size,
@@ -166,11 +184,17 @@ void check_window_of(
         text_of(numbers));
   }
   bool ignored = true;
-  const c10::SymDimVector kernel = ints(kernel_size, ignored);
-  const c10::SymDimVector steps = ints(stride, ignored);
-  const c10::SymDimVector pads = ints(padding, ignored);
-  const c10::SymDimVector spread = ints(dilation, ignored);
-  check_window(Window<c10::SymInt>{op.c_str(), kernel, steps, pads, spread});
+  const c10::SymDimVector kernel_sizes = ints(kernel_size, ignored);
+  const c10::SymDimVector strides = ints(stride, ignored);
+  const c10::SymDimVector paddings = ints(padding, ignored);
+  const c10::SymDimVector dilations = ints(dilation, ignored);
+  check_window(
+      Window<c10::SymInt>{
+          .op = op.c_str(),
+          .kernel_size = kernel_sizes,
+          .stride = strides,
+          .padding = paddings,
+          .dilation = dilations});
 }
 
 at::Tensor max_unpool(
@@ -185,10 +209,10 @@ at::Tensor max_unpool(
   const at::Tensor& values = borrowed({op, "input"}, padding.size(), input);
   const at::Tensor& positions = borrowed({op, "indices"}, padding.size(), indices);
   bool is_usual = true;
-  const c10::SymDimVector sizes = ints(output_size, is_usual);
-  const c10::SymDimVector kernel = ints(kernel_size, is_usual);
-  const c10::SymDimVector steps = ints(stride, is_usual);
-  const c10::SymDimVector pads = ints(padding, is_usual);
+  const c10::SymDimVector output_sizes = ints(output_size, is_usual);
+  const c10::SymDimVector kernel_sizes = ints(kernel_size, is_usual);
+  const c10::SymDimVector strides = ints(stride, is_usual);
+  const c10::SymDimVector paddings = ints(padding, is_usual);
   if (!is_usual) {
     check_window_of(op, kernel_size, stride, padding, pybind11::tuple());
     TORCH_CHECK(
@@ -205,12 +229,14 @@ at::Tensor max_unpool(
         text_of(padding));
   }
   return without_gil([&] {
-    return unpool_handle<true>().call(values, positions, sizes, kernel, steps, pads, reduce);
+    return unpool_handle<true>().call(
+        values, positions, output_sizes, kernel_sizes, strides, paddings, reduce);
   });
 }
 
-// The values, with the indices or without. Python never sees indices that it need not: to free them
-// it would let go of the GIL, and taking it back aborts a daemon thread at exit (see without_gil).
+// Returns (values, indices), or values alone unless return_indices. Then Python never owns the
+// indices, and this function frees them while it holds the GIL. Python would let go of the GIL to
+// free them, and taking it back ends the process if the interpreter has ended: see without_gil().
 pybind11::object max_pool(
     pybind11::handle input,
     const pybind11::tuple& kernel_size,
@@ -223,10 +249,10 @@ pybind11::object max_pool(
   constexpr const char* op = "max_pool";
   const at::Tensor& unpooled = borrowed({op, "input"}, padding.size(), input);
   bool is_usual = true;
-  const c10::SymDimVector kernel = ints(kernel_size, is_usual);
-  const c10::SymDimVector steps = ints(stride, is_usual);
-  const c10::SymDimVector pads = ints(padding, is_usual);
-  const c10::SymDimVector spread = ints(dilation, is_usual);
+  const c10::SymDimVector kernel_sizes = ints(kernel_size, is_usual);
+  const c10::SymDimVector strides = ints(stride, is_usual);
+  const c10::SymDimVector paddings = ints(padding, is_usual);
+  const c10::SymDimVector dilations = ints(dilation, is_usual);
   if (!is_usual) {
     check_window_of(op, kernel_size, stride, padding, dilation);
   }
@@ -236,8 +262,10 @@ pybind11::object max_pool(
       ": expected index_dtype to be a torch.dtype but got ",
       Py_TYPE(index_dtype.ptr())->tp_name);
   const c10::ScalarType type = index_dtype.cast<c10::ScalarType>();
-  const auto [values, indices] = without_gil(
-      [&] { return pool_handle().call(unpooled, kernel, steps, pads, spread, ceil_mode, type); });
+  const auto [values, indices] = without_gil([&] {
+    return pool_handle().call(
+        unpooled, kernel_sizes, strides, paddings, dilations, ceil_mode, type);
+  });
   return return_indices ? pybind11::make_tuple(values, indices) : pybind11::cast(values);
 }
 

@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Dispatch from run-time dtypes to template arguments, for the CPU and CUDA alike.
+// From numbers and dtypes that only the running program knows to template arguments, for the CPU
+// and CUDA alike. Takes nothing from the other files.
+//
+// Each function takes a generic lambda, and calls it with an empty object whose type is the answer.
+// Example: a call has index_type == c10::ScalarType::Int. Then
+//
+//   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
+//     const auto* indices = static_cast<const Index*>(call.indices);
+//   });
+//
+// compiles the lambda three times, for uint8_t, int32_t and int64_t, calls it with Index = int32_t,
+// and returns true. For c10::ScalarType::Short it calls nothing and returns false.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,23 +22,48 @@
 
 namespace maxunpool_cuda {
 
-// An element that is only moved, by "last" and by the gradient of "sum", is its bytes.
+// Bytes<size>: the type by which an element of that many bytes is moved. "last" and the gradient of
+// "sum" only move elements, so one kernel serves all dtypes of a size.
 struct SixteenBytes {
-  uint64_t low, high;
+  uint64_t low;
+  uint64_t high;
 };
 template <size_t kSize>
-using Bytes = std::conditional_t<
-    kSize <= 2,
-    std::conditional_t<kSize == 1, uint8_t, uint16_t>,
-    std::conditional_t<
-        kSize == 4,
-        uint32_t,
-        std::conditional_t<kSize == 8, uint64_t, SixteenBytes>>>;
+struct BytesOf;
+template <>
+struct BytesOf<1> : std::type_identity<uint8_t> {};
+template <>
+struct BytesOf<2> : std::type_identity<uint16_t> {};
+template <>
+struct BytesOf<4> : std::type_identity<uint32_t> {};
+template <>
+struct BytesOf<8> : std::type_identity<uint64_t> {};
+template <>
+struct BytesOf<16> : std::type_identity<SixteenBytes> {};
+template <size_t kSize>
+using Bytes = typename BytesOf<kSize>::type;
 
-// Calls f with std::integral_constant of the value. False: it is not one of kValues.
+// If `value` is one of kValues, calls f with that value as a std::integral_constant, which is known
+// at compile time, and returns true. Else returns false. with_one_of<2, 3>(n, f) stands for
+//
+//   switch (n) {
+//     case 2: f(std::integral_constant<int64_t, 2>{}); return true;
+//     case 3: f(std::integral_constant<int64_t, 3>{}); return true;
+//     default: return false;
+//   }
+//
+// C++ has no `case` for each element of a parameter pack, so `||` tries them one after the other,
+// and stops at the one that fits.
 template <int64_t... kValues, class F>
 bool with_one_of(int64_t value, F&& f) {
-  return ((value == kValues && (f(std::integral_constant<int64_t, kValues>{}), true)) || ...);
+  const auto call_if_equal = [&](auto constant) {
+    if (value != constant) {
+      return false;
+    }
+    f(constant);
+    return true;
+  };
+  return (call_if_equal(std::integral_constant<int64_t, kValues>{}) || ...);
 }
 
 // Calls f with std::type_identity of Bytes<size>.
@@ -38,22 +74,24 @@ void with_bytes(size_t size, F&& f) {
   TORCH_CHECK(known, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
 }
 
-// Calls f with std::type_identity of the C++ type. False: `type` is not one of kTypes.
+// If `type` is one of kTypes, calls f with std::type_identity of its C++ type, such as
+// c10::BFloat16 for BFloat16, and returns true. Else returns false.
 template <c10::ScalarType... kTypes, class F>
 bool with_type_of(c10::ScalarType type, F&& f) {
-  return (
-      (type == kTypes &&
-       (f(std::type_identity<c10::impl::ScalarTypeToCPPTypeT<kTypes>>{}), true)) ||
-      ...);
+  return with_one_of<static_cast<int64_t>(kTypes)...>(static_cast<int64_t>(type), [&](auto number) {
+    constexpr auto kType = static_cast<c10::ScalarType>(number());
+    f(std::type_identity<c10::impl::ScalarTypeToCPPTypeT<kType>>{});
+  });
 }
 
+// The dtypes of indices.
 template <class F>
 bool with_index_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;
   return with_type_of<Byte, Int, Long>(type, f);
 }
 
-// Types that add up.
+// The dtypes whose elements add up, which "sum" needs. bool and the rest of PyTorch's do not.
 template <class F>
 bool with_arithmetic_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;
@@ -71,14 +109,14 @@ bool with_arithmetic_type(c10::ScalarType type, F&& f) {
       ComplexDouble>(type, f);
 }
 
-// Types whose elements compare.
+// The dtypes whose elements compare, which pooling needs.
 template <class F>
 bool with_ordered_type(c10::ScalarType type, F&& f) {
   using enum c10::ScalarType;
   return with_type_of<Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double>(type, f);
 }
 
-// For calls that only ask whether the type is one of those.
+// For callers that only ask whether the dtype is one of those: with_index_type(type, kNothing).
 constexpr auto kNothing = [](auto) {};
 
 } // namespace maxunpool_cuda

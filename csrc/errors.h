@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Errors for out-of-bounds indices, on every backend.
+// Errors for out-of-bounds indices, on every backend. Takes Geometry and the words from geometry.h.
+//
+// Example: an 8x8 plane has the indices 0 to 63. Let a contiguous pooled tensor [2, 5, 4, 4] have
+// the index 99 in its element 118 = 7 * 16 + 6. The message of that element is
+//
+//   max_unpool2d: expected indices in the output plane but got: Found an invalid max index: 99
+//   (output volumes are of size 8x8) at position 6 of plane 7
 #pragma once
 
 #include "geometry.h"
@@ -12,15 +18,18 @@
 
 namespace maxunpool_cuda {
 
-// Message for the out-of-bounds index of this element of a pooled tensor. `in_window`: the index is
-// a window offset.
+// The message. `element` counts the elements of the pooled tensor in the order of memory.
+// `in_window`: the index is a window offset.
 inline std::string invalid_index(
     const Geometry<int64_t>& geometry, bool in_window, int64_t index, int64_t element) {
-  const int64_t cell = element / geometry.inner, channel = element % geometry.inner;
-  const int64_t outer = cell / geometry.in_plane(), position = cell % geometry.in_plane();
+  // In memory the axes are [outer][position in the plane][inner].
+  const int64_t inner = element % geometry.inner;
+  const int64_t position = element / geometry.inner % geometry.in_plane();
+  const int64_t outer = element / geometry.inner / geometry.in_plane();
   const auto& [depth, height, width] = geometry.axis;
-  const int64_t out[] = {depth.out, height.out, width.out};
-  const auto volume = c10::Join("x", c10::ArrayRef<int64_t>(out).slice(3 - geometry.rank));
+  const int64_t sizes[] = {depth.out, height.out, width.out};
+  const c10::ArrayRef<int64_t> of_callers_rank =
+      c10::ArrayRef<int64_t>(sizes).slice(Geometry<int64_t>::kAxes - geometry.rank);
   return c10::str(
       "max_unpool",
       geometry.rank,
@@ -28,18 +37,20 @@ inline std::string invalid_index(
       index,
       in_window ? " (an offset in its window)" : "",
       " (output volumes are of size ",
-      volume,
+      c10::Join("x", of_callers_rank),
       ") at position ",
       position,
       " of plane ",
-      outer * geometry.inner + channel);
+      outer * geometry.inner + inner);
 }
 
+// maxunpool_cuda.check_errors() of Python. The CPU kernels raise an error before they return. CUDA
+// kernels record it, and csrc/cuda/operators.cu waits for every device that has run a kernel of
+// this library, and raises what was recorded there.
 #ifdef WITH_CUDA
-// Waits for every device that has run a kernel of this library, and raises what was reported there.
 void check_errors();
 #else
-inline void check_errors() {} // CPU kernels raise at once
+inline void check_errors() {}
 #endif
 
 } // namespace maxunpool_cuda

@@ -1,26 +1,43 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The one geometry that every kernel, of every rank, layout and backend, is written for.
+// Geometry: where the windows of a call lie, and how its tensors lie in memory. One struct serves
+// 1d, 2d and 3d, contiguous and channels_last tensors, pooling and unpooling, the CPU and CUDA.
+// This file takes nothing from others.
+//
+// Example: MaxPool2d(kernel_size=3, stride=2, padding=1) of an input [2, 5, 8, 8] makes pooled
+// tensors [2, 5, 4, 4]. Unpooling goes back to [2, 5, 8, 8], and has the same geometry:
+//
+//   axis[0] (depth):           {.in = 1, .out = 1, .kernel = 1, .stride = 1, .padding = 0}
+//   axis[1], axis[2]:          {.in = 4, .out = 8, .kernel = 3, .stride = 2, .padding = 1}
+//   contiguous:                outer = 2 * 5, inner = 1
+//   channels_last:             outer = 2, inner = 5
+//   windows of an axis:        [-1, 2), [1, 4), [3, 6), [5, 8); the first is clipped to [0, 2)
+//
+// The cell at row 1, column 2 has the output rows [1, 4) and columns [3, 6) as its window. If the
+// maximum is at row 2, column 4, its flat index is 2 * 8 + 4 = 20, and its window offset is
+// (2 - 1) * 3 + (4 - 3) = 4.
 //
 // Words that mean one thing in all of csrc:
-//   cell    a position of a pooled plane; its window is the set of output positions that it covers
-//   image   what one outer index of a Geometry holds: all planes of a sample in channels_last, else
-//           one plane
-//   slice   the positions of a plane that have one depth coordinate
-//   output  an element of the unpooled tensor; its owner is the one thread or block that writes it
-//   part    the output positions of an image, or of a plane, that one thread or one CUDA block owns
-//   chunk   consecutive elements, rows or items that are processed together
-//   tile    the cells, with their outputs, that one CUDA thread does at a time
-//   item    a tile in one plane or several: the work of one CUDA thread at a time
-//   group   consecutive cells or channels that are read together
-//   tap     an element of a window that pooling compares (cuda/pool_taps.cuh)
-//   lane    one of the CUDA threads that share a large window (cuda/pool_lanes.cuh)
-//   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
-//   slot    what a kernel remembers of one output while it runs
-//   out of window: an index in its plane, but outside its own window
-//   out of bounds: an index outside its plane
-//   fast kernel, fix-up kernel: a CUDA call with flat indices launches two kernels. The fast one
-//           assumes that each index lies in its own window, and flags images where one does not.
-//           The fix-up kernel recomputes those images.
+//   plane          the positions of one channel of one sample: 4x4 in the pooled tensor above, 8x8
+//                  in the unpooled one, which is the output plane
+//   image          what one outer index holds, without a gap in memory: all planes of a sample in
+//                  channels_last, else one plane
+//   cell           a position of a pooled plane; its window is the output positions that it covers
+//   window offset  an index that counts the positions of its own window; uint8 indices do
+//   owner          the one thread, or CUDA block, that writes an output; it reads every cell whose
+//                  window covers that output
+//   part           the outputs of a plane or image that one owner writes
+//   chunk          consecutive pooled elements that are processed together
+//   reach          the outputs, without a gap in memory, in which the windows of a chunk lie: if
+//                  the chunk is row 1 of the pooled plane above, its windows cover the output rows
+//                  [1, 4), and its reach is the outputs [8, 32)
+//
+// A flat index that lies in its plane but not in its own window is *out of window*: 60, for the
+// cell above. It is valid, but slower. An index that lies outside its plane is *out of bounds*: 64,
+// or -1. It is an error.
+//
+// A CUDA call with flat indices launches two kernels. The *fast kernel* assumes that each index
+// lies in its own window, and flags images where one does not. The *fix-up kernel* recomputes
+// those images.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +51,7 @@
 
 namespace maxunpool_cuda {
 
-// Quotients rounded down and up, of any number by a positive one.
+// a / b rounded down, and rounded up, for b > 0 and any a. (C++ rounds towards zero.)
 MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_down(int64_t a, int64_t b) {
   return a / b - (a % b < 0 ? 1 : 0);
 }
@@ -42,8 +59,9 @@ MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
 
-// A spatial dimension. Window p covers the output coordinates [p * stride - padding,
-// p * stride - padding + kernel), clipped to [0, out).
+// A spatial dimension. The window of pooled coordinate p covers the output coordinates
+// [p * stride - padding, p * stride - padding + kernel), clipped to [0, out). The default values
+// are those of a dimension that the call does not have. Offset is an integer type.
 template <class Offset>
 struct Axis {
   Offset in = 1;  // pooled size
@@ -53,12 +71,12 @@ struct Axis {
   Offset padding = 0;
 };
 
-// A pooled tensor is a dense array [outer][depth][height][width][inner], and so is an unpooled one:
+// The pooled tensors and the unpooled one are dense arrays [outer][depth][height][width][inner].
+// Their spatial sizes are axis[...].in and axis[...].out.
 // - contiguous: outer = batch * channels, inner = 1;
-// - channels last: outer = batch, inner = channels.
-// Ranks below three have leading axes of size 1. A plane is one (outer, inner) pair. Indices count
-// positions of the output plane, whatever the layout, or of the window of their cell: see
-// kIsWindowOffset.
+// - channels_last: outer = batch, inner = channels.
+// A plane is one (outer, inner) pair. An index names a position of the output plane, or of its own
+// window (see kIsWindowOffset), and does not depend on the layout.
 template <class Offset>
 struct Geometry {
   static constexpr int kAxes = 3;
@@ -66,15 +84,17 @@ struct Geometry {
   Offset outer;
   Offset inner;
   Axis<Offset> axis[kAxes];
-  int rank; // 1, 2 or 3: how many of the last axes the caller named
+  int rank; // 1, 2 or 3: how many axes the caller has; those before them are defaults
 
+  // Sizes, in elements, of a plane and of an image; `in` is pooled, `out` is unpooled.
   MAXUNPOOL_HOST_DEVICE Offset in_plane() const { return axis[0].in * axis[1].in * axis[2].in; }
   MAXUNPOOL_HOST_DEVICE Offset out_plane() const { return axis[0].out * axis[1].out * axis[2].out; }
   MAXUNPOOL_HOST_DEVICE Offset in_image() const { return in_plane() * inner; }
   MAXUNPOOL_HOST_DEVICE Offset out_image() const { return out_plane() * inner; }
 };
 
-// Whether no two windows share a position, even before they are clipped.
+// Whether no two windows share a position, even before they are clipped: 2x2 with stride 2 is
+// disjoint, 3x3 with stride 2 is not.
 template <class Offset>
 bool disjoint(const Geometry<Offset>& geometry) {
   for (const Axis<Offset>& axis : geometry.axis) {
@@ -85,10 +105,10 @@ bool disjoint(const Geometry<Offset>& geometry) {
   return true;
 }
 
-// Whether indices are window offsets, as uint8 ones are: row-major in the window of their cell,
-// before it is clipped. int64 and int32 indices are flat positions in the output plane.
+// Whether indices of this type are window offsets, as uint8 ones are: row-major in the window of
+// their cell, before it is clipped. int64 and int32 indices are flat positions in the output plane.
 template <class Index>
 constexpr bool kIsWindowOffset = std::is_same_v<Index, uint8_t>;
-constexpr int kMostOffsets = 256; // that uint8 can hold
+constexpr int kMostOffsets = 256; // positions of a window that uint8 can count
 
 } // namespace maxunpool_cuda

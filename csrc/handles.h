@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Handles of the operators in the dispatcher, for C++ that calls them.
+// Calls of the operators through PyTorch's dispatcher, for autograd.cpp and bindings.cpp. The
+// dispatcher chooses the kernel by the tensors: autograd first if a gradient may be needed, then
+// CPU, CUDA or Meta. Takes the operators' signatures from max_unpool.h and max_pool.h.
+//
+// Example: unpool_handle<true>().call(input, indices, output_size, kernel_size, stride, padding,
+// "last") is torch.ops.maxunpool_cuda.max_unpool(...) of Python.
 #pragma once
 
 #include "max_pool.h"
@@ -10,21 +15,26 @@
 
 namespace maxunpool_cuda {
 
-template <class Operator>
-c10::TypedOperatorHandle<Operator> handle_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Operator>();
+// The handle of the operator of that name, looked up in the dispatcher. Signature has to be that of
+// the operator's schema (schemas.cpp), or this raises an error.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> handle_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// max_unpool, or max_unpool_backward.
+// max_unpool if kForward, else max_unpool_backward. They have one signature: that of their body
+// run() for symbolic sizes. The handle is looked up once.
 template <bool kForward>
 const auto& unpool_handle() {
-  static const auto handle = handle_of<decltype(run<c10::SymInt, true>)>(
+  using Signature = decltype(run<c10::SymInt, kForward>);
+  static const auto handle = handle_of<Signature>(
       kForward ? "maxunpool_cuda::max_unpool" : "maxunpool_cuda::max_unpool_backward");
   return handle;
 }
 
 inline const auto& pool_handle() {
-  static const auto handle = handle_of<decltype(run_pool<c10::SymInt>)>("maxunpool_cuda::max_pool");
+  using Signature = decltype(run_pool<c10::SymInt>);
+  static const auto handle = handle_of<Signature>("maxunpool_cuda::max_pool");
   return handle;
 }
 

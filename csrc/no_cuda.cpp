@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Error of a build without CUDA for CUDA tensors. setup.py's BUILD_NOTE begins with "no CUDA
-// kernels" and tells why.
+// In a build without CUDA kernels, the operators' kernel for CUDA tensors: it raises an error that
+// says why there are none and what to do. It takes BUILD_NOTE from setup.py, which begins with "no
+// CUDA kernels" and tells the reason. A build with CUDA kernels compiles nothing of this file.
+//
+// Example: with BUILD_NOTE "no CUDA kernels, as FORCE_CPU=1 says", max_pool of a CUDA tensor raises
+//
+//   maxunpool_cuda::max_pool: expected CPU tensors but got CUDA tensors: this build of
+//   maxunpool_cuda has no CUDA kernels, as FORCE_CPU=1 says. `pip install ...` installs nvcc ...
 #ifndef WITH_CUDA
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -9,6 +15,7 @@
 namespace maxunpool_cuda {
 namespace {
 
+// A boxed kernel: it fits operators of every signature.
 void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,

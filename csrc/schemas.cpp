@@ -1,5 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Schemas of the operators, and what they do with tensors that have no data: check the arguments.
+// The schemas of the three operators, and their kernels for Meta tensors, which have a shape but no
+// data: those check the arguments and return empty results of the right shape. Takes the bodies of
+// the operators from max_unpool.h and max_pool.h.
+//
+// Other files register the other kernels: csrc/cpu/max_unpool.cpp and max_pool.cpp for the CPU,
+// csrc/cuda/operators.cu (or no_cuda.cpp) for CUDA, autograd.cpp for the derivatives.
+//
+// Example, in Python:
+//
+//   values, indices = torch.ops.maxunpool_cuda.max_pool(
+//       x, kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil_mode=False,
+//       index_dtype=torch.uint8)
+//   torch.ops.maxunpool_cuda.max_unpool(
+//       values, indices, output_size=[8, 8], kernel_size=[2, 2], stride=[2, 2], padding=[0, 0],
+//       reduce="last")
 #include "max_pool.h"
 #include "max_unpool.h"
 
@@ -8,10 +22,11 @@
 
 namespace maxunpool_cuda {
 
-// `output_size` holds the spatial sizes alone. The first two operators check their arguments alike,
-// and for given indices and sizes each is the transpose of the other. max_pool returns the values
-// and the indices: int64 and int32 ones are flat positions in the input plane, uint8 ones window
-// offsets, padding included. Its backward is max_unpool with "sum".
+// - Each list has a number for each spatial axis; `output_size` has the spatial sizes alone.
+// - max_unpool_backward is the gradient of max_unpool, with the same indices and numbers.
+// - max_pool returns values and indices: int64 and int32 ones are flat positions in the input
+// plane,
+//   uint8 ones are window offsets. Its gradient is max_unpool with "sum".
 constexpr const char* kSchemas[] = {
     "max_unpool(Tensor input, Tensor indices, SymInt[] output_size, SymInt[] kernel_size, "
     "SymInt[] stride, SymInt[] padding, str reduce) -> Tensor",

@@ -67,6 +67,13 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000
 
 
+def test_every_document_has_the_version() -> None:
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert f"\nversion: {version}\ndate-released: " in (ROOT / "CITATION.cff").read_text()
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == version
+
+
 def test_pictures_are_those_drawn(tmp_path: Path) -> None:
     """Their words are, which matplotlib writes as comments. Outlines vary by release."""
     subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True)
