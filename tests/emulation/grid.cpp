@@ -43,7 +43,8 @@ struct Fiber {
 // so: the addresses that order threads at barriers differ from block to block.
 struct Block {
   std::unique_ptr<char[]> shared;
-  std::vector<Fiber*> ready, waiting; // to run; at a barrier
+  std::vector<Fiber*> ready;
+  std::vector<Fiber*> waiting; // at a barrier
   int64_t any[2] = {};                // the barrier's predicates
   unsigned turn = 0;
 };
