@@ -12,7 +12,6 @@
 //   tile    the cells, with their outputs, that one CUDA thread does at a time
 //   item    a tile in one plane or several: the work of one CUDA thread at a time
 //   group   consecutive cells or channels that are read together
-//   tap     an element of a window that pooling compares (cuda/pool_taps.cuh)
 //   lane    one of the CUDA threads that share a large window (cuda/pool_lanes.cuh)
 //   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
 //   slot    what a kernel remembers of one output while it runs
