@@ -7,6 +7,7 @@ That its results are right is tested wherever a test takes the fixture ``device`
 import itertools
 import random
 import re
+from pathlib import Path
 
 import cases
 import emulation
@@ -38,6 +39,33 @@ def test_every_kernel_is_reached(rng: random.Random) -> None:
     assert len(kernels) > 100
     unreached = kernels - {*library.take_launched()}
     assert not unreached, "\n".join(sorted(unreached))
+
+
+def declared(header: Path) -> set[str]:
+    """The constants and the functions that a header of C++ declares."""
+    return set(re.findall(r"^\w.*?(\w+)(?: = |\()", header.read_text(), re.MULTILINE))
+
+
+def test_the_table_of_changes_is_whole() -> None:
+    """docs/testing.md lists what the emulation replaces, and nothing else."""
+    page = (emulation.CSRC.parent / "docs" / "testing.md").read_text()
+    section = page.partition("### What the emulation changes")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
+    replaced = declared(emulation.CSRC / "cuda" / "device.cuh")
+    assert declared(emulation.HERE / "device.cuh") == replaced
+    assert sorted(rows) == sorted([*replaced, *emulation.EDITS])
+
+
+def test_files_that_depend_on_the_compiler_are_named() -> None:
+    """Other code of theirs would run on a GPU than in the emulation."""
+    page = (emulation.CSRC.parent / "docs" / "testing.md").read_text()
+    for path in (*emulation.CSRC.glob("cuda/*"), *emulation.CSRC.glob("*.h")):
+        if path.name == "vector.cuh":  # its two are those of packed elements alone
+            continue
+        for macro in ("__CUDA_ARCH__", "__CUDACC__"):
+            if macro in path.read_text():
+                named = f"`{path.relative_to(emulation.CSRC.parent)}` asks"
+                assert re.search(rf"{named}[^.]*`{macro}`", page), path
 
 
 def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:

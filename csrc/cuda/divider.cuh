@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Division by a number that is known before the launch.
+// Division by a number that is known before the launch: a multiplication and a shift, where a
+// division would take a GPU some twenty instructions. Needs nothing of the other files but
+// MAXUNPOOL_HOST_DEVICE.
+//
+// Example: Divider<uint32_t>(7) has the shift 3, as 8 is the next power of two, and the reciprocal
+// 613,566,757, which is 2^32 * (8 - 7) / 7, rounded up. For n = 37 the upper half of
+// 37 * 613,566,757 is 5, and (5 + 37) >> 3 is 5: the quotient. split() also leaves the
+// remainder, 2.
 #pragma once
 
 #include "../geometry.h"
@@ -10,15 +17,11 @@
 namespace maxunpool_cuda {
 
 // Upper half of a product.
-MAXUNPOOL_HOST_DEVICE inline uint64_t multiply_high(uint64_t a, uint64_t b) {
+__device__ inline uint64_t multiply_high(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-MAXUNPOOL_HOST_DEVICE inline uint32_t multiply_high(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__
-  return __umulhi(a, b); // takes fewer registers
-#else
-  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
-#endif
+__device__ inline uint32_t multiply_high(uint32_t a, uint32_t b) {
+  return __umulhi(a, b); // takes fewer registers than the shift of a 64-bit product
 }
 
 // Division by multiplication with a rounded-up reciprocal, of numbers below half of what Offset,
@@ -27,7 +30,7 @@ MAXUNPOOL_HOST_DEVICE inline uint32_t multiply_high(uint32_t a, uint32_t b) {
 template <class Offset>
 class Divider {
  public:
-  Divider() = default;
+  Divider() = default; // by 1
   explicit Divider(int64_t divisor)
       : divisor_(static_cast<Offset>(divisor)), shift_(std::bit_width(divisor_ - 1u)) {
     constexpr int kBits = 8 * sizeof(Offset);
@@ -35,21 +38,20 @@ class Divider {
     reciprocal_ = static_cast<Offset>(((power - divisor_) << kBits) / divisor_ + 1);
   }
 
-  MAXUNPOOL_HOST_DEVICE Offset divide(Offset n) const {
-    return (multiply_high(n, reciprocal_) + n) >> shift_;
-  }
-  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
+  __device__ Offset divide(Offset n) const { return (multiply_high(n, reciprocal_) + n) >> shift_; }
+  __device__ Offset divisor() const { return divisor_; }
 
  private:
-  Offset divisor_ = 1, reciprocal_ = 1;
+  Offset divisor_ = 1;
+  Offset reciprocal_ = 1;
   int shift_ = 0;
 };
 
 // Splits `n` into a quotient, returned, and a remainder, left in `n`.
 template <class Offset>
-MAXUNPOOL_HOST_DEVICE inline Offset split(Offset& n, const Divider<Offset>& by) {
-  const Offset quotient = by.divide(n);
-  n -= quotient * by.divisor();
+__device__ inline Offset split(Offset& n, const Divider<Offset>& divider) {
+  const Offset quotient = divider.divide(n);
+  n -= quotient * divider.divisor();
   return quotient;
 }
 

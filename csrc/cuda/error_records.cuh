@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Error records on the host, who raises what kernels write to them (see report.cuh).
+// Error records on the host, who raises what kernels write to them. From report.cuh come the
+// record's layout and the kernels' side, from errors.h the message.
+//
+// The four states of a record, by example; `epoch` and `ready` are the record's:
+//
+//   epoch 0, reports[0].ready 0    nothing is reported: raise_if_reported() does nothing
+//   epoch 0, reports[0].ready 1    a kernel reported: raise_if_reported() makes the epoch 1, and
+//   raises epoch 1, reports[1].ready 0    calls report anew; reports[0] is no longer looked at
+//   epoch 1, reports[1].ready 2    a kernel of a later call reported, and so on
 #pragma once
 
 #include "../errors.h"
@@ -55,7 +63,7 @@ class DeviceErrors {
 
   DeviceWords* words() const { return words_; }
 
-  // Where the kernels of a call that is launched now report to.
+  // Where the kernels of a call that is launched now are to report to.
   Errors for_call() const {
     return {
         .record = record_,
@@ -67,15 +75,16 @@ class DeviceErrors {
   // Raises what is reported, but not while a graph is captured: a later call will.
   void raise_if_reported() {
     uint32_t now = epoch().load();
-    OutOfBoundsIndex& found =
-        record_->found[now % 2]; // as it is until the epoch after the next one
-    if (std::atomic_ref(found.ready).load() != now + 1 || is_capturing()) {
+    // Stays as it is while the epoch is this one or the next.
+    OutOfBoundsIndex& report = record_->reports[now % 2];
+    if (std::atomic_ref(report.ready).load() != now + 1 || is_capturing()) {
       return;
     }
     const std::string message =
-        invalid_index(found.geometry, found.in_window, found.index, found.element);
-    const bool is_first = epoch().compare_exchange_strong(now, now + 1); // of threads that see it
-    TORCH_CHECK(!is_first, message, " (in this call or an earlier one on this CUDA device)");
+        invalid_index(report.geometry, report.in_window, report.index, report.element);
+    // Of the threads that see the report, the one that begins the next epoch raises the error.
+    const bool begins_epoch = epoch().compare_exchange_strong(now, now + 1);
+    TORCH_CHECK(!begins_epoch, message, " (in this call or an earlier one on this CUDA device)");
   }
 
  private:
@@ -101,11 +110,11 @@ class ErrorRecords {
 
   std::vector<c10::DeviceIndex> devices() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<c10::DeviceIndex> used;
+    std::vector<c10::DeviceIndex> devices;
     for (const auto& [device, errors] : records_) {
-      used.push_back(device);
+      devices.push_back(device);
     }
-    return used;
+    return devices;
   }
 
  private:

@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Indices: how kernels read them, and which output an index names.
+// Indices: how kernels read them, and which output an index names. Division comes from divider.cuh,
+// vectors from vector.cuh, and the words cell, plane, window offset, out of window and out of
+// bounds from geometry.h.
+//
+// Example: an output plane of 4 rows of 5 columns, and windows of 2x2, 2 apart. The window of cell
+// (1, 1) begins at row 2, column 2.
+//
+//   flat index 17 of cell (1, 1)      17 = 3 * 5 + 2: row 3, column 2, which is in the window
+//   flat index 15 of cell (1, 1)      row 3, column 0: in the plane, but out of window
+//   flat index 20 of any cell         out of bounds: the plane has 20 positions, 0 to 19
+//   window offset 2 of cell (1, 1)    row 2 + 1, column 2 + 0: output 17 again
+//   window offset 4 of any cell       out of bounds: the window has 4 elements
 #pragma once
 
 #include "../geometry.h"
@@ -33,7 +44,8 @@ struct AnyIndices {
 template <bool kOffsets>
 using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
-// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`.
+// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`. A
+// negative index becomes a number beyond all planes: of int32, one of 2^31 or more.
 template <bool kOffsets, int N>
 __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
     const AnyIndices& indices, uint32_t i, int away = 0) {
@@ -55,38 +67,54 @@ __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
   return raw;
 }
 
-// Index as an Offset. If that has 32 bits, an index that no plane has becomes kNowhere.
+// The smallest 32-bit number that is no index: planes of kernels with 32-bit offsets are smaller.
 constexpr uint32_t kNowhere = 0x80000000u;
 
+// Returns the index as an Offset. If that has 32 bits, a larger index becomes kNowhere: 2^32 + 1
+// may not become 1.
 template <class Offset>
 __device__ inline Offset index_as(uint64_t index) {
-  return sizeof(Offset) == sizeof(index) || index < kNowhere ? static_cast<Offset>(index)
-                                                             : static_cast<Offset>(kNowhere);
+  if constexpr (sizeof(Offset) == sizeof(index)) {
+    return static_cast<Offset>(index);
+  } else {
+    return static_cast<Offset>(index < kNowhere ? index : kNowhere);
+  }
 }
 
+// Coordinates in depth, height and width.
 template <class Offset>
 struct Position {
   Offset at[3];
 
-  MAXUNPOOL_HOST_DEVICE Offset& operator[](int a) { return at[a]; }
-  MAXUNPOOL_HOST_DEVICE const Offset& operator[](int a) const { return at[a]; }
+  __device__ Offset& operator[](int a) { return at[a]; }
+  __device__ const Offset& operator[](int a) const { return at[a]; }
 };
 
 // Decoder of indices: a geometry, and dividers by its sizes. Offset is uint32_t where every
-// intermediate value stays below 2^31, else uint64_t.
+// intermediate value stays below 2^31 (see fits_32bit), else uint64_t.
 template <class Offset>
 struct Decoder {
   Geometry<Offset> geometry;
-  Offset in_plane, out_plane;
-  Divider<Offset> out_height, out_width, kernel_height, kernel_width;
+  Offset in_plane;  // cells of a plane
+  Offset out_plane; // outputs of a plane
+  Divider<Offset> out_height;
+  Divider<Offset> out_width;
+  Divider<Offset> kernel_height;
+  Divider<Offset> kernel_width;
 
   Decoder() = default;
   explicit Decoder(const Geometry<int64_t>& from) {
     const auto size = [](int64_t n) { return static_cast<Offset>(n); };
-    geometry = {size(from.outer), size(from.inner), {}, from.rank};
+    geometry = {
+        .outer = size(from.outer), .inner = size(from.inner), .axis = {}, .rank = from.rank};
     for (int a = 0; a < 3; ++a) {
-      const auto& [in, out, kernel, stride, padding] = from.axis[a];
-      geometry.axis[a] = {size(in), size(out), size(kernel), size(stride), size(padding)};
+      const Axis<int64_t>& axis = from.axis[a];
+      geometry.axis[a] = {
+          .in = size(axis.in),
+          .out = size(axis.out),
+          .kernel = size(axis.kernel),
+          .stride = size(axis.stride),
+          .padding = size(axis.padding)};
     }
     in_plane = geometry.in_plane();
     out_plane = geometry.out_plane();
@@ -96,7 +124,7 @@ struct Decoder {
     kernel_width = Divider<Offset>(from.axis[2].kernel);
   }
 
-  // Begin of the cell's window; a coordinate below 0 wraps around.
+  // Begin of the cell's window. A coordinate below 0, in the padding, wraps around.
   __device__ Position<Offset> window_start(const Position<Offset>& cell) const {
     Position<Offset> start;
 #pragma unroll
@@ -110,42 +138,61 @@ struct Decoder {
 // What an index of a cell names.
 template <class Offset>
 struct Decoded {
-  Offset target; // in the output plane, or beyond all planes
-  bool in_plane, in_window;
+  Offset target; // in the output plane; if the index is out of bounds, a number beyond all planes
+  bool in_plane; // false: the index is out of bounds
+  bool in_window;
 };
 
-// Decodes an index of the cell whose window begins at `start`. Unless `deep`, depth is one
-// everywhere.
+// Decodes a window offset of the cell whose window begins at `start`. An offset that leads into the
+// padding is out of bounds. Without `deep`, depth is one everywhere.
+template <class Offset>
+__device__ inline Decoded<Offset> decoded_offset(
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
+  const auto& [depth, height, width] = decoder.geometry.axis;
+  Offset x = index;
+  Offset y = split(x, decoder.kernel_width);
+  Offset z = 0;
+  bool inside = true;
+  if (deep) {
+    z = split(y, decoder.kernel_height);
+    inside = z < depth.kernel;
+    z += start[0];
+    inside &= z < depth.out;
+  }
+  inside &= y < height.kernel;
+  y += start[1];
+  x += start[2];
+  inside &= (y < height.out) & (x < width.out); // a coordinate below 0 has wrapped around
+  const Offset target = (z * height.out + y) * width.out + x;
+  return {inside ? target : static_cast<Offset>(-1), inside, inside};
+}
+
+// Decodes a flat index, likewise.
+template <class Offset>
+__device__ inline Decoded<Offset> decoded_position(
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
+  const auto& [depth, height, width] = decoder.geometry.axis;
+  const bool in_plane = index < decoder.out_plane;
+  const Offset target = in_plane ? index : 0;
+  bool in_window = in_plane;
+  Offset x = target;
+  Offset y = split(x, decoder.out_width);
+  if (deep) {
+    const Offset z = split(y, decoder.out_height);
+    in_window &= z - start[0] < depth.kernel; // before the window, the difference wraps around
+  }
+  in_window &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
+  return {in_plane ? target : static_cast<Offset>(-1), in_plane, in_window};
+}
+
+// Decodes an index of the type that the kernel is compiled for.
 template <bool kOffsets, class Offset>
 __device__ inline Decoded<Offset> decoded(
     const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
-  const auto& [depth, height, width] = decoder.geometry.axis;
   if constexpr (kOffsets) {
-    Offset x = index, y = split(x, decoder.kernel_width), z = 0;
-    bool inside = true;
-    if (deep) {
-      z = split(y, decoder.kernel_height);
-      inside = z < depth.kernel;
-      z += start[0];
-      inside &= z < depth.out;
-    }
-    inside &= y < height.kernel;
-    y += start[1];
-    x += start[2];
-    inside &= (y < height.out) & (x < width.out);
-    const Offset target = (z * height.out + y) * width.out + x;
-    return {inside ? target : static_cast<Offset>(-1), inside, inside};
+    return decoded_offset(decoder, index, start, deep);
   } else {
-    const bool in_plane = index < decoder.out_plane;
-    const Offset target = in_plane ? index : 0;
-    bool inside = in_plane;
-    Offset x = target, y = split(x, decoder.out_width);
-    if (deep) {
-      const Offset z = split(y, decoder.out_height);
-      inside &= z - start[0] < depth.kernel;
-    }
-    inside &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
-    return {in_plane ? target : static_cast<Offset>(-1), in_plane, inside};
+    return decoded_position(decoder, index, start, deep);
   }
 }
 

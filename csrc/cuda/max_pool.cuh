@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Choice of the kernel that a call of max pooling runs. max_pool.cu makes a PoolDispatch for each
-// call, whose Launch launches the kernel (launch.cuh).
+// Choice of the kernel that a call of max pooling runs. The kernels are in pool.cuh and
+// pool_lanes.cuh. max_pool.cu makes a PoolDispatch for each call, whose Launch (launch.cuh)
+// launches the kernel.
+//
+// Examples, of float32 inputs with 64 channels, a batch of 8:
+//
+//   112x112, window 3x3, stride 2, padding 1      pool_rows, whose rows divide into vectors
+//   113x113, the same window                      pool_rows, one column of windows a thread
+//   112x112 channels_last, the same window        pool_channels
+//   7x7, window 7x7 (global pooling)              pool_lanes: 512 windows of 49 elements
+//   112x112, window 5x5, or dilation 2            pool_windows
 #pragma once
 
 #include "../calls.h"
@@ -22,7 +31,7 @@ namespace maxunpool_cuda {
 
 class PoolDispatch {
  public:
-  static constexpr int kMostRows = 4; // of windows of a thread
+  static constexpr int kMostRows = 4; // rows of windows that a thread does
 
   PoolDispatch(const Launch& launch, const PoolCall& call)
       : launch_(launch),
@@ -50,60 +59,91 @@ class PoolDispatch {
   }
 
  private:
-  // Runs a kernel compiled for undilated windows of K elements in height and width, if there is
-  // one. Flat inputs of one row may have windows of one row.
-  template <class T, int K>
+  // How many windows and channels a thread does.
+  struct OfThread {
+    int rows = 1;
+    int columns = 1;
+    int channels = 1;
+  };
+
+  // Runs a kernel compiled for windows of kKernel elements in height and width, without dilation,
+  // if there is one for this call.
+  template <class T, int kKernel>
   bool run_windows_of() const {
     const auto& [depth, height, width] = geometry_.axis;
-    const bool one_row = depth.kernel == 1 && height.kernel == 1 && height.out == 1;
-    const bool dilated =
-        std::any_of(call_.dilation, call_.dilation + 3, [](int64_t step) { return step != 1; });
-    if (dilated || width.kernel != K || (height.kernel != K && !one_row)) {
+    const auto is_one = [](int64_t step) { return step == 1; };
+    const bool dilated = !std::all_of(call_.dilation, call_.dilation + 3, is_one);
+    if (dilated || width.kernel != kKernel || (height.kernel != kKernel && !is_one_row())) {
       return false;
     }
-    constexpr int kVector = kVectorBytes / sizeof(T), kInRow = kVector / 2;
-    // Rows of windows of a thread. bfloat16 is little to move for so many comparisons, so windows
-    // share those of a row. (Half, whose Tap has two numbers, would not fit the registers.)
-    constexpr int kRows = std::is_same_v<T, c10::BFloat16> && K == 3 ? 2 : 1;
-    constexpr int kChannels = std::is_same_v<T, c10::Half> || K == 3 ? 4 : kVector;
-    const bool aligned = are_aligned({call_.input, call_.values, call_.indices});
+    return (geometry_.inner == 1 && run_rows<T, kKernel>()) || run_channels<T, kKernel>();
+  }
+
+  // Inputs of one row, and windows of one row: for the kernels, windows that are as high as wide,
+  // and of which all rows but one are clipped.
+  bool is_one_row() const {
+    const auto& [depth, height, width] = geometry_.axis;
+    return depth.kernel == 1 && height.kernel == 1 && height.out == 1;
+  }
+  bool are_arrays_aligned() const {
+    return are_aligned({call_.input, call_.values, call_.indices});
+  }
+
+  template <class T, int kKernel>
+  bool run_rows() const {
+    const auto& [depth, height, width] = geometry_.axis;
+    constexpr int kVector = kVectorBytes / sizeof(T);
+    constexpr int kColumns = kVector / 2;
+    // bfloat16 is little to move for so many comparisons, so windows share those of a row. (Half,
+    // whose Element has two numbers, would not fit the registers.)
+    constexpr int kRows = std::is_same_v<T, c10::BFloat16> && kKernel == 3 ? 2 : 1;
     // In one row, threads of several rows would have nothing to share.
     const auto has_stride = [&](int64_t stride, bool also_in_one_row) {
-      return width.stride == stride && (one_row ? also_in_one_row : height.stride == stride);
+      return width.stride == stride && (is_one_row() ? also_in_one_row : height.stride == stride);
     };
     const bool divides =
-        width.padding == K - 2 && width.out % kVector == 0 && width.out == 2 * width.in;
-    if (geometry_.inner == 1) {
-      if (aligned && divides && has_stride(2, kRows == 1)) {
-        return launch<T, uint32_t>(pool_rows<T, K, 2, kInRow, kRows, true>, kRows, kInRow, 1);
-      }
-      if (has_stride(2, false)) {
-        return launch<T, uint32_t>(pool_rows<T, K, 2, 1, kMostRows, false>, kMostRows, 1, 1);
-      }
-      if constexpr (K == 3) {
-        if (has_stride(1, false)) {
-          return launch<T, uint32_t>(pool_rows<T, K, 1, 1, kMostRows, false>, kMostRows, 1, 1);
-        }
-      }
+        width.padding == kKernel - 2 && width.out % kVector == 0 && width.out == 2 * width.in;
+    if (are_arrays_aligned() && divides && has_stride(2, kRows == 1)) {
+      return launch<T, uint32_t>(
+          pool_rows<T, kKernel, 2, kColumns, kRows, true>, {.rows = kRows, .columns = kColumns});
     }
-    if (aligned && geometry_.inner % kChannels == 0) {
-      return launch<T, uint32_t>(pool_channels<T, K, kChannels>, 1, 1, kChannels);
+    if (has_stride(2, false)) {
+      return launch<T, uint32_t>(
+          pool_rows<T, kKernel, 2, 1, kMostRows, false>, {.rows = kMostRows});
+    }
+    if constexpr (kKernel == 3) {
+      if (has_stride(1, false)) {
+        return launch<T, uint32_t>(
+            pool_rows<T, kKernel, 1, 1, kMostRows, false>, {.rows = kMostRows});
+      }
     }
     return false;
   }
 
-  // Whether the windows are for pool_lanes(). Each has to lie in the input as a whole.
+  template <class T, int kKernel>
+  bool run_channels() const {
+    constexpr int kVector = kVectorBytes / sizeof(T);
+    // Eight of Half would spill; eight of bfloat16 with 3x3 windows fill all 64 registers (sm_90).
+    constexpr int kChannels = std::is_same_v<T, c10::Half> || kKernel == 3 ? 4 : kVector;
+    if (!are_arrays_aligned() || geometry_.inner % kChannels != 0) {
+      return false;
+    }
+    return launch<T, uint32_t>(pool_channels<T, kKernel, kChannels>, {.channels = kChannels});
+  }
+
+  // Whether the windows are for pool_lanes. Each has to lie in the input as a whole.
   bool are_large_and_few() const {
-    int64_t taps = 1;
+    int64_t elements = 1;
     for (int a = 0; a < 3; ++a) {
       const Axis<int64_t>& axis = geometry_.axis[a];
       const int64_t end = (axis.in - 1) * axis.stride + axis.kernel;
       if (call_.dilation[a] != 1 || axis.padding != 0 || end > axis.out) {
         return false;
       }
-      taps *= axis.kernel;
+      elements *= axis.kernel;
     }
-    return taps >= Lanes::kFewestTaps && geometry_.outer * geometry_.in_image() < Lanes::kEnough;
+    const int64_t windows = geometry_.outer * geometry_.in_image();
+    return elements >= Lanes::kFewestElements && windows < Lanes::kEnoughThreads;
   }
 
   template <class T>
@@ -111,15 +151,15 @@ class PoolDispatch {
     const Lanes lanes(geometry_);
     const auto& [depth, height, width] = geometry_.axis;
     const Tiling<uint32_t> tiling(geometry_, {depth.in, height.in, width.in}, geometry_.inner);
-    const int64_t threads = lanes.count * lanes.columns;
+    const int64_t threads = lanes.count * lanes.windows;
     launch_(
         pool_lanes<T>,
-        divide_up(tiling.items, lanes.columns),
+        divide_up(tiling.items, lanes.windows),
         threads,
-        threads * sizeof(Best<T>),
+        threads * sizeof(Candidate<T>),
         tiling,
         input<T>(),
-        pooled<T>(),
+        result<T>(),
         lanes);
   }
 
@@ -130,17 +170,17 @@ class PoolDispatch {
     const auto& [depth, height, width] = call_.dilation;
     const Dilation<Offset> dilation{
         {Divider<Offset>(depth), Divider<Offset>(height), Divider<Offset>(width)}};
-    launch<T, Offset>(pool_windows<T, Offset>, 1, 1, 1, dilation, lowest);
+    launch<T, Offset>(pool_windows<T, Offset>, {}, dilation, lowest);
   }
 
-  // Launches a thread for so many windows in height and width, and so many channels.
+  // Launches a kernel, each of whose threads does so many windows and channels.
   template <class T, class Offset, class Kernel, class... Rest>
-  bool launch(Kernel* kernel, int rows, int columns, int channels, const Rest&... rest) const {
+  bool launch(Kernel* kernel, const OfThread& of_thread, const Rest&... rest) const {
     const auto& [depth, height, width] = geometry_.axis;
     const Tiling<Offset> tiling(
         geometry_,
-        {depth.in, divide_up(height.in, rows), divide_up(width.in, columns)},
-        geometry_.inner / channels);
+        {depth.in, divide_up(height.in, of_thread.rows), divide_up(width.in, of_thread.columns)},
+        geometry_.inner / of_thread.channels);
     launch_(
         kernel,
         divide_up(static_cast<int64_t>(tiling.items), kThreads),
@@ -148,7 +188,7 @@ class PoolDispatch {
         0,
         tiling,
         input<T>(),
-        pooled<T>(),
+        result<T>(),
         rest...);
     return true;
   }
@@ -158,8 +198,11 @@ class PoolDispatch {
     return static_cast<const T*>(call_.input);
   }
   template <class T>
-  Pooled<T> pooled() const {
-    return {static_cast<T*>(call_.values), call_.indices, c10::elementSize(call_.index_type)};
+  PoolResult<T> result() const {
+    return {
+        .values = static_cast<T*>(call_.values),
+        .indices = call_.indices,
+        .index_bytes = c10::elementSize(call_.index_type)};
   }
 
   const Launch& launch_;

@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Kernels of max pooling. A tap is a window's element, see pool_taps.cuh.
+// Kernels of max pooling. pool_elements.cuh has the comparison of two elements and the store,
+// tiling.cuh the items of a thread, vector.cuh the loads of several neighbours at once, divider.cuh
+// the division by a dilation. max_pool.cuh chooses the kernel; large windows have pool_lanes.cuh.
 //
-// pool_rows, for contiguous tensors: windows of K = 2 or 3 elements in height and width, S apart. A
-// thread owns V x R windows and reads their rows once (here K = 3, S = 2, V = 2):
+// pool_rows, for contiguous tensors: 2x2 or 3x3 windows without dilation. A thread owns kRows x
+// kColumns windows, and reads the rows of the input that they cover once. Example: 3x3 windows, 2
+// apart, padding 1. The thread that owns windows 2 and 3 of a row of windows reads of a row of the
+// input:
 //
-//      | 0 | a   b   c   d |      a row of the input: the 2 V elements from the thread's first
-//      '---'-------.-------'      column on are one vector, and where windows are padded, the
-//      [ window 0  ]       |      element before it is read too
-//              [ window 1  ]
+//      column         3   4   5   6   7      the elements 4 to 7 are one vector; 3 is read by
+//      itself element        5 | 3   9   4   9 window 2      [5   3   9]             its best of
+//      this row: 9, of column 5 window 3              [9   4   9]     its best of this row: 9, of
+//      column 5, the first of two
 //
-//   Each row gives one best element to each of the V windows that cross it. The best of K rows is
-//   the window's. If R > 1, a row between two windows is the last of the one and the first of the
-//   other.
+//   The best of a window is then the best of its three rows. If kRows is 2, five rows are read, and
+//   the third one counts for the windows above and below.
 //
-// pool_channels: a thread owns V channels of one window, vectors.
+// pool_channels, for channels_last tensors: 2x2 or 3x3 windows without dilation. A thread owns one
+// window in kChannels channels, which are one vector in each element of the window.
 //
-// pool_windows, for windows of any dilation that the others are not compiled for: a thread owns one
-// window, of one channel. It looks at one tap after the other.
+// pool_windows, for all else: a thread owns one window of one channel, of any size and dilation. It
+// looks at one element after the other.
 #pragma once
 
 #include "../geometry.h"
+#include "device.cuh"
 #include "divider.cuh"
-#include "pool_taps.cuh"
+#include "pool_elements.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -29,175 +34,274 @@
 
 namespace maxunpool_cuda {
 
-// Coordinate below `size` that is nearest to `at`. Where a window without dilation leaves the
-// input, one of its own elements is read again, under that element's name. So the window's maximum
-// stays the same.
-__device__ inline uint32_t brought_inside(uint32_t at, uint32_t size) {
-  const auto wanted = static_cast<int32_t>(at), last = static_cast<int32_t>(size - 1);
-  const int32_t inside = wanted > 0 ? wanted : 0;
-  return static_cast<uint32_t>(inside < last ? inside : last);
+// The coordinate nearest to this one that is in [0, size); a coordinate below 0 has wrapped around.
+// Where a window without dilation leaves the input, it so reads one of its own elements again,
+// under that element's index, and its maximum stays the same.
+__device__ inline uint32_t clamped(uint32_t coordinate, uint32_t size) {
+  const auto wanted = static_cast<int32_t>(coordinate);
+  const auto last = static_cast<int32_t>(size - 1);
+  const int32_t not_negative = wanted > 0 ? wanted : 0;
+  return static_cast<uint32_t>(not_negative < last ? not_negative : last);
 }
 
-// Calls look(r, row, name, is_first) for the rows, r < kRows, of windows of K elements in height
-// and width that begin at `front` and `top` and have no dilation, for all their slices in order.
-// `row` is a row's position in the plane, `name` its first name; is_first: in the first slice.
-// kPeels: the first slice has code of its own, in which is_first is known. That takes fewer
-// registers in pool_rows, and more in pool_channels.
-template <int K, int kRows, bool kPeels, class Look>
+// A row of the input that the windows of a thread cover.
+struct InputRow {
+  int number;        // from 0, the first row of the thread's first window, on
+  uint32_t position; // of its first element, in the plane
+  uint32_t index;    // of its first element: the position, or the offset in the first window
+  bool is_first;     // of the first depth slice of the windows
+};
+
+// Calls visit(InputRow) for kInputRows rows in each depth slice of windows of kKernel rows and
+// columns, which begin at `front` and `top`, without dilation. kPeels: the first slice has code of
+// its own, in which is_first is known. That takes fewer registers in pool_rows, and more in
+// pool_channels.
+template <int kKernel, int kInputRows, bool kPeels, class Visit>
 __device__ inline void for_each_row(
-    const Geometry<uint32_t>& g, uint32_t front, uint32_t top, bool as_offsets, const Look& look) {
-  const auto look_at_slice = [&](uint32_t k, bool is_first) {
-    const uint32_t z = brought_inside(front + k, g.axis[0].out);
+    const Geometry<uint32_t>& geometry,
+    uint32_t front,
+    uint32_t top,
+    bool as_offsets,
+    const Visit& visit) {
+  const auto& [depth, height, width] = geometry.axis;
+  const auto visit_slice = [&](uint32_t slice, bool is_first) {
+    const uint32_t z = clamped(front + slice, depth.out);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint32_t y = brought_inside(top + r, g.axis[1].out);
-      const uint32_t row = (z * g.axis[1].out + y) * g.axis[2].out;
-      look(r, row, as_offsets ? ((z - front) * K + y - top) * K : row, is_first);
+    for (int number = 0; number < kInputRows; ++number) {
+      const uint32_t y = clamped(top + number, height.out);
+      const uint32_t position = (z * height.out + y) * width.out;
+      const uint32_t offset = ((z - front) * kKernel + y - top) * kKernel;
+      visit(
+          InputRow{
+              .number = number,
+              .position = position,
+              .index = as_offsets ? offset : position,
+              .is_first = is_first});
     }
   };
   if (kPeels) {
-    look_at_slice(0, true);
+    visit_slice(0, true);
   }
 #pragma unroll 1
-  for (uint32_t k = kPeels ? 1 : 0; k < g.axis[0].kernel; ++k) {
-    look_at_slice(k, !kPeels && k == 0);
+  for (uint32_t slice = kPeels ? 1 : 0; slice < depth.kernel; ++slice) {
+    visit_slice(slice, !kPeels && slice == 0);
   }
 }
 
-// kEven: rows, of the input and of the windows, divide into vectors, and a thread's first window
-// begins where its vector does, or one element left of it if K is 3. Else V is 1, under any
-// padding: neighbouring threads still write neighbouring elements, and R rows share the work.
-template <class T, int K, int S, int V, int R, bool kEven>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    pool_rows(Tiling<uint32_t> tiling, const T* __restrict__ input, Pooled<T> pooled) {
-  static_assert(kEven ? S == 2 : V == 1);
-  constexpr int kColumns = (V - 1) * S + K, kRows = (R - 1) * S + K;
-  for_each_item(tiling.items, [&](uint32_t i) {
-    const Geometry<uint32_t>& g = tiling.geometry;
-    const bool as_offsets = pooled.takes_offsets();
-    const auto [outer, p, group] = tiling.item(i, false, g.rank == 3);
-    const uint32_t own = p[2] * (V * S);
-    const uint32_t left = own - (kEven ? K - S : g.axis[2].padding); // may wrap around
-    const uint32_t top = p[1] * (R * S) - g.axis[1].padding;
-    const uint32_t front = p[0] * g.axis[0].stride - g.axis[0].padding;
-    const T* image = input + outer * tiling.out_plane + (kEven ? own : 0);
-    uint32_t columns[kColumns]; // of the input; kEven: counted from `left` on
+// What pool_rows is compiled for: windows of kKernel rows and columns, kStride apart, of which a
+// thread owns kRows x kColumns.
+//
+// kVectors: rows, of the input and of the windows, divide into vectors, and a thread's first window
+// begins where its vector does, or one element left of it if kKernel is 3. Else kColumns is 1,
+// under any padding: neighbouring threads still write neighbouring elements, and kRows rows share
+// the work.
+template <class T, int kKernel, int kStride, int kColumns, int kRows, bool kVectors>
+struct PoolRows {
+  static_assert(kVectors ? kStride == 2 : kColumns == 1);
+  static constexpr int kVector = kColumns * kStride; // columns from one thread to the next
+  static constexpr int kInputColumns = (kColumns - 1) * kStride + kKernel;
+  static constexpr int kInputRows = (kRows - 1) * kStride + kKernel;
+  static constexpr int kBefore = kVectors ? kKernel - kStride : 0; // columns before the vector
+
+  using Candidates = Candidate<T>[kRows][kColumns];
+
+  uint32_t left;                   // where the first window begins; may wrap around
+  uint32_t columns[kInputColumns]; // of the input; kVectors: counted from `left` on
+
+  // For the thread's tile at this number in its row.
+  __device__ PoolRows(const Axis<uint32_t>& width, uint32_t tile) {
+    left = tile * kVector - (kVectors ? kBefore : width.padding);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if constexpr (kEven) {
-        columns[c] = K == 3 && c == 0 && own == 0 ? 1 : c;
+    for (int i = 0; i < kInputColumns; ++i) {
+      if constexpr (kVectors) {
+        // Left of the input there is nothing to read: the window's next element is read twice.
+        columns[i] = kBefore == 1 && i == 0 && tile == 0 ? 1 : i;
       } else {
-        columns[c] = brought_inside(left + c, g.axis[2].out);
+        columns[i] = clamped(left + i, width.out);
       }
     }
+  }
 
-    Best<T> best[R][V]{};
-    for_each_row<K, kRows, true>(
-        g, front, top, as_offsets, [&](int r, uint32_t row, uint32_t name, bool is_first) {
-          Tap<T> taps[kColumns];
-          if constexpr (kEven) {
-            unpack(load<V * S>(image + row), taps + (K - S));
-            if constexpr (K != S) {
-              taps[0] = Tap<T>::of((image + row)[static_cast<int32_t>(columns[0]) - 1]);
-            }
-          } else {
+  // Loads the row of the input that begins at this position of the plane. kVectors: `plane` begins
+  // at the vector's column.
+  __device__ void load_row(
+      const T* plane, uint32_t position, Element<T> (&elements)[kInputColumns]) const {
+    if constexpr (kVectors) {
+      const T* vector = plane + position;
+      unpack(load<kVector>(vector), elements + kBefore);
+      if constexpr (kBefore != 0) {
+        elements[0] = Element<T>::of(vector[static_cast<int32_t>(columns[0]) - 1]);
+      }
+    } else {
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) {
-              taps[c] = Tap<T>::of(image[row + columns[c]]);
-            }
-          }
+      for (int i = 0; i < kInputColumns; ++i) {
+        elements[i] = Element<T>::of(plane[position + columns[i]]);
+      }
+    }
+  }
+
+  // Compares a row of the input with the candidates of the windows that cross it.
+  __device__ void update(
+      Candidates& candidates,
+      const Element<T> (&elements)[kInputColumns],
+      const InputRow& row) const {
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            Best<T> of_row{taps[v * S], columns[v * S]};
+    for (int column = 0; column < kColumns; ++column) {
+      const int first = column * kStride;
+      Candidate<T> of_row{elements[first], columns[first]};
 #pragma unroll
-            for (int c = v * S + 1; c < v * S + K; ++c) {
-              of_row.look_at(taps[c], columns[c]);
-            }
+      for (int i = first + 1; i < first + kKernel; ++i) {
+        of_row.update(elements[i], columns[i]);
+      }
 #pragma unroll
-            for (int w = 0; w < R; ++w) {
-              if (r >= w * S && r < w * S + K) {
-                best[w][v].look_at(of_row.tap, name + of_row.name, is_first && r == w * S);
-              }
-            }
-          }
-        });
-    const uint32_t to = tiling.pooled(outer, {{p[0], p[1] * R, p[2] * V}}, 0);
-#pragma unroll
-    for (int w = 0; w < R; ++w) {
-      if (w == 0 || p[1] * R + w < g.axis[1].in) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) { // columns were counted from `left` on, or from 0
-          best[w][v].name += as_offsets ? (kEven ? 0 : -left) - (w * S * K + v * S)
-                             : kEven    ? left
-                                        : 0;
+      for (int window_row = 0; window_row < kRows; ++window_row) {
+        const int top = window_row * kStride;
+        if (row.number >= top && row.number < top + kKernel) {
+          candidates[window_row][column].update(
+              of_row.value, row.index + of_row.index, row.is_first && row.number == top);
         }
-        pooled.store_best(to + w * g.axis[2].in, best[w]);
+      }
+    }
+  }
+
+  // What is added to the candidates' indices in the end. Until then, an index counts its column as
+  // `columns` does, and an offset counts from the thread's first window.
+  __device__ uint32_t index_correction(bool as_offsets, int window_row, int column) const {
+    const uint32_t of_offset =
+        (kVectors ? 0 : -left) - (window_row * kStride * kKernel + column * kStride);
+    const uint32_t of_position = kVectors ? left : 0;
+    return as_offsets ? of_offset : of_position;
+  }
+};
+
+template <class T, int kKernel, int kStride, int kColumns, int kRows, bool kVectors>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    pool_rows(Tiling<uint32_t> tiling, const T* __restrict__ input, PoolResult<T> result) {
+  using Rows = PoolRows<T, kKernel, kStride, kColumns, kRows, kVectors>;
+  for_each_item(tiling.items, [&](uint32_t item) {
+    const auto& [depth, height, width] = tiling.geometry.axis;
+    const bool as_offsets = result.takes_offsets();
+    const auto [outer, tile, channel] = tiling.item(item, false, tiling.geometry.rank == 3);
+    const uint32_t top = tile[1] * (kRows * kStride) - height.padding;
+    const uint32_t front = tile[0] * depth.stride - depth.padding;
+    const T* plane = input + outer * tiling.out_plane + (kVectors ? tile[2] * Rows::kVector : 0);
+    const Rows rows(width, tile[2]);
+    typename Rows::Candidates candidates{};
+    for_each_row<kKernel, Rows::kInputRows, true>(
+        tiling.geometry, front, top, as_offsets, [&](const InputRow& row) {
+          Element<T> elements[Rows::kInputColumns];
+          rows.load_row(plane, row.position, elements);
+          rows.update(candidates, elements, row);
+        });
+    const uint32_t first =
+        tiling.pooled(outer, {{tile[0], tile[1] * kRows, tile[2] * kColumns}}, 0);
+#pragma unroll
+    for (int window_row = 0; window_row < kRows; ++window_row) {
+      if (window_row == 0 || tile[1] * kRows + window_row < height.in) {
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          candidates[window_row][column].index +=
+              rows.index_correction(as_offsets, window_row, column);
+        }
+        result.store_candidates(first + window_row * width.in, candidates[window_row]);
       }
     }
   });
 }
 
-// Windows of K elements in width and height (or 1, in inputs of one row), undilated.
-template <class T, int K, int V>
+// Windows of kKernel elements in width and height (or 1, in inputs of one row), without dilation.
+template <class T, int kKernel, int kChannels>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    pool_channels(Tiling<uint32_t> tiling, const T* __restrict__ input, Pooled<T> pooled) {
-  for_each_item(tiling.items, [&](uint32_t i) {
-    const Geometry<uint32_t>& g = tiling.geometry;
-    const bool as_offsets = pooled.takes_offsets();
-    const auto [outer, p, group] = tiling.item(i);
-    const auto [front, top, left] = tiling.window_start(p).at;
-    const T* image = input + (outer * tiling.out_plane * g.inner + group * V);
-    uint32_t columns[K];
+    pool_channels(Tiling<uint32_t> tiling, const T* __restrict__ input, PoolResult<T> result) {
+  for_each_item(tiling.items, [&](uint32_t item) {
+    const Geometry<uint32_t>& geometry = tiling.geometry;
+    const bool as_offsets = result.takes_offsets();
+    const auto [outer, cell, channel_vector] = tiling.item(item);
+    const uint32_t channel = channel_vector * kChannels;
+    const auto [front, top, left] = tiling.window_start(cell).at;
+    const T* plane = input + (outer * tiling.out_plane * geometry.inner + channel);
+    uint32_t columns[kKernel];
 #pragma unroll
-    for (int c = 0; c < K; ++c) {
-      columns[c] = brought_inside(left + c, g.axis[2].out);
+    for (int i = 0; i < kKernel; ++i) {
+      columns[i] = clamped(left + i, geometry.axis[2].out);
     }
-    Best<T> best[V]{};
-    for_each_row<K, K, false>(
-        g, front, top, as_offsets, [&](int r, uint32_t row, uint32_t name, bool is_first) {
-          Tap<T> taps[K][V];
+    Candidate<T> candidates[kChannels]{};
+    for_each_row<kKernel, kKernel, false>(
+        geometry, front, top, as_offsets, [&](const InputRow& row) {
+          Element<T> elements[kKernel][kChannels];
 #pragma unroll
-          for (int c = 0; c < K; ++c) {
-            unpack(load<V>(image + (row + columns[c]) * g.inner), taps[c]);
+          for (int i = 0; i < kKernel; ++i) {
+            const T* address = plane + (row.position + columns[i]) * geometry.inner;
+            unpack(load<kChannels>(address), elements[i]);
           }
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            Best<T> of_row{taps[0][v], columns[0]};
+          for (int c = 0; c < kChannels; ++c) {
+            Candidate<T> of_row{elements[0][c], columns[0]};
 #pragma unroll
-            for (int c = 1; c < K; ++c) {
-              of_row.look_at(taps[c][v], columns[c]);
+            for (int i = 1; i < kKernel; ++i) {
+              of_row.update(elements[i][c], columns[i]);
             }
-            best[v].look_at(of_row.tap, name + of_row.name, is_first && r == 0);
+            const bool is_first = row.is_first && row.number == 0;
+            candidates[c].update(of_row.value, row.index + of_row.index, is_first);
           }
         });
-    if (as_offsets) { // names of columns were counted from 0 on
+    if (as_offsets) { // columns were counted from 0 on, and not from the window's first
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        best[v].name -= left;
+      for (int c = 0; c < kChannels; ++c) {
+        candidates[c].index -= left;
       }
     }
-    pooled.store_best(tiling.pooled(outer, p, group * V), best);
+    result.store_candidates(tiling.pooled(outer, cell, channel), candidates);
   });
 }
 
-// Dilation, which the geometry does not say. Offset is as in Decoder.
+// Dilation, which the geometry does not say: steps between the elements of a window. Offset is as
+// in Decoder.
 template <class Offset>
 struct Dilation {
   struct Range {
-    Offset first, end;
+    Offset first;
+    Offset end;
   };
 
   Divider<Offset> axis[3];
 
-  // Taps of window p, in dimension a, that lie in the input: numbers [first, end).
-  __device__ Range taps_inside(const Geometry<Offset>& g, int a, Offset p) const {
-    const auto& [in, out, kernel, stride, padding] = g.axis[a];
-    const Offset start = p * stride, last = out + padding - 1; // of the input; both count padding
-    const Offset end = axis[a].divide(last - start) + 1;       // no window begins after that
+  __device__ Offset step(int a) const { return axis[a].divisor(); }
+
+  // Which elements of a cell's window lie in the input, in dimension `a`: numbers [first, end). Of
+  // a window of 3 elements, 2 apart, that begins at -1 in an input of 4, elements 1 and 2 do, at
+  // coordinates 1 and 3.
+  __device__ Range elements_inside(const Geometry<Offset>& geometry, int a, Offset cell) const {
+    const auto& [in, out, kernel, stride, padding] = geometry.axis[a];
+    // Both count from the begin of the padding on, so that no coordinate is below 0.
+    const Offset start = cell * stride;
+    const Offset last_of_input = out + padding - 1; // no window begins after it
+    const Offset end = axis[a].divide(last_of_input - start) + 1;
     const Offset first = start < padding ? axis[a].divide(padding - start - 1) + 1 : 0;
     return {first, end < kernel ? end : kernel};
   }
-  __device__ Offset step(int a) const { return axis[a].divisor(); }
+};
+
+// From an element's number in its window, by dimension, to its place. All may wrap around, where
+// elements are left of the input.
+template <class Offset>
+struct DilatedWindow {
+  const Geometry<Offset>& geometry;
+  const Dilation<Offset>& dilation;
+  Offset first; // position of the window's first element, inside the input or not
+  bool as_offsets;
+
+  // Position of the first element of a row of the window.
+  __device__ Offset row_position(Offset z, Offset y) const {
+    const auto& [depth, height, width] = geometry.axis;
+    return first + (z * dilation.step(0) * height.out + y * dilation.step(1)) * width.out;
+  }
+  // Index of that element, and the difference to the index of the next one in the row.
+  __device__ Offset row_index(Offset z, Offset y) const {
+    const auto& [depth, height, width] = geometry.axis;
+    return as_offsets ? (z * height.kernel + y) * width.kernel : row_position(z, y);
+  }
+  __device__ Offset index_step() const { return as_offsets ? 1 : dilation.step(2); }
 };
 
 // Blocks of a processor: 64-bit offsets leave each of 512 threads 128 registers, 32-bit ones 64.
@@ -208,45 +312,46 @@ constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) 
 template <class Offset>
 constexpr int kElementsAtOnce = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
 
+// `lowest` is no larger than any number of type T.
 template <class T, class Offset>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling,
     const T* __restrict__ input,
-    Pooled<T> pooled,
+    PoolResult<T> result,
     Dilation<Offset> dilation,
     T lowest) {
-  for_each_item(tiling.items, [&](Offset i) {
-    const Geometry<Offset>& g = tiling.geometry;
-    const bool as_offsets = pooled.takes_offsets();
-    const auto [outer, p, channel] = tiling.item(i);
-    const auto [front, top, left] = tiling.window_start(p).at;
-    const Offset first = (front * g.axis[1].out + top) * g.axis[2].out + left;
-    const auto zs = dilation.taps_inside(g, 0, p[0]), ys = dilation.taps_inside(g, 1, p[1]),
-               xs = dilation.taps_inside(g, 2, p[2]);
-    const T* plane = input + (outer * tiling.out_plane * g.inner + channel);
-    const Offset step = dilation.step(2), name_step = as_offsets ? 1 : step;
-    const auto row_of = [&](Offset z, Offset y) { // where it begins; may wrap around
-      return first + (z * dilation.step(0) * g.axis[1].out + y * dilation.step(1)) * g.axis[2].out;
-    };
-    const auto name_of = [&](Offset z, Offset y) { // of a row's first element, inside or not
-      return as_offsets ? (z * g.axis[1].kernel + y) * g.axis[2].kernel : row_of(z, y);
-    };
-    // A window without taps in the input names the first after the padding before it.
-    Best<T, Offset> best[1] = {
-        {Tap<T>::of(lowest), name_of(zs.first, ys.first) + xs.first * name_step}};
-    for (Offset z = zs.first; z < zs.end; ++z) {
-      for (Offset y = ys.first; y < ys.end; ++y) {
-        Offset at = (row_of(z, y) + xs.first * step) * g.inner;
-        Offset name = name_of(z, y) + xs.first * name_step;
+  for_each_item(tiling.items, [&](Offset item) {
+    const Geometry<Offset>& geometry = tiling.geometry;
+    const auto [outer, cell, channel] = tiling.item(item);
+    const auto [front, top, left] = tiling.window_start(cell).at;
+    const DilatedWindow<Offset> window{
+        .geometry = geometry,
+        .dilation = dilation,
+        .first = (front * geometry.axis[1].out + top) * geometry.axis[2].out + left,
+        .as_offsets = result.takes_offsets()};
+    const auto in_depth = dilation.elements_inside(geometry, 0, cell[0]);
+    const auto in_height = dilation.elements_inside(geometry, 1, cell[1]);
+    const auto in_width = dilation.elements_inside(geometry, 2, cell[2]);
+    const T* plane = input + (outer * tiling.out_plane * geometry.inner + channel);
+    // A window without elements in the input has the index of the first one after the padding
+    // before it.
+    const Offset no_index =
+        window.row_index(in_depth.first, in_height.first) + in_width.first * window.index_step();
+    Candidate<T, Offset> candidate[1] = {{Element<T>::of(lowest), no_index}};
+    for (Offset z = in_depth.first; z < in_depth.end; ++z) {
+      for (Offset y = in_height.first; y < in_height.end; ++y) {
+        const Offset position = window.row_position(z, y) + in_width.first * dilation.step(2);
+        Offset element = position * geometry.inner;
+        Offset index = window.row_index(z, y) + in_width.first * window.index_step();
 #pragma unroll(kElementsAtOnce<Offset>)
-        for (Offset x = xs.first; x < xs.end; ++x) {
-          best[0].look_at(Tap<T>::of(plane[at]), name);
-          at += step * g.inner;
-          name += name_step;
+        for (Offset x = in_width.first; x < in_width.end; ++x) {
+          candidate[0].update(Element<T>::of(plane[element]), index);
+          element += dilation.step(2) * geometry.inner;
+          index += window.index_step();
         }
       }
     }
-    pooled.store_best(tiling.pooled(outer, p, channel), best);
+    result.store_candidates(tiling.pooled(outer, cell, channel), candidate);
   });
 }
 

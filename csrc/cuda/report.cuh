@@ -1,9 +1,25 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Reports of kernels: to the fix-up kernel, that an index is out of window; to the host, that one
-// is out of bounds.
+// is out of bounds. Both are decoded as in indices.cuh. The host's side is in error_records.cuh.
+//
+// Out of window, by example. A kernel of 300 items has blocks of 128 threads, so three chunks, and
+// four images of 75 items. Item 130 meets an index that is out of window:
+//
+//   fast kernel     the block of chunk 1 writes flags[1] = 1; those of chunks 0 and 2 write 0
+//   fix-up kernel   images 1 (items 75 to 149), 2 and 3 have items in chunk 1 (128 to 255), so they
+//                   are computed anew; image 0 has none, and stays
+//
+// Out of bounds, by example. Two calls, A and B, meet such an index:
+//
+//   A runs in epoch 0      claimed = 1, reports[0] is written, then reports[0].ready = 1
+//   the host calls B       epoch 0 has a report: it begins epoch 1 and raises the error
+//   B is called again      it runs in epoch 1: claimed = 2, reports[1] and its ready = 2
+//   a late kernel of A     would claim epoch 0 again, but claimed is not below 1: it reports
+//   nothing
 #pragma once
 
 #include "../geometry.h"
+#include "device.cuh"
 #include "divider.cuh"
 #include "indices.cuh"
 #include "tiling.cuh"
@@ -11,26 +27,6 @@
 #include <cstdint>
 
 namespace maxunpool_cuda {
-
-// Loads what another thread may write meanwhile.
-template <class T>
-__device__ inline T load_relaxed(const T* from) {
-#ifdef __CUDA_ARCH__
-  return *static_cast<const volatile T*>(from);
-#else
-  return __atomic_load_n(from, __ATOMIC_RELAXED);
-#endif
-}
-
-// Stores what the host waits for, after all that this thread has stored before.
-__device__ inline void store_for_host(uint32_t* to, uint32_t value) {
-#ifdef __CUDA_ARCH__
-  __threadfence_system();
-  *static_cast<volatile uint32_t*>(to) = value;
-#else
-  __atomic_store_n(to, value, __ATOMIC_RELEASE);
-#endif
-}
 
 // An out-of-bounds index, in host memory that the device can write.
 struct OutOfBoundsIndex {
@@ -42,13 +38,13 @@ struct OutOfBoundsIndex {
 };
 
 // Record of a device, in host memory that the device can access. The host counts `epoch` up when it
-// raises an error; each epoch has room for one report. See error_records.cuh.
+// raises an error; each epoch has room for one report.
 struct ErrorRecord {
   uint32_t epoch;
-  OutOfBoundsIndex found[2]; // of even and of odd epochs
+  OutOfBoundsIndex reports[2]; // of even and of odd epochs
 };
 
-// Where kernels report out-of-bounds indices. Of all that the calls of one epoch find, one is
+// Where kernels report out-of-bounds indices. Of all that the calls of one epoch meet, one is
 // reported: one error stands for all of them.
 struct Errors {
   static constexpr uint32_t kUnknown = ~0u;
@@ -69,29 +65,30 @@ struct Errors {
   template <class Offset>
   __device__ void report(
       const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
-    const uint32_t now = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
-    if (load_relaxed(claimed) >= now || atomicMax(claimed, now) >= now) {
+    const uint32_t claim = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
+    // The first test is cheap, and spares the atomic operation to all threads but the first few.
+    if (load_relaxed(claimed) >= claim || atomicMax(claimed, claim) >= claim) {
       return;
     }
-    OutOfBoundsIndex& found = record->found[(now - 1) % 2];
-    found.in_window = in_window;
-    found.index = index;
-    found.element = first_element + static_cast<int64_t>(element);
-    found.geometry.rank = geometry.rank;
-    found.geometry.inner = static_cast<int64_t>(geometry.inner);
+    OutOfBoundsIndex& report = record->reports[(claim - 1) % 2];
+    report.in_window = in_window;
+    report.index = index;
+    report.element = first_element + static_cast<int64_t>(element);
+    report.geometry.rank = geometry.rank;
+    report.geometry.inner = static_cast<int64_t>(geometry.inner);
     for (int a = 0; a < 3; ++a) {
-      found.geometry.axis[a].in = static_cast<int64_t>(geometry.axis[a].in);
-      found.geometry.axis[a].out = static_cast<int64_t>(geometry.axis[a].out);
+      report.geometry.axis[a].in = static_cast<int64_t>(geometry.axis[a].in);
+      report.geometry.axis[a].out = static_cast<int64_t>(geometry.axis[a].out);
     }
-    store_for_host(&found.ready, now);
+    store_for_host(&report.ready, claim);
   }
 };
 
-// One word of the device that tells most fix-up kernels at once that they have nothing to do: it
-// holds the largest number of all launches that found an out-of-window index. Launches have numbers
-// from 1 on, no two the same. If the word is smaller than a launch's number, that launch found
-// none. If it is not, it may be of another launch, on another stream, or of an earlier replay of
-// the same graph: then the launch's flags tell.
+// One word of the device that tells most fix-up kernels at once that they have nothing to do: the
+// largest number of all launches that met an out-of-window index. Launches have numbers from 1 on,
+// no two the same. If the word is smaller than a launch's number, that launch met none. If it is
+// not, the word may come from another launch, on another stream, or from an earlier replay of the
+// same graph: then the launch's flags tell.
 struct OutOfWindowLaunches {
   unsigned long long* largest; // only grows
   unsigned long long launch;   // the number of this launch
@@ -121,8 +118,8 @@ struct Report {
   }
 };
 
-// Decodes the index of a pooled element, whose window begins at `start`, and reports it if it is
-// out of bounds.
+// Decodes the index of a pooled element, whose window begins at `start`, and reports the index if
+// it is out of bounds.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_or_reported(
     const Decoder<Offset>& decoder,
@@ -132,12 +129,12 @@ __device__ inline Decoded<Offset> decoded_or_reported(
     const Position<Offset>& start) {
   const int64_t index = indices[element];
   const auto unsigned_index = index_as<Offset>(static_cast<uint64_t>(index));
-  const auto found = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start, true)
-                                           : decoded<false>(decoder, unsigned_index, start, true);
-  if (!found.in_plane) {
+  const auto result = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start, true)
+                                            : decoded<false>(decoder, unsigned_index, start, true);
+  if (!result.in_plane) {
     errors.report(decoder.geometry, element, indices.are_offsets(), index);
   }
-  return found;
+  return result;
 }
 
 // Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
@@ -150,9 +147,9 @@ __device__ inline void for_each_flagged_item(
     const uint32_t i = chunk * blockDim.x + threadIdx.x;
     const bool out_of_window = i < items && visit(i);
     if (kMayLeaveWindow && report.out_of_window_flags != nullptr) {
-      const int any = __syncthreads_or(out_of_window);
+      const int any_thread = __syncthreads_or(out_of_window);
       if (threadIdx.x == 0) {
-        report.write_flag(chunk, any != 0);
+        report.write_flag(chunk, any_thread != 0);
       }
     }
   }
@@ -167,22 +164,25 @@ struct OutOfWindowFlags {
   Divider<uint64_t> images;      // that threads do together, see Planes
   uint64_t image_items;          // items of these images
 
-  // Whether a chunk of the image is flagged, of those that this thread reads. It reads kAtOnce
-  // flags before it looks at one, since each wait for memory takes longer than all else here.
+  // Whether a chunk of the image is flagged, of the chunks that this thread reads: together, the
+  // threads of a block read them all.
   __device__ bool any(uint64_t image) const {
+    // Flags that a thread reads before it looks at one: each wait for memory takes longer than all
+    // else here.
     constexpr uint32_t kAtOnce = 8;
     const uint64_t first_item = images.divide(image) * image_items;
-    const uint64_t begin = chunk_items.divide(first_item);
-    const uint64_t last = chunk_items.divide(first_item + image_items - 1);
-    uint32_t found = 0;
-    for (uint64_t i = begin + threadIdx.x; i <= last; i += kAtOnce * blockDim.x) {
+    const uint64_t first_chunk = chunk_items.divide(first_item);
+    const uint64_t last_chunk = chunk_items.divide(first_item + image_items - 1);
+    uint32_t any_flag = 0;
+    for (uint64_t chunk = first_chunk + threadIdx.x; chunk <= last_chunk;
+         chunk += kAtOnce * blockDim.x) {
 #pragma unroll
       for (uint32_t k = 0; k < kAtOnce; ++k) {
-        const uint64_t later = i + k * blockDim.x;
-        found |= flags[later <= last ? later : i];
+        const uint64_t later_chunk = chunk + k * blockDim.x;
+        any_flag |= flags[later_chunk <= last_chunk ? later_chunk : chunk];
       }
     }
-    return found != 0;
+    return any_flag != 0;
   }
 };
 

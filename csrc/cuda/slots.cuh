@@ -13,6 +13,7 @@
 #pragma once
 
 #include "../reduction.h"
+#include "device.cuh"
 #include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
@@ -154,17 +155,6 @@ class Piece {
 
   const Parts& all_;
 };
-
-// Address of a block's shared memory, a multiple of 16 bytes. Undefined until it is written.
-template <class T>
-__device__ inline T* shared_memory() {
-#ifdef __CUDACC__
-  extern __shared__ uint4 memory_of_block[];
-  return reinterpret_cast<T*>(memory_of_block);
-#else
-  return static_cast<T*>(shim::shared_memory());
-#endif
-}
 
 // Calls visit(i) for this thread's share of a block's items, whose numbers are 0, 1, 2 ..
 template <class Visit>

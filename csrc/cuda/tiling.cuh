@@ -1,8 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tilings: which thread owns what.
+// Tiling: which part of the work a thread does. The work of a kernel is a number of items; a thread
+// finds out from an item's number which cells, channels and planes the item is. From indices.cuh
+// comes the Decoder, the geometry with its divisors, which a Tiling extends; from device.cuh the
+// size of a block and the limit of 32-bit offsets.
+//
+// Example: each of 5 planes has 4 rows of 6 pooled cells, and a tile is 2 cells of a row. So a
+// plane has 1 x 4 x 3 tiles (depth, height, width), and there are 60 items. Item 41 is split from
+// the last dimension on:
+//
+//   41 = 13 * 3 + 2    the tile 2 of a row: its cells are in columns 4 and 5
+//   13 =  3 * 4 + 1    row 1
+//    3                 plane 3
+//
+// pooled(3, {0, 1, 4}, 0) is the number of the tile's first element in the pooled tensor:
+// (3 * 4 + 1) * 6 + 4 = 82.
 #pragma once
 
 #include "../geometry.h"
+#include "device.cuh"
 #include "divider.cuh"
 #include "indices.cuh"
 
@@ -11,26 +26,25 @@
 
 namespace maxunpool_cuda {
 
-constexpr int kThreads = 128; // of a block that does items
-
-// Tiling: what the threads of a kernel own. Each owns an item: a tile of a group of channels.
-// Offset is as in Decoder.
+// What the threads of a kernel own. Each owns an item at a time: a tile, which is one cell or
+// several, of one vector of channels. Offset is as in Decoder.
 template <class Offset>
 struct Tiling : Decoder<Offset> {
   using Decoder<Offset>::geometry;
 
   Offset items;
-  Divider<Offset> tiles[3]; // how many, per dimension
-  Divider<Offset> groups;   // of channels
+  Divider<Offset> tiles[3];        // how many, in each dimension
+  Divider<Offset> channel_vectors; // how many; a vector may be one channel
 
-  // Tiling by `count` tiles in each dimension and groups of channels, of `images` images a thread.
+  // A Tiling of `count` tiles in each dimension and `channel_vector_count` vectors of channels. A
+  // thread does its tile in `images` images (see Planes).
   Tiling(
       const Geometry<int64_t>& from,
       const int64_t (&count)[3],
-      int64_t group_count,
+      int64_t channel_vector_count,
       int64_t images = 1)
-      : Decoder<Offset>(from), groups(Divider<Offset>(group_count)) {
-    const int64_t planes = divide_up(from.outer, images) * group_count;
+      : Decoder<Offset>(from), channel_vectors(Divider<Offset>(channel_vector_count)) {
+    const int64_t planes = divide_up(from.outer, images) * channel_vector_count;
     items = static_cast<Offset>(planes * count[0] * count[1] * count[2]);
     for (int a = 0; a < 3; ++a) {
       tiles[a] = Divider<Offset>(count[a]);
@@ -38,20 +52,21 @@ struct Tiling : Decoder<Offset> {
   }
 
   struct Item {
-    Offset outer;
+    Offset outer; // outer index; that of `images` images together, if a thread does so many
     Position<Offset> tile;
-    Offset group;
+    Offset channel_vector;
   };
-  // Item i. Unless `has_groups`, there is one group of channels; unless `deep`, one tile in depth.
-  __device__ Item item(Offset i, bool has_groups = true, bool deep = true) const {
+  // Item number i. Without `has_channels`, there is one vector of channels; without `deep`, one
+  // tile in depth. Both spare divisions.
+  __device__ Item item(Offset i, bool has_channels = true, bool deep = true) const {
     Item item{i, {}, 0};
-    const auto split_off = [&](const Divider<Offset>& by) {
+    const auto split_off = [&](const Divider<Offset>& divider) {
       Offset last = item.outer;
-      item.outer = split(last, by);
+      item.outer = split(last, divider);
       return last;
     };
-    if (has_groups) {
-      item.group = split_off(groups);
+    if (has_channels) {
+      item.channel_vector = split_off(channel_vectors);
     }
     item.tile[2] = split_off(tiles[2]);
     item.tile[1] = split_off(tiles[1]);
@@ -61,11 +76,11 @@ struct Tiling : Decoder<Offset> {
     return item;
   }
 
-  // Number of a cell's element, of a channel, in the pooled tensor.
-  __device__ Offset pooled(Offset outer, const Position<Offset>& p, Offset channel) const {
+  // Number of an element in the pooled tensor: that of a cell, in a channel.
+  __device__ Offset pooled(Offset outer, const Position<Offset>& cell, Offset channel) const {
     const auto& [depth, height, width] = geometry.axis;
-    const Offset row = (outer * depth.in + p[0]) * height.in + p[1];
-    return (row * width.in + p[2]) * geometry.inner + channel;
+    const Offset row = (outer * depth.in + cell[0]) * height.in + cell[1];
+    return (row * width.in + cell[2]) * geometry.inner + channel;
   }
 };
 
@@ -76,12 +91,15 @@ struct Tiling : Decoder<Offset> {
 //   plane 2  0 1 2 3 4 5 ..    two planes do not wait for each other; and the place of a tile is
 //                              computed once for all planes.
 //
-// In a channels_last tensor, neighbouring threads own neighbouring channels. A thread's planes are
-// channels of one image, if the number of channels divides by that of the planes.
+// In a channels_last tensor, neighbouring threads own neighbouring channels. If the number of
+// channels divides by the number of planes, a thread's planes are channels of one image: of 12
+// channels and 3 planes, thread 1 has the channels 1, 5 and 9. Else they are one channel of several
+// images.
 struct Planes {
-  uint32_t images;                   // that a thread's planes lie in: one for each, or one
-  uint32_t next_pooled, next_output; // from one of its planes to the next, in elements
-  bool deep;                         // depth is not one everywhere
+  uint32_t images;      // that a thread's planes lie in: one for each plane, or one for all
+  uint32_t next_pooled; // from one of the planes to the next, in elements of the pooled tensor
+  uint32_t next_output; // the same, in elements of the output
+  bool deep;            // depth is not one everywhere
   Divider<uint32_t> depth_stride;
 
   explicit Planes(const Geometry<int64_t>& g, int64_t count = 1) {
@@ -94,32 +112,37 @@ struct Planes {
   }
 };
 
-// Whether all intermediate values of all kernels stay below 2^31, for windows of that dilation, and
-// `more` rows of windows beyond those of the geometry.
+// Whether all intermediate values of all kernels stay below kMost32BitOffset, for windows of that
+// dilation, and `more_rows` rows of windows beyond those of the geometry. It computes in floating
+// point, which does not overflow.
 inline bool fits_32bit(
-    const Geometry<int64_t>& geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
-  constexpr int64_t kMost32BitOffset = int64_t{1} << 31;
+    const Geometry<int64_t>& geometry,
+    const int64_t (&dilation)[3] = {1, 1, 1},
+    int64_t more_rows = 0) {
   double elements = static_cast<double>(geometry.outer) * static_cast<double>(geometry.inner);
-  double kernel_volume = 1, extent = 0;
+  double kernel_volume = 1;
+  double largest_coordinate = 0;
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
-    const auto size = static_cast<double>(std::max(axis.in + (a == 1 ? more : 0), axis.out));
-    const auto kernel = static_cast<double>(axis.kernel), apart = static_cast<double>(dilation[a]);
-    elements *= apart == 1 ? size : size + apart;
+    const int64_t windows = axis.in + (a == 1 ? more_rows : 0);
+    const auto size = static_cast<double>(std::max(windows, axis.out));
+    const auto kernel = static_cast<double>(axis.kernel);
+    const auto step = static_cast<double>(dilation[a]);
+    elements *= step == 1 ? size : size + step; // a dilated window may begin that far outside
     kernel_volume *= kernel;
-    extent = std::max(
-        extent,
-        (size + 1) * static_cast<double>(axis.stride) + size + static_cast<double>(axis.padding) +
-            (kernel + 1) * apart);
+    const double end_of_windows = (size + 1) * static_cast<double>(axis.stride) + size +
+                                  static_cast<double>(axis.padding) + (kernel + 1) * step;
+    largest_coordinate = std::max(largest_coordinate, end_of_windows);
   }
-  return std::max({elements, extent, kernel_volume}) < static_cast<double>(kMost32BitOffset);
+  const double largest = std::max({elements, kernel_volume, largest_coordinate});
+  return largest < static_cast<double>(kMost32BitOffset);
 }
 
 // How many outer indices a call may have for fits_32bit(), at most all; 0: not even one. Calls that
 // have more are cut into parts, which halving makes about equal.
 inline int64_t outer_that_fits(
-    Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
-  while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more)) {
+    Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more_rows = 0) {
+  while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more_rows)) {
     geometry.outer /= 2;
   }
   return geometry.outer;

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,21 +24,16 @@ import maxunpool_cuda._C
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
-# The first edits replace what g++ does not know: launches, headers of CUDA, the device. The next
-# let small tensors go the ways of large ones: many blocks, parts, long offsets. (grid.cpp lets
-# kernels run with few blocks.) The last give the library operators and error records of its own:
-# see emulated_gpu().
-EDITS = {
-    r"(?s)(\w+)<<<(.*?)>>>\(": r"shim::launch(\1, \2)(",
-    r"#include <(c10/cuda/|cuda).*>": "",
-    r"\bdevice\.is_cuda\(\)": "device.is_cpu()",
-    r"constexpr int kThreads = \d+;": "constexpr int kThreads = 8;",
-    r"kSharedBytes = 32 << 10;": "kSharedBytes = 512;",
-    r"kMost32BitOffset = int64_t\{1\} << 31;": "kMost32BitOffset = 1 << 17;",
-    r"TORCH_LIBRARY_IMPL\(maxunpool_cuda, CUDA,": "TORCH_LIBRARY_FRAGMENT(emulated,",
-    r"\bm\.impl\(": "m.def(",
-    r"\bErrorRecords\b": "EmulatedErrorRecords",
+# Each file of csrc/cuda is compiled as it is, but for device.cuh, in whose place is the one in this
+# folder, and for these edits. docs/testing.md says of each what it leaves untested.
+EDITS = {  # what is replaced: by which pattern, with what
+    "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
+    "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
+    "kSharedBytes": (r"kSharedBytes = 32 << 10;", "kSharedBytes = 512;"),
 }
+# The namespace, and the library of operators, that the kernels belong to here. So they share no
+# variable with a package that has CUDA kernels, and take no operator's place: see emulated_gpu().
+NAMESPACE = "emulated"
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
@@ -56,13 +51,19 @@ OPTIONS = {
 def sources(backend: str) -> dict[Path, str]:
     """The text of every file that the library is made of, by its path in the build folder."""
     files = sorted([*CSRC.glob("*.h"), *CSRC.glob(f"{backend}/*")])
+    if backend == "cuda":
+        files.append(CSRC / "schemas.cpp")
     texts = {path.relative_to(CSRC): path.read_text() for path in files}
     if backend == "cpu":
         return texts
-    for pattern, replacement in EDITS.items():
+    for pattern, replacement in EDITS.values():
         before = texts
         texts = {path: re.sub(pattern, replacement, text) for path, text in before.items()}
         assert texts != before, pattern
+    # The shim has what kernels need of CUDA's headers. They are empty themselves.
+    headers = re.findall(r"#include <((?:c10/cuda/|cuda).*)>", "\n".join(texts.values()))
+    texts |= {Path("cuda_headers", header): "" for header in headers}
+    texts[Path("cuda/device.cuh")] = (HERE / "device.cuh").read_text()
     return texts | {Path(name): (HERE / name).read_text() for name in ("cuda_shim.h", "grid.cpp")}
 
 
@@ -71,7 +72,9 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     compiler = os.environ.get("CXX", "g++")
     includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
     command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
-    command += ["-include", "cuda_shim.h", "-DWITH_CUDA"] if backend == "cuda" else []
+    if backend == "cuda":
+        command += ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
+        command += ["-DWITH_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]
     command += ["-DFIBERS"] if sanitizers == "thread" else []
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
     link = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
@@ -79,12 +82,13 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     digest = hashlib.sha256(str((command, sanitize, link, texts)).encode()).hexdigest()
     folder = CSRC.parent / "build" / "emulation" / digest[:16]
     library = folder / "library.so"
-    (folder / backend).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits
         if library.exists():
             return library
         for path, text in texts.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         compiling = {}
         for path in texts:
@@ -103,7 +107,13 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
 def library() -> Any:
     """The operators of the library of csrc/cuda: the package's, and those of grid.cpp."""
     torch.ops.load_library(build("cuda"))
-    return torch.ops.emulated
+    return getattr(torch.ops, NAMESPACE)
+
+
+def on_cuda(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The operator's kernel for CUDA, whatever the device of the tensors that it gets."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    return functools.partial(operator.redispatch, keys)
 
 
 @contextlib.contextmanager
@@ -118,7 +128,7 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warning that kernels are overridden
             for name in ("max_unpool", "max_unpool_backward", "max_pool"):
-                replaced.impl(name, getattr(ops, name).default, "CPU")
+                replaced.impl(name, on_cuda(getattr(ops, name).default), "CPU")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
             yield
@@ -151,7 +161,7 @@ def kernels() -> set[str]:
     names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", sources)
     assert len(names) == sources.count("__global__")
     symbols = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
-    return set(re.findall(rf"_ZN14maxunpool_cuda\d+(?:{'|'.join(names)})I\w+", symbols))
+    return set(re.findall(rf"_ZN{len(NAMESPACE)}{NAMESPACE}\d+(?:{'|'.join(names)})I\w+", symbols))
 
 
 if "address" in SANITIZERS:  # CPU kernels with these sanitizers, in place of the package's

@@ -69,6 +69,10 @@ inline int __syncthreads_or(int predicate) {
   return shim::barrier(predicate != 0);
 }
 
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+
 // Atomic operations order nothing else. Others run before one, never within it.
 template <class T>
 T atomicExch(T* to, T value) {

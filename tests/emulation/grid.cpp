@@ -43,8 +43,9 @@ struct Fiber {
 // so: the addresses that order threads at barriers differ from block to block.
 struct Block {
   std::unique_ptr<char[]> shared;
-  std::vector<Fiber*> ready, waiting; // to run; at a barrier
-  int64_t any[2] = {};                // the barrier's predicates
+  std::vector<Fiber*> ready;
+  std::vector<Fiber*> waiting; // at a barrier
+  int64_t any[2] = {};         // the barrier's predicates
   unsigned turn = 0;
 };
 
@@ -54,7 +55,8 @@ Fiber* running;
 Block* block;
 ucontext_t scheduler;
 void* scheduler_thread;
-int64_t begins, ends; // of the grid, by their addresses
+int64_t begins; // of the grid, by its address
+int64_t ends;
 c10::function_ref<void()> body = nullptr;
 std::mt19937 random;
 std::vector<std::string> launched; // kernels

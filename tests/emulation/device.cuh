@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// In place of csrc/cuda/device.cuh, on the CPU. The limits let small tensors go the ways of large
+// ones. The functions do what those of a GPU promise, in words that g++ and the sanitizers know.
+// docs/testing.md has a row for each.
+#pragma once
+
+#include "cuda_shim.h"
+
+#include <cstdint>
+
+namespace maxunpool_cuda {
+
+constexpr int kThreads = 8; // so ten items are two blocks
+
+constexpr int64_t kMost32BitOffset = 1 << 17; // so a tensor of 1 MB of float64 is cut into parts
+
+template <class T>
+T* shared_memory() {
+  return static_cast<T*>(shim::shared_memory());
+}
+
+template <class T>
+T load_relaxed(const T* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
+inline void store_for_host(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+} // namespace maxunpool_cuda
