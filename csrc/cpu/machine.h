@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages.
+// What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages. It takes
+// nothing from other files.
+//
+// Example: sums of two arrays, 8 floats at a time where the processor has AVX2, else 4:
+//   in_vectors([=]() MAXUNPOOL_INLINE {
+//     for (int64_t i = 0; i < count; ++i) sum[i] = a[i] + b[i];
+//   });
 #pragma once
 
 #if defined(__linux__)
@@ -28,7 +34,7 @@ __attribute__((target("avx2"))) inline auto with_avx2(const Work& work) {
 }
 #endif
 
-// Result of work(), which is compiled a second time for processors with longer vectors. Work, and
+// Returns work(), which is compiled twice: for every processor, and for those with AVX2. Work, and
 // all that it calls, has to be MAXUNPOOL_INLINE.
 template <class Work>
 inline auto in_vectors(const Work& work) {
@@ -41,18 +47,20 @@ inline auto in_vectors(const Work& work) {
   return work();
 }
 
-// Asks for huge pages. Fresh memory costs a page fault per page, which takes longer for large
-// results than the kernel. Most Linux systems give huge pages on request.
+// Asks for huge pages. The first write to a page of fresh memory is a page fault, and for large
+// results the faults of 4 KiB pages take longer than the kernel. Most Linux systems give huge pages
+// only on request. It does no harm if they are refused.
 inline void use_huge_pages(void* result, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr size_t kWorthwhile = 4 << 20; // two huge pages
-  if (bytes < kWorthwhile) {
+  constexpr size_t kFewest = 4 << 20; // bytes: at least one whole page of 2 MiB lies in them
+  if (bytes < kFewest) {
     return;
   }
-  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)); // bytes
   const auto start = reinterpret_cast<uintptr_t>(result);
-  const uintptr_t begin = (start + page - 1) / page * page, end = (start + bytes) / page * page;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE); // no matter if refused
+  const uintptr_t begin = (start + page - 1) / page * page;
+  const uintptr_t end = (start + bytes) / page * page;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
 

@@ -1,27 +1,38 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Max unpooling and its transpose on the CPU: the kernels, their choice, registration. The owner of
-// an output visits the elements that name it in order, whatever the number of threads.
+// Max unpooling and its transpose on the CPU: the kernels, their choice, registration.
+//
+// It takes the call from ../max_unpool.h, which has checked it. A kernel walks (walk.h) through the
+// pooled elements that name the outputs of its part, in order or in reverse, and does one thing
+// with each of them. The result does not depend on the number of threads, because every output has
+// one owner.
+//
+// Example: one plane, input = {3, 4, 5}, indices = {0, 1, 1}, three outputs.
+//   scatter, "last"     output = {3, 5, 0}: 4 was overwritten
+//   scatter, "sum"      output = {3, 9, 0}
+// And with grad_output = {6, 7, 8}:
+//   gather, "sum"       grad_input = {6, 7, 7}
+//   gather_last         grad_input = {6, 0, 7}: from the last element on, each takes what is left
 #include "../max_unpool.h"
 #include "../errors.h"
 #include "../reduction.h"
+#include "direct_gather.h"
 #include "walk.h"
 
 #include <c10/core/Device.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace maxunpool_cuda {
 namespace {
 
 // What an output becomes when an element names it.
 template <class Element>
-MAXUNPOOL_INLINE inline void keep(Element& output, Element value) {
+MAXUNPOOL_INLINE inline void overwrite(Element& output, Element value) {
   output = value;
 }
 
@@ -37,99 +48,98 @@ MAXUNPOOL_INLINE inline void add_to_zero(Element& output, Element value) {
   output = (value.x & 0x7fff) == 0 ? Element{} : value;
 }
 
-// Fills outputs with zeros just before they come into reach, and puts elements in.
-template <class Element, void (*put)(Element&, Element)>
-void forward(const Part& part) {
+// Fills outputs with zeros just before they come into reach, and combines elements with them.
+template <class Element, void (*combine)(Element&, Element)>
+void scatter(const Part& part) {
   const auto* input = part.values<Element>();
   auto* output = part.result<Element>();
-  int64_t zeroed = part.outputs.begin;
-  part.walk<false>([&](const Range& reach) {
-    std::fill(output + zeroed, output + std::max(zeroed, reach.end), Element{});
-    zeroed = std::max(zeroed, reach.end);
-    return [from = input, to = output + reach.begin](int64_t element, int64_t target)
-               MAXUNPOOL_INLINE { put(to[target], from[element]); };
+  int64_t zeros_end = part.outputs.begin;
+  part.walk<false>([&](const Range& owned) {
+    const int64_t end = std::max(zeros_end, owned.end);
+    std::fill(output + zeros_end, output + end, Element{});
+    zeros_end = end;
+    return [from = input, to = output + owned.begin](int64_t element, int64_t target)
+               MAXUNPOOL_INLINE { combine(to[target], from[element]); };
   });
 }
 
-// Sums of 16-bit floats, accumulated in wider slots.
+// Sums of 16-bit floats, accumulated in float slots.
 template <class Element>
-void forward_wide_sum(const Part& part) {
+void scatter_wide_sum(const Part& part) {
   const auto* input = part.values<Element>();
   auto* output = part.result<Element>();
-  Slots<Accumulator<Element>> slots(part);
-  const auto write = [&](int64_t end) { // outputs that no later chunk reaches
-    const Range done = slots.held().within({0, end});
-    in_vectors([=, from = slots.begin(), to = output + done.begin]() MAXUNPOOL_INLINE {
-      for (int64_t i = 0; i < done.size(); ++i) {
+  Slots<Accumulator<Element>> slots(part.memory);
+  const auto write_until = [&](int64_t end) { // outputs that no later chunk reaches
+    const Range complete = slots.reach().within({0, end});
+    in_vectors([=, from = slots.begin(), to = output + complete.begin]() MAXUNPOOL_INLINE {
+      for (int64_t i = 0; i < complete.size(); ++i) {
         to[i] = static_cast<Element>(from[i]);
       }
     });
   };
-  part.walk<false>([&](const Range& reach) {
-    write(reach.begin);
-    return [sums = slots.hold(reach), from = input](int64_t element, int64_t target)
+  part.walk<false>([&](const Range& owned) {
+    write_until(owned.begin);
+    return [sums = slots.move_to(owned), from = input](int64_t element, int64_t target)
                MAXUNPOOL_INLINE { sums[target] = plus(sums[target], from[element]); };
   });
-  write(part.outputs.end);
+  write_until(part.outputs.end);
 }
 
-// Gradient where every element gets that of its output.
+// Gradient where every element gets that of its output: of "sum", and of "last" if no output has
+// two elements.
 template <class Element>
-void backward_sum(const Part& part) {
+void gather(const Part& part) {
   const auto* grad_output = part.values<Element>();
   auto* grad_input = part.result<Element>();
-  part.walk<false>([&](const Range& reach) {
-    return [from = grad_output + reach.begin, to = grad_input](int64_t element, int64_t target)
+  part.walk<false>([&](const Range& owned) {
+    return [from = grad_output + owned.begin, to = grad_input](int64_t element, int64_t target)
                MAXUNPOOL_INLINE { to[element] = from[target]; };
   });
 }
 
-// Gradient of "last": the last element to name an output, the first one in reverse, takes its
-// gradient, and leaves zero to the others.
+// Gradient of "last": the last element that names an output, which is the first one in reverse,
+// takes the output's gradient from a slot, and leaves zero there for the others.
 template <class Element>
-void backward_last(const Part& part) {
+void gather_last(const Part& part) {
   auto* grad_input = part.result<Element>();
-  Slots<Element> slots(part, part.values<Element>());
-  part.walk<true>([&](const Range& reach) {
-    return [left = slots.hold(reach), to = grad_input](int64_t element, int64_t target)
+  Slots<Element> slots(part.memory, part.values<Element>());
+  part.walk<true>([&](const Range& owned) {
+    return [left = slots.move_to(owned), to = grad_input](int64_t element, int64_t target)
                MAXUNPOOL_INLINE { to[element] = std::exchange(left[target], Element{}); };
   });
 }
 
-using Kernel = void(const Part&);
+// A kernel, and the order in which it visits elements.
+struct Kernel {
+  void (*run)(const Part&) = nullptr;
+  bool reverse = false;
+};
 
 // Kernel that adds elements up. `single`: no output has two.
 template <class Element>
-Kernel* adding_kernel(bool single) {
+Kernel adding_kernel(bool single) {
   if constexpr (std::is_integral_v<Element> || std::is_same_v<Element, Accumulator<Element>>) {
-    return forward<Element, add<Element>>;
+    return {scatter<Element, add<Element>>};
   } else {
-    return single ? forward<Element, add_to_zero<Element>> : forward_wide_sum<Element>;
+    return {single ? scatter<Element, add_to_zero<Element>> : scatter_wide_sum<Element>};
   }
 }
 
 // Kernel that only moves elements.
 template <class Element>
-Kernel* moving_kernel(const UnpoolCall& call, bool single) {
-  return call.forward                           ? forward<Element, keep<Element>>
-         : single || call.reduce == Reduce::sum ? backward_sum<Element>
-                                                : backward_last<Element>;
+Kernel moving_kernel(const UnpoolCall& call, bool single) {
+  if (call.forward) {
+    return {scatter<Element, overwrite<Element>>};
+  }
+  if (single || call.reduce == Reduce::sum) {
+    return {gather<Element>};
+  }
+  return {gather_last<Element>, /*reverse=*/true};
 }
 
-// Runs a call, and returns the first element whose index leads out of its reach, if any does: its
-// result is undefined then. With `any_index` such an index is out of bounds.
-int64_t run_parts(const UnpoolCall& call, bool any_index) {
-  const bool offsets = call.index_type == c10::ScalarType::Byte;
-  const bool adds = call.forward && call.reduce == Reduce::sum;
-  const bool half = call.type == c10::ScalarType::Half || call.type == c10::ScalarType::BFloat16;
-  // Whether no output has two elements matters for sums of 16-bit floats, and for the gradient of
-  // "last". Flat indices have to lie in their windows for it.
-  const bool matters = adds ? half : !call.forward && call.reduce == Reduce::last;
-  const bool own_window =
-      matters && !offsets && !any_index && Targets::can_tell_windows(call.geometry);
-  const bool single = own_window || (offsets && disjoint(call.geometry));
-  Kernel* kernel = nullptr;
-  if (adds) {
+Kernel kernel_of(const UnpoolCall& call, bool single) {
+  Kernel kernel;
+  if (call.forward && call.reduce == Reduce::sum) {
     with_arithmetic_type(call.type, [&]<class Element>(std::type_identity<Element>) {
       kernel = adding_kernel<Element>(single);
     });
@@ -138,19 +148,53 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
       kernel = moving_kernel<Element>(call, single);
     });
   }
-  const bool reverse = !call.forward && call.reduce == Reduce::last && !single;
+  return kernel;
+}
+
+// Whether another kernel is faster if no output has two elements: for sums of 16-bit floats, and
+// for the gradient of "last".
+bool gains_if_single(const UnpoolCall& call) {
+  if (call.forward) {
+    const bool is_half = call.type == c10::ScalarType::Half;
+    return call.reduce == Reduce::sum && (is_half || call.type == c10::ScalarType::BFloat16);
+  }
+  return call.reduce == Reduce::last;
+}
+
+// Runs a call by walks, and returns the first element whose index leads out of its reach, if any
+// does: the result is undefined then. With `any_index` such an index is out of bounds.
+int64_t walk_parts(const UnpoolCall& call, bool any_index) {
+  const bool offsets = call.index_type == c10::ScalarType::Byte;
+  const bool checks_windows =
+      gains_if_single(call) && !offsets && !any_index && OwnWindows::can_tell(call.geometry);
+  const bool single = checks_windows || (offsets && disjoint(call.geometry));
+  const Kernel kernel = kernel_of(call, single);
   const Plan plan(call, any_index);
-  const Targets targets(call, plan, own_window);
-  std::atomic<int64_t> missed{Part::kNone};
-  at::parallel_for(0, plan.total, plan.grain, [&](int64_t begin, int64_t end) {
-    std::vector<std::max_align_t> memory;
-    for (int64_t k = begin; k < end; ++k) { // a walk in reverse comes from the stacks behind
-      const int64_t i = reverse ? begin + end - 1 - k : k;
-      const int64_t stack = i / plan.parts;
-      kernel({call, plan, targets, missed, memory, stack, plan.part(stack, i % plan.parts)});
+  const Targets targets(call, plan);
+  const PrefetchPlan prefetch(call, plan, kernel.reverse);
+  std::optional<OwnWindows> own_windows;
+  if (checks_windows) {
+    own_windows.emplace(call, plan);
+  }
+  FirstElement out_of_reach;
+  const Work work{
+      .call = call,
+      .plan = plan,
+      .targets = targets,
+      .prefetch = prefetch,
+      .own_windows = own_windows ? &*own_windows : nullptr,
+      .out_of_reach = out_of_reach};
+  at::parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
+    SlotMemory memory;
+    for (int64_t k = begin; k < end; ++k) {
+      // In reverse, so that memory is read in one direction from group to group, too.
+      const int64_t i = kernel.reverse ? begin + end - 1 - k : k;
+      const int64_t group = i / plan.parts;
+      const Range outputs = plan.part(group, i % plan.parts);
+      kernel.run({.work = work, .memory = memory, .group = group, .outputs = outputs});
     }
   });
-  return missed;
+  return out_of_reach.get();
 }
 
 [[noreturn]] void raise_out_of_bounds(const UnpoolCall& call, int64_t element) {
@@ -162,13 +206,17 @@ int64_t run_parts(const UnpoolCall& call, bool any_index) {
   TORCH_CHECK(false, invalid_index(call.geometry, in_window, index, element));
 }
 
+// Tries the fastest way first. Each next way allows more indices.
 void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
   use_huge_pages(call.result, geometry.outer * image * call.element_size);
-  if (run_parts(call, false) != Part::kNone) {
-    const int64_t out_of_bounds = run_parts(call, true);
-    if (out_of_bounds != Part::kNone) {
+  const bool done = can_gather_directly(call)
+                        ? gather_directly(call)
+                        : walk_parts(call, /*any_index=*/false) == FirstElement::kNone;
+  if (!done) {
+    const int64_t out_of_bounds = walk_parts(call, /*any_index=*/true);
+    if (out_of_bounds != FirstElement::kNone) {
       raise_out_of_bounds(call, out_of_bounds);
     }
   }

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The order of elements that max pooling compares: of numbers, and of vectors of numbers.
+//
+// It takes nothing from other files but types. The larger number wins, and of equal ones the first.
+// A NaN wins over all elements before it, so of several NaNs the last one wins, as in PyTorch.
+//
+// Example, float16: -1.5 and -2 have the bits 0xbe00 and 0xc000. As int16 they are -16896 and
+// -16384, in the wrong order. comparable() makes them -15872 and -16384, and 1.5 stays 15872.
 #pragma once
 
 #include "../dtypes.h"
@@ -15,41 +21,53 @@
 
 namespace maxunpool_cuda {
 
-// The element with the larger key wins, and a NaN over all that came before. A mark says which
-// element of a window has won; it is as wide as a key, so that vectors hold as many of both.
+// The order of elements of type T. V below is an Element or a vector of them.
 template <class T>
 struct Order {
+  // float16 or bfloat16, which processors do not compare: see comparable().
   static constexpr bool kHalf = sizeof(T) == 2 && !std::is_integral_v<T>;
-  static constexpr int16_t kInfinity = std::is_same_v<T, c10::Half> ? 0x7c00 : 0x7f80;
-  static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max();
+  static constexpr int16_t kInfinity = std::is_same_v<T, c10::Half> ? 0x7c00 : 0x7f80; // its bits
+  static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max(); // what NaNs compare as
 
-  using Element = std::conditional_t<kHalf, int16_t, T>; // of halves, the bits
-  using Mark = std::conditional_t<sizeof(T) == 1, uint8_t, std::make_signed_t<Bytes<sizeof(T)>>>;
+  using Element = std::conditional_t<kHalf, int16_t, T>; // of 16-bit floats the bits
+  // An integer as wide as an element, so that vectors have as many of both.
+  using SameWidth =
+      std::conditional_t<sizeof(T) == 1, uint8_t, std::make_signed_t<Bytes<sizeof(T)>>>;
 
-  static constexpr Element kLowest =
-      kHalf ? Element(kInfinity | std::numeric_limits<int16_t>::min())
-      : std::numeric_limits<Element>::has_infinity ? -std::numeric_limits<Element>::infinity()
-                                                   : std::numeric_limits<Element>::lowest();
-
-  // Keys of halves are integers in the same order: both zeros have one, and all NaNs the largest.
-  template <class V>
-  MAXUNPOOL_INLINE static V key(const V& value) {
+  // The element that no other is below.
+  static constexpr Element lowest() {
     if constexpr (kHalf) {
-      const V magnitude = value & kNaN, sign = value >> 15; // -1: negative
+      return Element(kInfinity | std::numeric_limits<int16_t>::min()); // with the bit of the sign
+    } else if constexpr (std::numeric_limits<Element>::has_infinity) {
+      return -std::numeric_limits<Element>::infinity();
+    } else {
+      return std::numeric_limits<Element>::lowest();
+    }
+  }
+
+  // What stands for an element in wins(). Of 16-bit floats an integer: the integers are in the
+  // order of the numbers, that of both zeros is 0, and that of every NaN is the largest.
+  template <class V>
+  MAXUNPOOL_INLINE static V comparable(const V& element) {
+    if constexpr (kHalf) {
+      const V magnitude = element & kNaN;
+      const V sign = element >> 15; // -1: negative
       const V number = (magnitude ^ sign) - sign;
       return magnitude > kInfinity ? V{} + kNaN : number;
     } else {
-      return value;
+      return element;
     }
   }
+
+  // Whether an element wins over the best of those before it. Both are comparable().
   template <class V>
-  MAXUNPOOL_INLINE static auto takes(const V& key, const V& best) {
+  MAXUNPOOL_INLINE static auto wins(const V& element, const V& best) {
     if constexpr (std::is_integral_v<T>) {
-      return key > best;
+      return element > best;
     } else if constexpr (kHalf) {
-      return (key > best) | (key == kNaN);
+      return (element > best) | (element == kNaN);
     } else {
-      return (key > best) | (key != key);
+      return (element > best) | (element != element);
     }
   }
 };

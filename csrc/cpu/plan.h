@@ -1,5 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How an unpooling is cut up: its pooled elements into chunks, its outputs into parts.
+// How an unpooling on the CPU is divided: its outputs into parts, one thread each, and its pooled
+// elements into chunks, which a thread visits one after the other.
+//
+// Besides the call (../calls.h) it needs to know only the number of threads. An image group is one
+// image, or several small ones that follow each other in memory. Elements and outputs are counted
+// from the begin of their image group.
+//
+// Example: two threads unpool 64 contiguous planes of 112x112 cells to 224x224, with 2x2 windows.
+//   image group  one plane: 12544 elements, 50176 outputs
+//   part         the whole plane, because 64 planes divide evenly among two threads
+//   chunk        4 rows of cells, because 5 rows exceed 512 elements: chunk 0 has the elements
+//                [0, 448), and a plane has 28 chunks
+//   reach        chunk 3 has the rows of cells 12 to 15, whose windows are the rows of outputs
+//                24 to 31: its indices may name the outputs [5376, 7168)
+// One plane of 1024x1024 cells alone has two parts, the outputs [0, 2097152) and [2097152,
+// 4194304).
 #pragma once
 
 #include "../calls.h"
@@ -15,7 +30,8 @@ namespace maxunpool_cuda {
 
 // Integers [begin, end).
 struct Range {
-  int64_t begin, end;
+  int64_t begin;
+  int64_t end;
 
   int64_t size() const { return end - begin; }
   bool empty() const { return begin >= end; }
@@ -28,110 +44,174 @@ struct Range {
   }
 };
 
-// Elements that are read at a time, and follow each other in memory: so few that processors read
-// ahead in the indices, the values and the result at once. A stack is an image, or several small
-// ones that follow each other; elements and outputs are counted from its begin.
+// A run of consecutive pooled elements of an image group.
 struct Chunk {
-  static constexpr int64_t kMost = 1 << 9; // elements
+  // Elements. Their int64 indices fill 4 KiB, a page, and what is kept of each in tables fills
+  // 8 KiB: all that stays in a first cache of 32 KiB beside the values.
+  static constexpr int64_t kMost = 512;
 
-  int64_t stack;
-  Range elements;
-  Range reach; // outputs that their indices may name
-  Range owned; // those in reach that the thread owns
+  int64_t group;  // the image group
+  Range elements; // of the group
+  Range reach;    // outputs of the group that the elements' indices may name
+  Range owned;    // outputs of the reach that belong to the part of the caller
 
+  // Outputs of the reach before those that are owned.
   int64_t lead() const { return owned.begin - reach.begin; }
 };
 
-struct Plan {
-  // `any_index`: any index may name any output of its plane. Else the reach of a chunk holds the
-  // windows of its rows, along the first axis that is longer than 1.
+class Plan {
+ public:
+  // Outputs that are worth a thread. With 2x2 windows of float32 they take about 8 us, some times
+  // as long as it takes to wake a thread.
+  static constexpr int64_t kGrain = 1 << 15;
+
+  // `any_index`: the reach of every chunk is its whole image group, so any index that is in bounds
+  // lies in it. Else the reach is what the chunk's windows cover, rounded up to whole rows, or
+  // whole depth slices in 3d.
   Plan(const UnpoolCall& call, bool any_index) : geometry(call.geometry), any_index(any_index) {
-    constexpr int64_t kGrain = 1 << 15; // outputs that are worth a thread
-    const Axis<int64_t>* axis = geometry.axis;
-    // A chunk is some units of a row of them. Unit: the largest of image, slice, row, cell and
-    // element that it has room for.
+    choose_images();
+    choose_chunks();
+    choose_axis();
+    choose_parts();
+  }
+
+  // Chunk i of an image group, for the owner of `outputs`. Together, the reaches of all chunks hold
+  // every output of the group.
+  Chunk chunk(int64_t group, int64_t i, const Range& outputs) const {
+    const Range elements = elements_of(group, i);
+    const Range reach = any_index || chunks == 1 ? outputs_of(group) : reach_of(elements);
+    return {.group = group, .elements = elements, .reach = reach, .owned = reach.within(outputs)};
+  }
+
+  // The elements of that chunk.
+  Range elements_of(int64_t group, int64_t i) const {
+    const int64_t section = i / section_chunks_;
+    const int64_t begin = section * section_ + i % section_chunks_ * longest_chunk;
+    const int64_t section_end = (section + 1) * section_;
+    const int64_t group_end = images_of(group) * geometry.in_image();
+    return {begin, std::min({begin + longest_chunk, section_end, group_end})};
+  }
+
+  // Outputs of part i of an image group. If there are several, they differ by one position at most.
+  Range part(int64_t group, int64_t i) const {
+    return parts == 1 ? outputs_of(group) : Range{part_begin(i), part_begin(i + 1)};
+  }
+
+  Range outputs_of(int64_t group) const { return {0, images_of(group) * geometry.out_image()}; }
+
+  // Where an image group begins in the pooled and in the unpooled tensor.
+  int64_t pooled(int64_t group) const { return group * images * geometry.in_image(); }
+  int64_t unpooled(int64_t group) const { return group * images * geometry.out_image(); }
+
+  // Elements from a chunk to the next one whose reach is another: a chunk, or a row of cells (in 3d
+  // a depth slice) if that is longer.
+  int64_t to_another_reach() const { return std::max(step_, longest_chunk); }
+
+  const Geometry<int64_t>& geometry;
+  const bool any_index;
+  int64_t groups;        // image groups of the call
+  int64_t images;        // of a group; the last group may have fewer
+  int64_t chunks;        // of a group
+  int64_t longest_chunk; // elements; the last chunk of a section may have fewer
+  int64_t parts;         // of a group
+  int64_t grain;         // parts that are worth a thread
+
+ private:
+  // Small images are grouped until they fill a chunk, or are worth a thread.
+  void choose_images() {
+    const int64_t most =
+        std::min(Chunk::kMost / geometry.in_image(), kGrain / geometry.out_image());
+    images = std::clamp<int64_t>(most, 1, geometry.outer);
+    groups = divide_up(geometry.outer, images);
+  }
+
+  // A chunk is a whole number of units. A unit is the largest of image, depth slice, row, cell and
+  // element that is not larger than a chunk may be. The section, which chunks divide evenly, is
+  // what consists of such units: of rows it is a depth slice, of images the group.
+  void choose_chunks() {
     int64_t unit = geometry.in_image();
-    images = std::min(Chunk::kMost / unit, kGrain / geometry.out_image());
-    images = std::clamp<int64_t>(images, 1, geometry.outer);
     int64_t units = images;
-    for (const int64_t length : {axis[0].in, axis[1].in, axis[2].in, geometry.inner}) {
+    const auto& [depth, height, width] = geometry.axis;
+    for (const int64_t length : {depth.in, height.in, width.in, geometry.inner}) {
       if (unit > Chunk::kMost) {
         unit /= length;
         units = length;
       }
     }
-    row_ = units * unit;
-    longest_chunk = divide_up(units, divide_up(units, Chunk::kMost / unit)) * unit;
-    row_chunks_ = divide_up(row_, longest_chunk);
-    chunks = divide_up(geometry.in_image(), row_) * row_chunks_;
-    while (axis_ < axis + 2 && axis_->in == 1 && axis_->out == 1) {
+    section_ = units * unit;
+    section_chunks_ = divide_up(units, Chunk::kMost / unit);
+    longest_chunk = divide_up(units, section_chunks_) * unit;
+    section_chunks_ = divide_up(section_, longest_chunk);
+    chunks = divide_up(geometry.in_image(), section_) * section_chunks_;
+  }
+
+  // Reaches are ranges along the first axis that is longer than 1.
+  void choose_axis() {
+    axis_ = geometry.axis;
+    while (axis_ < geometry.axis + 2 && axis_->in == 1 && axis_->out == 1) {
       ++axis_;
     }
     step_ = geometry.in_image() / axis_->in;
     out_step_ = geometry.out_image() / axis_->out;
-    const int64_t outputs = images * geometry.out_image(), threads = at::get_num_threads();
-    const int64_t stacks = divide_up(geometry.outer, images);
-    if (images == 1) { // as many for each thread; and 32 bits tell the outputs of a part apart
-      parts = stacks < 8 * threads ? threads / std::gcd(threads, stacks) : 1;
-      parts = std::max(std::min(parts, outputs / kGrain + 1), (outputs >> 31) + 1);
+  }
+
+  // Large images are divided if there are few, so that each thread gets as many parts. A part has
+  // at most 2^31 outputs, which 32 bits can count.
+  void choose_parts() {
+    const int64_t outputs = images * geometry.out_image();
+    const int64_t threads = at::get_num_threads();
+    parts = 1;
+    if (images == 1) {
+      // With 8 groups for each thread, an uneven division costs an eighth at most.
+      const bool few = groups < 8 * threads;
+      const int64_t even = few ? threads / std::gcd(threads, groups) : 1;
+      parts = std::max(std::min(even, outputs / kGrain + 1), (outputs >> 31) + 1);
     }
     grain = std::max<int64_t>(1, kGrain * parts / outputs);
-    total = stacks * parts;
   }
 
-  // Chunk i of a stack, for the owner of `outputs`. The reaches of all chunks cover the stack.
-  Chunk chunk(int64_t stack, int64_t i, const Range& outputs) const {
-    const int64_t row = i / row_chunks_, begin = row * row_ + i % row_chunks_ * longest_chunk;
-    const int64_t most = images_of(stack) * geometry.in_image();
-    const Range elements{begin, std::min({begin + longest_chunk, (row + 1) * row_, most})};
-    const Range reach = any_index || chunks == 1 ? outputs_of(stack) : reach_of(elements);
-    return {stack, elements, reach, reach.within(outputs)};
+  int64_t images_of(int64_t group) const {
+    return std::min(images, geometry.outer - group * images);
   }
 
-  // Outputs of part i of a stack.
-  Range part(int64_t stack, int64_t i) const {
-    const int64_t some = geometry.out_plane() / parts, rest = geometry.out_plane() % parts;
-    const auto begin = [&](int64_t k) { return (k * some + std::min(k, rest)) * geometry.inner; };
-    return parts == 1 ? outputs_of(stack) : Range{begin(i), begin(i + 1)};
+  // First output of a part, in a group of one image.
+  int64_t part_begin(int64_t i) const {
+    const int64_t positions = geometry.out_plane() / parts;
+    const int64_t remainder = geometry.out_plane() % parts;
+    return (i * positions + std::min(i, remainder)) * geometry.inner;
   }
 
-  // Where a stack begins in the pooled and in the unpooled tensor.
-  int64_t pooled(int64_t stack) const { return stack * images * geometry.in_image(); }
-  int64_t unpooled(int64_t stack) const { return stack * images * geometry.out_image(); }
-
-  // How many elements ahead of a chunk its walk prefetches: so many that their reach is another.
-  int64_t ahead() const { return std::max(step_, longest_chunk); }
-
-  const Geometry<int64_t>& geometry;
-  const bool any_index;
-  int64_t images, chunks, parts = 1; // of a stack; the last stack may have fewer images
-  int64_t grain, total;              // parts that are worth a thread; parts of the call
-  int64_t longest_chunk;
-
- private:
-  int64_t images_of(int64_t stack) const {
-    return std::min(images, geometry.outer - stack * images);
+  // Coordinate along the axis where an element's window begins, before it is clipped.
+  int64_t window_begin(int64_t element) const {
+    return element / step_ * axis_->stride - axis_->padding;
   }
-  Range outputs_of(int64_t stack) const { return {0, images_of(stack) * geometry.out_image()}; }
+
+  // Where the reach of the chunk begins whose first element this is. The reach of the chunk before
+  // ends there at the earliest, so that no output is between them. (For that chunk, the end of the
+  // image counts as an element, too.)
+  int64_t reach_begin(int64_t element) const {
+    if (element == 0) {
+      return 0;
+    }
+    if (element == geometry.in_image()) {
+      return geometry.out_image();
+    }
+    return std::clamp<int64_t>(window_begin(element), 0, axis_->out - 1) * out_step_;
+  }
 
   Range reach_of(const Range& elements) const {
-    const auto window = [&](int64_t element) { // where it begins, along the axis
-      return element / step_ * axis_->stride - axis_->padding;
-    };
-    const auto begin = [&](int64_t element) { // the reach before ends here at the earliest
-      return element == 0 ? 0
-             : element == geometry.in_image()
-                 ? geometry.out_image()
-                 : std::clamp<int64_t>(window(element), 0, axis_->out - 1) * out_step_;
-    };
-    const int64_t first = begin(elements.begin), next = begin(elements.end);
-    const int64_t last = std::min(window(elements.end - 1) + axis_->kernel, axis_->out) * out_step_;
-    return {first, std::max({first + 1, next, last})};
+    const int64_t begin = reach_begin(elements.begin);
+    const int64_t next_begin = reach_begin(elements.end);
+    const int64_t last_window_end = window_begin(elements.end - 1) + axis_->kernel;
+    const int64_t windows_end = std::min(last_window_end, axis_->out) * out_step_;
+    return {begin, std::max({begin + 1, next_begin, windows_end})};
   }
 
-  int64_t row_, row_chunks_;                  // elements of a row of units, and chunks
-  const Axis<int64_t>* axis_ = geometry.axis; // the first that is longer than 1
-  int64_t step_, out_step_;                   // elements and outputs of one step along it
+  int64_t section_;        // elements
+  int64_t section_chunks_; // chunks of a section
+  const Axis<int64_t>* axis_;
+  int64_t step_;     // elements of one step along the axis
+  int64_t out_step_; // outputs of one step along the axis
 };
 
 } // namespace maxunpool_cuda

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Max pooling's comparison: the best of a list of elements, for many windows at once, in vectors.
+//
+// It takes the order of elements from order.h.
+//
+// Example: three windows of two elements each lie side by side in memory, as channels do:
+//   base          7 2 5  9 4 1      the windows' first elements, then their second ones
+//   the list      offsets {0, 3}, indices {0, 1}
+//   the result    values {9, 4, 5}, indices {1, 1, 0}
+#pragma once
+
+#include "machine.h"
+#include "order.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace maxunpool_cuda {
+namespace {
+
+// Elements of a window, in row-major order: all of them, or a part that the list has room for.
+template <class NarrowIndex>
+struct ElementList {
+  // Elements, whose offsets fill 32 KiB. Larger windows are compared in parts, whose merging costs
+  // nothing beside so many comparisons.
+  static constexpr int64_t kMost = 1 << 12;
+
+  int64_t size = 0;
+  int64_t first_index = 0;  // of the list's first element
+  int64_t offset[kMost];    // from the window's base, in elements
+  NarrowIndex index[kMost]; // less first_index
+
+  // Begins a list of which this will be the first element's index.
+  void restart(int64_t index_of_first) {
+    size = 0;
+    first_index = index_of_first;
+  }
+  bool has_room_for(int64_t element_index, int64_t most) const {
+    return size < most && element_index - first_index <= std::numeric_limits<NarrowIndex>::max();
+  }
+  void append(int64_t element_offset, int64_t element_index) {
+    offset[size] = element_offset;
+    index[size] = static_cast<NarrowIndex>(element_index - first_index);
+    ++size;
+  }
+};
+
+template <class T>
+class Comparison {
+  using Order = maxunpool_cuda::Order<T>;
+  static constexpr int64_t kVector = 32; // bytes: the vectors of AVX2
+
+ public:
+  using Element = typename Order::Element;
+  using NarrowIndex = typename Order::SameWidth;
+  using List = ElementList<NarrowIndex>;
+
+  static constexpr int64_t kLanes = kVector / sizeof(Element); // elements of a vector
+  // Windows that are compared at once. The results fill at most 8 KiB, a fourth of a first cache.
+  static constexpr int64_t kMostWindows = 512;
+
+  // `input_end`: no element from there on is read.
+  explicit Comparison(const Element* input_end) : input_end_(input_end) {}
+
+  // Compares the listed elements of `count` windows. Those of the first window lie at their offsets
+  // from `base`, and those of each next window one further on. Vectors are read whole: up to the
+  // next multiple of kLanes windows, except where the input ends.
+  void run(const Element* base, const List& list, int64_t count) {
+    in_vectors([=, this, &list]() MAXUNPOOL_INLINE {
+      if (count >= kMany * kLanes) {
+        compare<kMany, false>(base, list, count);
+      } else if (count >= kLanes || base + list.offset[list.size - 1] + kLanes <= input_end_) {
+        compare<1, false>(base, list, count);
+      } else {
+        compare<1, true>(base, list, count);
+      }
+    });
+  }
+
+  // The best of each window: the element, and its index less the list's first_index.
+  const Element* values() const { return values_; }
+  const NarrowIndex* indices() const { return indices_; }
+
+ private:
+  typedef Element Elements __attribute__((vector_size(kVector)));
+  typedef NarrowIndex Indices __attribute__((vector_size(kVector)));
+
+  // Vectors that are compared together. Four independent chains of comparisons hide the latency of
+  // one, and their best elements and indices still fit the 16 registers.
+  static constexpr int kMany = 4;
+  // Channels of a later cell may lie in another page, where the processor does not read ahead by
+  // itself. 512 bytes ahead, two lines at a time: kMany vectors of 32 bytes are two lines.
+  static constexpr int64_t kLine = 64 / sizeof(Element); // elements of a cache line
+  static constexpr int64_t kAhead = 8 * kLine;           // elements
+
+  // Compares kVectors vectors of windows at a time. The last ones overlap those before them.
+  // kAtEnd: a vector may reach beyond the end of the input.
+  template <int kVectors, bool kAtEnd>
+  MAXUNPOOL_INLINE void compare(const Element* base, const List& list, int64_t count) {
+    for (int64_t i = 0; i < count; i += kVectors * kLanes) {
+      const int64_t window = std::min(i, std::max<int64_t>(0, count - kVectors * kLanes));
+      compare_vectors<kVectors, kAtEnd>(base + window, list, window);
+    }
+  }
+
+  // Compares the windows from this one on; its base is given.
+  template <int kVectors, bool kAtEnd>
+  MAXUNPOOL_INLINE void compare_vectors(const Element* base, const List& list, int64_t window) {
+    Elements best[kVectors];
+    Elements best_comparable[kVectors];
+    Indices best_index[kVectors] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      best[v] = load<kAtEnd>(base + list.offset[0] + v * kLanes);
+      best_comparable[v] = Order::comparable(best[v]);
+      best_index[v] += list.index[0];
+    }
+    for (int64_t e = 1; e < list.size; ++e) {
+      const Element* from = base + list.offset[e];
+      if (kVectors > 1) {
+        MAXUNPOOL_PREFETCH(from + kAhead);
+        MAXUNPOOL_PREFETCH(from + kAhead + kLine);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const Elements element = load<kAtEnd>(from + v * kLanes);
+        const Elements comparable = Order::comparable(element);
+        const auto wins = Order::wins(comparable, best_comparable[v]);
+        best[v] = wins ? element : best[v];
+        best_comparable[v] = wins ? comparable : best_comparable[v];
+        best_index[v] = wins ? Indices{} + list.index[e] : best_index[v];
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      std::memcpy(values_ + window + v * kLanes, &best[v], kVector);
+      std::memcpy(indices_ + window + v * kLanes, &best_index[v], kVector);
+    }
+  }
+
+  // A function, because GCC does not keep an array in registers that a call gets the address of.
+  template <bool kAtEnd>
+  MAXUNPOOL_INLINE Elements load(const Element* from) const {
+    Elements vector = {};
+    const auto left = static_cast<int64_t>((input_end_ - from) * sizeof(Element));
+    std::memcpy(&vector, from, kAtEnd ? std::min(kVector, left) : kVector);
+    return vector;
+  }
+
+  const Element* const input_end_;
+  Element values_[kMostWindows];
+  NarrowIndex indices_[kMostWindows];
+};
+
+} // namespace
+} // namespace maxunpool_cuda
