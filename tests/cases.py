@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of operators: random calls of each, with what the reference makes of them.
+"""Random calls of the operators, each beside what the reference makes of it.
 
-``draw`` makes a call. Its dtype, reduce, geometry, kind of indices and layouts are random or given.
+``draw`` makes a call, of which any part may be given, and the call compares itself with the
+reference (reference.py). A failure describes the call (failures.py):
+
+    call = draw(rng, "unpool", torch.float32, geometry=geometry_of((4, 5), (2, 2, 0)))
+    call.check(device)
 """
 
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import pytest
 import reference
 import torch
-from reference import Sizes, as_bytes, default_output_size, pooled_size
+from failures import RESULTS, Comparison, WrongResultError, check_each, facts_of, layout_of, same
+from reference import Sizes, default_output_size, pooled_size
 from torch import Tensor
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -192,13 +198,14 @@ def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = Non
     return table[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether shape, dtype and every bit are equal."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
-
-
-def all_same(results: Any, expected: Any) -> bool:
-    return all(same(a, b) for a, b in zip(leaves(results), leaves(expected), strict=True))
+def all_same(results: Any, expected: Any) -> Comparison:
+    """Compare all tensors, of which there are equally many. The first that differs is named."""
+    pairs = zip(leaves(results), leaves(expected), strict=True)
+    for number, (result, wanted) in enumerate(pairs):
+        comparison = same(result, wanted)
+        if not comparison:
+            return replace(comparison, difference=f"tensor {number}: {comparison}")
+    return Comparison()
 
 
 def _generator(rng: Random) -> torch.Generator:
@@ -228,14 +235,20 @@ def random_bits(
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
-    real = dtype.is_floating_point
-    lowest = -math.inf if real else torch.iinfo(dtype).min
-    special = [1, -math.inf, math.inf, math.nan, -0.0] if real else [1, lowest]
-    choices = rng.choice(([], [0, 1, 2, -0.0, lowest, lowest], [0, *special], [0, *[lowest] * 9]))
-    if not choices:
+    is_real = dtype.is_floating_point
+    lowest = -math.inf if is_real else torch.iinfo(dtype).min
+    special = [-math.inf, math.inf, math.nan, -0.0] if is_real else [lowest]
+    numbers: dict[str, list[float]] = {
+        "any": [],
+        "few": [0, 1, 2, -0.0, lowest, lowest],
+        "special": [0, 1, *special],
+        "mostly the lowest": [0, *[lowest] * 9],
+    }
+    chosen = rng.choice([*numbers])
+    if chosen == "any":
         return random_values(rng, shape, dtype)
-    drawn = torch.randint(len(choices), shape, generator=_generator(rng))
-    return torch.tensor(choices, dtype=dtype)[drawn]
+    drawn = torch.randint(len(numbers[chosen]), shape, generator=_generator(rng))
+    return torch.tensor(numbers[chosen], dtype=dtype)[drawn]
 
 
 def distinct(like: Tensor) -> Tensor:
@@ -253,14 +266,15 @@ def random_leading(rng: Random) -> Sizes:
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
-    """The same values in other memory."""
+    """The same values in other memory. Without a batch, or in 1d, channels_last is contiguous."""
     if layout == "strided":
         wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] * 2)
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
         return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
-    if layout == "channels_last" and tensor.dim() == dims + 2 > 3:
+    is_batched = tensor.dim() == dims + 2
+    if layout == "channels_last" and is_batched and dims > 1:
         format = torch.channels_last if dims == 2 else torch.channels_last_3d
         return tensor.contiguous(memory_format=format)
     return tensor.contiguous()
@@ -322,6 +336,12 @@ class Call:
     operator: Callable[..., Any]
     tensors: tuple[Tensor, ...]  # only the first may have a gradient
     arguments: tuple[Any, ...]
+    kind: str = ""  # of the indices: one of INDEX_KINDS, or "offset"
+    error: str = ""  # a pattern of the error that the call has to raise, if it has to
+
+    @property
+    def name(self) -> str:
+        return self.operator.__name__.partition(".")[0]
 
     @property
     def dims(self) -> int:
@@ -334,6 +354,14 @@ class Call:
         if self.operator is _ops.max_pool:
             return Geometry.of_pooling(sizes, first, *others)
         return Geometry(sizes, *others, first)
+
+    def arguments_by_name(self) -> str:
+        """The arguments as a failure shows them: ``kernel=(2,) stride=(2,) ...``."""
+        names = ("output", "kernel", "stride", "padding", "reduce")
+        if self.name == "max_pool":
+            names = ("kernel", "stride", "padding", "dilation", "ceil", "index_dtype")
+        pairs = zip(names, self.arguments, strict=True)
+        return " ".join(f"{name}={argument!r}" for name, argument in pairs)
 
     @property
     def positions(self) -> Tensor:
@@ -374,21 +402,61 @@ class Call:
         """The same call of tensors on a device, which lie in memory as those of this call do."""
         return replace(self, tensors=tuple(moved(tensor, device) for tensor in self.tensors))
 
+    @property
+    def size(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def facts(self, error: BaseException) -> list[tuple[str, str]]:
+        return facts_of(self, error)
+
+    def halves(self) -> Iterator["Call"]:
+        """The call for half of its images or of its channels, laid out as before.
+
+        There is none if the call has to raise an error, which names a place in the whole call.
+        """
+        leading = self.tensors[0].shape[: -self.dims]
+        for axis, size in enumerate(leading if not self.error else ()):
+            for begin, end in ((0, size // 2), (size // 2, size)) if size > 1 else ():
+                yield self.part(axis, begin, end)
+
+    def part(self, axis: int, begin: int, end: int) -> "Call":
+        """The call for some images (axis 0 of a batch) or channels."""
+        parts = (tensor.narrow(axis, begin, end - begin) for tensor in self.tensors)
+        layouts = (layout_of(tensor, self.dims) for tensor in self.tensors)
+        pairs = zip(parts, layouts, strict=True)
+        return replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))
+
     def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
         return self.moved(device).on()
 
     def check(self, device: str = "cpu") -> None:
+        """``verify``; an error describes the call."""
+        __tracebackhide__ = True
+        check_each([self], lambda call: call.verify(device))
+
+    def verify(self, device: str = "cpu") -> None:
         """Compare the results on a device. No input is changed, or shares memory with a result."""
         call = self.moved(device)
         results = call.on()
         self.compare(results)
-        assert all_same(call.tensors, self.tensors)
-        assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in call.tensors} - {0}
+        assert all_same(call.tensors, self.tensors), "the call changed its input"
+        addresses = [{tensor.data_ptr() for tensor in each} for each in (results, call.tensors)]
+        shared = set.intersection(*addresses)
+        assert shared <= {0}, "a result shares memory with an input"  # 0: it has no elements
 
     def compare(self, results: Sequence[Tensor]) -> None:
         """Compare with the reference, bit for bit."""
-        for result, right in zip(results, self.reference(), strict=True):
-            assert same(result, right), (self.operator, self.geometry, self.arguments)
+        __tracebackhide__ = True
+        names = RESULTS[self.name]
+        for name, result, right in zip(names, results, self.reference(), strict=True):
+            comparison = same(result, right)
+            if not comparison:
+                raise WrongResultError(name, comparison)
+
+    def verify_error(self, device: str = "cpu") -> None:
+        """Call it on a device, where it has to raise its error."""
+        with pytest.raises(RuntimeError, match=self.error):
+            self.results(device)
 
 
 def draw(
@@ -434,36 +502,34 @@ def draw(
     values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
     indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
-    return Call(function, (values, indices), (geometry.output, *geometry.window, reduce))
+    arguments = (geometry.output, *geometry.window, reduce)
+    return Call(function, (values, indices), arguments, kind=kind)
 
 
-def smallest_first(calls: Iterable[Call]) -> list[Call]:
-    """The first call that fails is the smallest of those that were drawn and fail."""
-    return sorted(calls, key=lambda call: sum(tensor.numel() for tensor in call.tensors))
-
-
-def with_invalid_index(call: Call, rng: Random) -> tuple[Call, str]:
-    """The call with an index outside its plane, and a pattern of the error.
+def with_invalid_index(call: Call, rng: Random) -> Call:
+    """The call with an index outside its plane, which it has to name in an error.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are
     beyond the window, or in the window but outside the plane.
     """
-    g, (values, indices) = call.geometry, call.tensors
-    cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
+    geometry, (values, indices) = call.geometry, call.tensors
+    cell, size = rng.randrange(math.prod(geometry.pooled)), math.prod(geometry.output)
     if indices.dtype == torch.uint8:
-        inside = windows_of(g)[1][cell]
-        bad = [*(~inside).nonzero().flatten().tolist(), len(inside), 255]
+        inside = windows_of(geometry)[1][cell]
+        invalid = [*(~inside).nonzero().flatten().tolist(), len(inside), 255]
     else:
-        bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
+        invalid = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
     if indices.dtype == torch.int64:
-        bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
-    index = rng.choice(bad)
-    planes = indices.flatten(-g.dims).flatten(0, -2).clone()
+        beyond_32_bits = (2**31, 2**32, -(2**32), -(2**63))
+        invalid += [n + rng.randrange(size) for n in beyond_32_bits]
+    index = rng.choice(invalid)
+    planes = indices.flatten(-call.dims).flatten(0, -2).clone()
     plane = rng.randrange(len(planes))
     planes[plane, cell] = index
-    changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), g.dims)
-    words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}\b"
-    return replace(call, tensors=(values, changed)), words
+    changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), call.dims)
+    where = rf"at position {cell} of plane {plane}\b"
+    error = rf"^max_unpool{call.dims}d: .* {index} \(.* {where}"
+    return replace(call, tensors=(values, changed), error=error)
 
 
 # The operators that have derivatives, each with its values of reduce.
