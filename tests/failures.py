@@ -59,6 +59,22 @@ class Case(Protocol):
 
 C = TypeVar("C", bound=Case)
 
+
+@dataclass(frozen=True)
+class Named:
+    """A case that is anything with a name. It is made no smaller."""
+
+    name: str
+    value: Any
+    size: int = 0
+
+    def facts(self, error: BaseException) -> list[tuple[str, str]]:
+        return [("case", self.name)]
+
+    def halves(self) -> Iterator[Named]:
+        yield from ()
+
+
 # The device of the running test: cpu, cuda or emulated. Fixtures of conftest.py set it.
 device = "cpu"
 # What a check raises: pytest.raises raises the second if nothing is raised, which is no Exception.

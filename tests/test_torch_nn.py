@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import POOLED, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, moved, same, scaled
-from failures import check_each
+from failures import Named, check_each
 from reference import Sizes, max_unpool
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -168,28 +168,35 @@ def own_tests(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples(name: str, subtests: pytest.Subtests) -> None:
+def test_pytorchs_own_samples(name: str) -> None:
     ours = getattr(F, name)
     for op in own_tests(name):
-        samples = list(op.sample_inputs("cpu", torch.float32))
-        assert samples
-        for sample in samples:
-            with subtests.test(str(sample)):
-                theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
-                assert type(got) is type(theirs)
-                assert all_same(got, theirs)
+
+        def check(case: Named, op: Any = op) -> None:
+            sample = case.value
+            theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
+            assert type(got) is type(theirs)
+            assert all_same(got, theirs)
+
+        samples = op.sample_inputs("cpu", torch.float32)
+        check_each((Named(str(each), each, each.input.numel()) for each in samples), check)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples_of_errors(name: str, subtests: pytest.Subtests) -> None:
+def test_pytorchs_own_samples_of_errors(name: str) -> None:
     ours = getattr(F, name)
-    for op in own_tests(name):
-        for error in op.error_inputs("cpu") if op.error_inputs_func else ():
-            sample = error.sample_input
-            # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
-            words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
-            with subtests.test(str(sample)), pytest.raises(error.error_type, match=words):
-                ours(sample.input, *sample.args, **sample.kwargs)
+
+    def check(case: Named) -> None:
+        error, sample = case.value, case.value.sample_input
+        # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
+        words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
+        with pytest.raises(error.error_type, match=words):
+            ours(sample.input, *sample.args, **sample.kwargs)
+
+    described = [op for op in own_tests(name) if op.error_inputs_func]
+    errors = [error for op in described for error in op.error_inputs("cpu")]
+    if errors:
+        check_each((Named(str(error.sample_input), error) for error in errors), check)
 
 
 # Sizes in all forms, valid or not.
