@@ -421,7 +421,7 @@ class Call:
 
     def part(self, axis: int, begin: int, end: int) -> "Call":
         """The call for some images (axis 0 of a batch) or channels."""
-        parts = (tensor.narrow(axis, begin, end - begin) for tensor in self.tensors)
+        parts = (tensor.narrow(axis, begin, end - begin).clone() for tensor in self.tensors)
         layouts = (layout_of(tensor, self.dims) for tensor in self.tensors)
         pairs = zip(parts, layouts, strict=True)
         return replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))

@@ -137,12 +137,13 @@ def same(result: Tensor, expected: Tensor) -> Comparison:
     got_bytes, wanted_bytes = as_bytes(result), as_bytes(expected)
     if torch.equal(got_bytes, wanted_bytes):
         return Comparison()
-    elements = (each.view(-1, result.itemsize) for each in (got_bytes, wanted_bytes))
-    wrong = torch.ne(*elements).any(1).nonzero().flatten()
+    each_element = (each.view(-1, result.itemsize) for each in (got_bytes, wanted_bytes))
+    wrong = torch.ne(*each_element).any(1).nonzero().flatten()
     at = unraveled(int(wrong[0]), tuple(result.shape))
-    verb = "element differs" if len(wrong) == 1 else "elements differ"
+    elements = "1 element" if result.numel() == 1 else f"{result.numel()} elements"
+    verb = "differs" if len(wrong) == 1 else "differ"
     numbers = f"expected {in_bits(expected[at])} but got {in_bits(result[at])}"
-    text = f"{len(wrong)} of {result.numel()} {verb}, the first is {[*at]}: {numbers}"
+    text = f"{len(wrong)} of {elements} {verb}, the first is {[*at]}: {numbers}"
     return Comparison(text, at)
 
 
