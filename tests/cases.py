@@ -459,6 +459,22 @@ class Call:
             self.results(device)
 
 
+def call_of(
+    operator: str,
+    *tensors: Tensor,
+    geometry: Geometry,
+    reduce: str = "last",
+    index_dtype: torch.dtype = torch.int64,
+    kind: str = "",
+) -> Call:
+    """A call of one of OPERATORS for these tensors: an input, or values and their indices."""
+    if operator == "pool":
+        return Call(_ops.max_pool, tensors, (*geometry.pooling, index_dtype))
+    function = _ops.max_unpool if operator.startswith("unpool") else _ops.max_unpool_backward
+    arguments = (geometry.output, *geometry.window, reduce)
+    return Call(function, tensors, arguments, kind=kind)
+
+
 def draw(
     rng: Random,
     operator: str,
@@ -491,19 +507,19 @@ def draw(
         dtype = dtype or rng.choice(POOLED)
         make = random_bits if any_bits else random_input
         x = laid_out(make(rng, (*shape, *geometry.output), dtype), layout, geometry.dims)
-        arguments = (*geometry.pooling, rng.choice(geometry.index_dtypes()))
-        return Call(_ops.max_pool, (x,), arguments)
+        return call_of(
+            operator, x, geometry=geometry, index_dtype=rng.choice(geometry.index_dtypes())
+        )
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
-    function, spatial, adds = _ops.max_unpool_backward, geometry.output, False
-    if operator.startswith("unpool"):
-        function, spatial, adds = _ops.max_unpool, geometry.pooled, reduce == "sum"
+    is_forward = operator.startswith("unpool")
+    spatial = geometry.pooled if is_forward else geometry.output
+    adds = is_forward and reduce == "sum"
     make = random_bits if any_bits and not adds else random_values
     values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
     indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
-    arguments = (geometry.output, *geometry.window, reduce)
-    return Call(function, (values, indices), arguments, kind=kind)
+    return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
 
 
 def with_invalid_index(call: Call, rng: Random) -> Call:

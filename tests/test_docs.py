@@ -118,6 +118,27 @@ def test_the_map_names_every_file() -> None:
     assert named == {path.name for path in files} | {"reference.py", "cases.py"}
 
 
+TESTING = (DOCS / "testing.md").read_text()
+# Of each template: the file that it is for, and its code.
+TEMPLATES = re.findall(
+    r"^A[^\n]* in `tests/(test_\w+)\.py`:.*?^```py\n(.*?)^```", TESTING, re.M | re.S
+)
+
+
+def test_templates_of_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the file that each is for they have all that they need, and pass."""
+    assert len(TEMPLATES) == TESTING.count("```py\n") == 5
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    chosen = []
+    for number, (module, code) in enumerate(TEMPLATES):
+        path = pytester.makepyfile(**{f"test_bug_{number}": f"from {module} import *\n{code}"})
+        chosen += [f"{path}::{name}" for name in re.findall(r"^def (test_\w+)", code, re.M)]
+    done = pytester.runpytest_inprocess("-p", "conftest", *chosen)
+    outcomes = done.parseoutcomes()
+    assert outcomes.keys() <= {"passed", "skipped"}, outcomes  # those for a GPU may be skipped
+    assert outcomes["passed"] >= len(chosen)
+
+
 if __name__ == "__main__":
     page = Path(sys.argv[1])
     text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)  # the fences around examples

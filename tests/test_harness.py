@@ -25,6 +25,7 @@ from cases import (
     Call,
     Geometry,
     all_same,
+    call_of,
     draw,
     geometry_of,
     laid_out,
@@ -35,7 +36,6 @@ from failures import CallError, Named, check_each, layout_of, same
 from torch import Tensor
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops
 
 Patch = pytest.MonkeyPatch
 
@@ -184,8 +184,7 @@ def unpooling(images: int = 1, channels: int = 1) -> Call:
     """The first and the last of three values share an index."""
     x = torch.tensor([1.0, 5, 2]).expand(images, channels, 3).contiguous()
     indices = torch.tensor([2, 3, 2]).expand(images, channels, 3).contiguous()
-    arguments = ((5,), (3,), (1,), (0,), "last")
-    return Call(_ops.max_unpool, (x, indices), arguments, kind="maxima")
+    return call_of("unpool", x, indices, geometry=geometry_of((3,), (3, 1, 0)), kind="maxima")
 
 
 def first_wins(call: Call) -> None:
