@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,14 +181,19 @@ class Failure(Generic[C]):
 def check_each(cases: Iterable[C], check: Callable[[C], object]) -> None:
     """Run a check on every case. If it fails, raise one error: how often, and the smallest case."""
     __tracebackhide__ = True
-    outcomes = [failure_of(case, check) for case in cases]
-    assert outcomes, "no case was checked"
-    failures = [outcome for outcome in outcomes if outcome is not None]
-    if not failures:
+    checked, failed = 0, 0
+    smallest: Failure[C] | None = None  # the others are not kept, as an error keeps its tensors
+    for case in cases:
+        checked += 1
+        found = failure_of(case, check)
+        failed += found is not None
+        if found and (smallest is None or case.size < smallest.case.size):
+            smallest = found
+    assert checked > 0, "no case was checked"
+    if smallest is None:
         return
-    smallest = min(failures, key=lambda failure: failure.case.size)
     failure = shrunk(smallest, check)
-    heading = f"{len(failures)} of {len(outcomes)} failed. The smallest"
+    heading = f"{failed} of {checked} failed. The smallest"
     heading += ":" if failure is smallest else ", with fewer images or channels:"
     lines = [*failure.case.facts(failure.error), *circumstances(failure, check)]
     table = [f"  {name:<11} {text}" for name, text in lines]
@@ -228,7 +234,7 @@ def circumstances(failure: Failure[C], check: Callable[[C], object]) -> list[tup
         ("error", first_line),
         ("device", device),
         *(("launched", each) for each in launches),
-        ("again", f"MAXUNPOOL_SEED={seed} pytest '{test.rpartition(' ')[0]}'"),
+        ("again", f"MAXUNPOOL_SEED={seed} pytest {shlex.quote(test.rpartition(' ')[0])}"),
     ]
 
 

@@ -4,6 +4,9 @@
 import os
 import random
 import re
+import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -38,6 +41,7 @@ from torch import Tensor
 import maxunpool_cuda
 
 Patch = pytest.MonkeyPatch
+ROOT = Path(__file__).parent.parent
 
 
 def place(tensor: Tensor) -> tuple[object, ...]:
@@ -215,7 +219,7 @@ expected 2 = 0x40000000 but got 1 = 0x3f800000
 
 def test_a_failing_call_describes_itself(request: pytest.FixtureRequest) -> None:
     text = failure_text([unpooling()], first_wins)
-    again = f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest '{request.node.nodeid}'"
+    again = f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {request.node.nodeid}"
     assert text == f"{DESCRIPTION}  again       {again}"
 
 
@@ -317,6 +321,36 @@ def test_kernels_in_what_the_profiler_exports() -> None:
     ]
     launches = ["forward<float, Last, 3><<<12, 256>>>", "slots<float, Last, 3><<<12, 256>>>"]
     assert failures.launches_in({"traceEvents": trace}) == launches
+
+
+needs_tomllib = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is in Python 3.11")
+
+
+def list_mutations(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, root / "tools" / "mutate.py", "--list"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@needs_tomllib
+def test_the_list_of_mutations_fits_the_code() -> None:
+    """Each text occurs in its file once. Whether tests see the mutations takes many minutes."""
+    done = list_mutations(ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 5
+
+
+@needs_tomllib
+@pytest.mark.parametrize("text", ["", "right\nright\n"], ids=["0 times", "2 times"])
+def test_a_mutation_that_does_not_fit_is_an_error(text: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "code.py").write_text(text)
+    entry = ["[[mutation]]", "name = 'a mistake'", "file = 'code.py'", "tests = []"]
+    entry += ["find = 'right'", "replace = 'wrong'"]
+    (tmp_path / "tools" / "mutations.toml").write_text("\n".join(entry))
+    done = list_mutations(tmp_path)
+    assert done.returncode == 1
+    times = text.count("right")
+    assert f"a mistake: 'right' occurs {times} times in code.py" in done.stderr
 
 
 # Of three tests that need a GPU, one passes, one fails, and one skips itself. A fourth needs none.

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes mistakes on purpose, one after the other, and tells which of them the tests see.
+"""Makes mistakes on purpose, one after the other, and prints which test sees each.
 
     mutate.py [--list] [WORD ...]
 
-With words, those mutations whose names have one of them; --list only checks and prints the list.
-tools/mutations.toml has it: a file, a text that occurs in it once, another text in place
-of it, and the tests that should fail. Each is made in a copy of the project, where what it needs is
-built: the CPU kernels, or, by the tests themselves, the emulation. These tests also have to pass
-without a mutation. Needs Python 3.11, and takes one to three minutes a mutation. The table goes to
-stdout; the exit status is 1 if a mutation survives, or breaks the build, which no test would see.
+tools/mutations.toml lists them. WORDs choose those whose names have one; --list only checks and
+prints the list. Each is made in a copy of the project, where the CPU kernels are built anew. The
+tests that should see it build the emulation themselves, and have to pass without it. Needs Python
+3.11. Exits with 1 if a mistake survives, or breaks the build, which no test would see.
 """
 
 import argparse
@@ -17,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,20 +29,19 @@ class Mutation:
     """A mistake of one line."""
 
     name: str
-    file: str  # from the root
-    find: str
+    file: str
+    find: str  # in the file exactly once
     replace: str
     tests: list[str]  # arguments of pytest
 
 
-def read(path: Path, words: Iterable[str]) -> list[Mutation]:
+def read(path: Path, words: list[str]) -> list[Mutation]:
     """The mutations that are asked for. Stops if a text does not occur in its file exactly once."""
     every = [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
     found = [each for each in every if not words or any(word in each.name for word in words)]
     wrong = []
     for each in found:
-        file = ROOT / each.file
-        times = file.read_text().count(each.find) if file.exists() else 0
+        times = (ROOT / each.file).read_text().count(each.find)
         if times != 1:
             wrong.append(f"  {each.name}: {each.find!r} occurs {times} times in {each.file}")
     if wrong or not found:
@@ -56,10 +52,9 @@ def read(path: Path, words: Iterable[str]) -> list[Mutation]:
 def copy_project(folder: Path) -> None:
     """Copies what git knows, as it is in the working tree."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+    for name in filter(lambda name: (ROOT / name).is_file(), listed.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +103,7 @@ def main() -> int:
         copy_project(folder)
         if problem := build(folder):
             sys.exit(f"mutate: expected a project that builds but got: {problem}")
-        for tests in {tuple(each.tests): None for each in mutations}:
+        for tests in {tuple(each.tests) for each in mutations}:
             if run(folder, "-m", "pytest", "-x", "-q", *tests).returncode != 0:
                 sys.exit(f"mutate: expected tests that pass but got: pytest {' '.join(tests)}")
         print("| mutation | file | seen by |\n|---|---|---|")
