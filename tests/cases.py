@@ -116,6 +116,25 @@ def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
     return Geometry(pooled, *sizes, output or tuple(default))
 
 
+def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
+    """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes.
+
+    They are those of one of WINDOWS in all dimensions, or of a different one in each, or they are
+    disjoint, or any at all. Pooling also has windows of more than half of the plane.
+    """
+    dims = len(sizes)
+    kernel = tuple(rng.randint(1, 5) for _ in range(dims))
+    stride = tuple(rng.randint(1, 6) for _ in range(dims))
+    most_padding = (k // 2 if pools else k for k in kernel)
+    padding = tuple(rng.randint(0, most) for most in most_padding)
+    usual = [(n,) * dims for n in rng.choice(WINDOWS)]
+    mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
+    none = (0,) * dims
+    disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
+    large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none
+    return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+
+
 def random_geometry(
     rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
 ) -> Geometry:
@@ -124,34 +143,28 @@ def random_geometry(
     Pooling may be dilated. Every window that offsets count in holds an element.
     """
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
-    most, dilated = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
+    most, most_dilation = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
     while True:
         sizes: Sizes = ()
         for _ in range(dims):
             sizes += (rng.randint(1, max(1, min(longest, most // math.prod(sizes)))),)
         sizes = tuple(rng.sample(sizes, dims))
-        kernel = tuple(rng.randint(1, 5) for _ in range(dims))
-        stride = tuple(rng.randint(1, 6) for _ in range(dims))
-        padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
-        usual = [(n,) * dims for n in rng.choice(WINDOWS)]
-        mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
-        disjoint, other = (kernel, kernel, (0,) * dims), (kernel, stride, padding)
-        large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, (0,) * dims
-        window = rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+        window = random_window(rng, sizes, pools)
         if pools:
-            dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
+            dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
-            differs = rng.choice((0, 1))  # from the default
+            differs = rng.choice((0, 1))  # from the default, by less than a stride
             output = tuple(
-                n + rng.randint(1 - s, s - 1) * differs
-                for n, s in zip(default_output_size(sizes, *window), window[1], strict=True)
+                n + rng.randint(1 - step, step - 1) * differs
+                for n, step in zip(default_output_size(sizes, *window), window[1], strict=True)
             )
             geometry = Geometry(sizes, *window, output)
-        few = math.prod(geometry.pooled) <= most_cells
-        few &= math.prod(geometry.output) <= max(2000, 32 * most_cells)
-        positive = min(*geometry.pooled, *geometry.output) > 0
-        if few and positive and not ("offsets" in operator and geometry.has_empty_window):
+        is_positive = min(*geometry.pooled, *geometry.output) > 0
+        is_small = math.prod(geometry.pooled) <= most_cells
+        is_small &= math.prod(geometry.output) <= max(2000, 32 * most_cells)
+        lacks_offsets = "offsets" in operator and is_positive and geometry.has_empty_window
+        if is_small and is_positive and not lacks_offsets:
             return geometry
 
 
@@ -165,18 +178,19 @@ def aimed(
     way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    even, (_, stride, padding) = way == "even rows", window
-    columns = rng.choice((8, 16)) if even else rng.randint(2, 9)
+    is_even, (_, stride, padding) = way == "even rows", window
+    columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
     pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
-    *output, width = geometry_of(pooled, window).output
-    output = [n + rng.randrange(stride) for n in output]
-    last = (columns - 1) * stride - padding  # where the last window begins
-    widths = range(max(width - stride, last) + 1, width + stride)
-    widths = [n for n in widths if (n == stride * columns) == even]
-    output = (*output, rng.choice(widths or [width]))
+    *sizes, width = geometry_of(pooled, window).output
+    sizes = [n + rng.randrange(stride) for n in sizes]
+    # An even row has just as many outputs as its windows are apart; others have more or fewer.
+    begin_of_last_window = (columns - 1) * stride - padding
+    widths = range(max(width - stride, begin_of_last_window) + 1, width + stride)
+    chosen = [n for n in widths if (n == stride * columns) == is_even]
+    output = (*sizes, rng.choice(chosen or [width]))
     geometry = geometry_of(pooled, window, output)
     if operator == "pool":
-        ceil = not even and rng.random() < 0.5
+        ceil = not is_even and rng.random() < 0.5
         geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
     return {"geometry": geometry, "leading": leading, "layout": layout}
 

@@ -91,6 +91,7 @@ RESULTS = {
     "max_unpool": ("output",),
     "max_unpool_backward": ("grad_input",),
 }
+MOST_LINES = 3  # of an error: pytest.raises tells in three what it expected; all are in the cause
 MOST_LISTED = 12  # elements of a window, or cells that share an index: more are counted
 
 
@@ -223,15 +224,17 @@ def shrunk(failure: Failure[C], check: Callable[[C], object]) -> Failure[C]:
 
 def circumstances(failure: Failure[C], check: Callable[[C], object]) -> list[tuple[str, str]]:
     """The error, the device, its kernels, and how to run the test again."""
-    first_line = str(failure.error).partition("\n")[0]
+    text = str(failure.error)
     if not isinstance(failure.error, WrongResultError):
-        first_line = f"{type(failure.error).__name__}: {first_line}"
+        text = f"{type(failure.error).__name__}: {text}"
+    first_line, *more_lines = text.split("\n")[:MOST_LINES]
     launches = failure.launches
     if device == "cuda":
         launches = profiled(lambda: check(failure.case))
     seed, test = os.environ["MAXUNPOOL_SEED"], os.environ.get("PYTEST_CURRENT_TEST", "")
     return [
         ("error", first_line),
+        *(("", line) for line in more_lines),
         ("device", device),
         *(("launched", each) for each in launches),
         ("again", f"MAXUNPOOL_SEED={seed} pytest {shlex.quote(test.rpartition(' ')[0])}"),

@@ -283,6 +283,9 @@ def test_other_errors_are_the_cause() -> None:
         check_each([call], lambda call: 1 // 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "error       Failed: DID NOT RAISE" in failure_text([invalid], Call.verify_error)
+    with_another_error = replace(call.part(1, 0, 0), error="expected another")
+    text = failure_text([with_another_error], Call.verify_error)
+    assert "Actual message: 'max_unpool1d: expected input of 2 or 3 dimensions" in text
     with pytest.raises(pytest.skip.Exception):
         check_each([call], lambda call: pytest.skip("reason"))
 
