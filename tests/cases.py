@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of operators: random calls of each, with what the reference makes of them.
+"""Random calls of the operators, each beside what the reference makes of it.
 
-``draw`` makes a call. Its dtype, reduce, geometry, kind of indices and layouts are random or given.
+``draw`` makes a call, of which any part may be given, and the call compares itself with the
+reference (reference.py). A failure describes the call (failures.py):
+
+    call = draw(rng, "unpool", torch.float32, geometry=geometry_of((4, 5), (2, 2, 0)))
+    call.check(device)
 """
 
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import pytest
 import reference
 import torch
-from reference import Sizes, as_bytes, default_output_size, pooled_size
+from failures import RESULTS, Comparison, WrongResultError, check_each, facts_of, layout_of, same
+from reference import Sizes, default_output_size, pooled_size
 from torch import Tensor
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -110,6 +116,25 @@ def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
     return Geometry(pooled, *sizes, output or tuple(default))
 
 
+def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
+    """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes.
+
+    They are those of one of WINDOWS in all dimensions, or of a different one in each, or they are
+    disjoint, or any at all. Pooling also has windows of more than half of the plane.
+    """
+    dims = len(sizes)
+    kernel = tuple(rng.randint(1, 5) for _ in range(dims))
+    stride = tuple(rng.randint(1, 6) for _ in range(dims))
+    most_padding = (k // 2 if pools else k for k in kernel)
+    padding = tuple(rng.randint(0, most) for most in most_padding)
+    usual = [(n,) * dims for n in rng.choice(WINDOWS)]
+    mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
+    none = (0,) * dims
+    disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
+    large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none
+    return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+
+
 def random_geometry(
     rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
 ) -> Geometry:
@@ -118,34 +143,28 @@ def random_geometry(
     Pooling may be dilated. Every window that offsets count in holds an element.
     """
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
-    most, dilated = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
+    most, most_dilation = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
     while True:
         sizes: Sizes = ()
         for _ in range(dims):
             sizes += (rng.randint(1, max(1, min(longest, most // math.prod(sizes)))),)
         sizes = tuple(rng.sample(sizes, dims))
-        kernel = tuple(rng.randint(1, 5) for _ in range(dims))
-        stride = tuple(rng.randint(1, 6) for _ in range(dims))
-        padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
-        usual = [(n,) * dims for n in rng.choice(WINDOWS)]
-        mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
-        disjoint, other = (kernel, kernel, (0,) * dims), (kernel, stride, padding)
-        large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, (0,) * dims
-        window = rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+        window = random_window(rng, sizes, pools)
         if pools:
-            dilation = tuple(rng.randint(1, dilated) for _ in range(dims))
+            dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
-            differs = rng.choice((0, 1))  # from the default
+            differs = rng.choice((0, 1))  # from the default, by less than a stride
             output = tuple(
-                n + rng.randint(1 - s, s - 1) * differs
-                for n, s in zip(default_output_size(sizes, *window), window[1], strict=True)
+                n + rng.randint(1 - step, step - 1) * differs
+                for n, step in zip(default_output_size(sizes, *window), window[1], strict=True)
             )
             geometry = Geometry(sizes, *window, output)
-        few = math.prod(geometry.pooled) <= most_cells
-        few &= math.prod(geometry.output) <= max(2000, 32 * most_cells)
-        positive = min(*geometry.pooled, *geometry.output) > 0
-        if few and positive and not ("offsets" in operator and geometry.has_empty_window):
+        is_positive = min(*geometry.pooled, *geometry.output) > 0
+        is_small = math.prod(geometry.pooled) <= most_cells
+        is_small &= math.prod(geometry.output) <= max(2000, 32 * most_cells)
+        lacks_offsets = "offsets" in operator and is_positive and geometry.has_empty_window
+        if is_small and is_positive and not lacks_offsets:
             return geometry
 
 
@@ -159,18 +178,19 @@ def aimed(
     way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    even, (_, stride, padding) = way == "even rows", window
-    columns = rng.choice((8, 16)) if even else rng.randint(2, 9)
+    is_even, (_, stride, padding) = way == "even rows", window
+    columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
     pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
-    *output, width = geometry_of(pooled, window).output
-    output = [n + rng.randrange(stride) for n in output]
-    last = (columns - 1) * stride - padding  # where the last window begins
-    widths = range(max(width - stride, last) + 1, width + stride)
-    widths = [n for n in widths if (n == stride * columns) == even]
-    output = (*output, rng.choice(widths or [width]))
+    *sizes, width = geometry_of(pooled, window).output
+    sizes = [n + rng.randrange(stride) for n in sizes]
+    # An even row has just as many outputs as its windows are apart; others have more or fewer.
+    begin_of_last_window = (columns - 1) * stride - padding
+    widths = range(max(width - stride, begin_of_last_window) + 1, width + stride)
+    chosen = [n for n in widths if (n == stride * columns) == is_even]
+    output = (*sizes, rng.choice(chosen or [width]))
     geometry = geometry_of(pooled, window, output)
     if operator == "pool":
-        ceil = not even and rng.random() < 0.5
+        ceil = not is_even and rng.random() < 0.5
         geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
     return {"geometry": geometry, "leading": leading, "layout": layout}
 
@@ -192,13 +212,14 @@ def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = Non
     return table[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether shape, dtype and every bit are equal."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
-
-
-def all_same(results: Any, expected: Any) -> bool:
-    return all(same(a, b) for a, b in zip(leaves(results), leaves(expected), strict=True))
+def all_same(results: Any, expected: Any) -> Comparison:
+    """Compare all tensors, of which there are equally many. The first that differs is named."""
+    pairs = zip(leaves(results), leaves(expected), strict=True)
+    for number, (result, wanted) in enumerate(pairs):
+        comparison = same(result, wanted)
+        if not comparison:
+            return replace(comparison, difference=f"tensor {number}: {comparison}")
+    return Comparison()
 
 
 def _generator(rng: Random) -> torch.Generator:
@@ -228,14 +249,20 @@ def random_bits(
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
-    real = dtype.is_floating_point
-    lowest = -math.inf if real else torch.iinfo(dtype).min
-    special = [1, -math.inf, math.inf, math.nan, -0.0] if real else [1, lowest]
-    choices = rng.choice(([], [0, 1, 2, -0.0, lowest, lowest], [0, *special], [0, *[lowest] * 9]))
-    if not choices:
+    is_real = dtype.is_floating_point
+    lowest = -math.inf if is_real else torch.iinfo(dtype).min
+    special = [-math.inf, math.inf, math.nan, -0.0] if is_real else [lowest]
+    numbers: dict[str, list[float]] = {
+        "any": [],
+        "few": [0, 1, 2, -0.0, lowest, lowest],
+        "special": [0, 1, *special],
+        "mostly the lowest": [0, *[lowest] * 9],
+    }
+    chosen = rng.choice([*numbers])
+    if chosen == "any":
         return random_values(rng, shape, dtype)
-    drawn = torch.randint(len(choices), shape, generator=_generator(rng))
-    return torch.tensor(choices, dtype=dtype)[drawn]
+    drawn = torch.randint(len(numbers[chosen]), shape, generator=_generator(rng))
+    return torch.tensor(numbers[chosen], dtype=dtype)[drawn]
 
 
 def distinct(like: Tensor) -> Tensor:
@@ -253,14 +280,15 @@ def random_leading(rng: Random) -> Sizes:
 
 
 def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
-    """The same values in other memory."""
+    """The same values in other memory. Without a batch, or in 1d, channels_last is contiguous."""
     if layout == "strided":
         wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] * 2)
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
         return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
-    if layout == "channels_last" and tensor.dim() == dims + 2 > 3:
+    is_batched = tensor.dim() == dims + 2
+    if layout == "channels_last" and is_batched and dims > 1:
         format = torch.channels_last if dims == 2 else torch.channels_last_3d
         return tensor.contiguous(memory_format=format)
     return tensor.contiguous()
@@ -322,6 +350,12 @@ class Call:
     operator: Callable[..., Any]
     tensors: tuple[Tensor, ...]  # only the first may have a gradient
     arguments: tuple[Any, ...]
+    kind: str = ""  # of the indices: one of INDEX_KINDS, or "offset"
+    error: str = ""  # a pattern of the error that the call has to raise, if it has to
+
+    @property
+    def name(self) -> str:
+        return self.operator.__name__.partition(".")[0]
 
     @property
     def dims(self) -> int:
@@ -334,6 +368,14 @@ class Call:
         if self.operator is _ops.max_pool:
             return Geometry.of_pooling(sizes, first, *others)
         return Geometry(sizes, *others, first)
+
+    def arguments_by_name(self) -> str:
+        """The arguments as a failure shows them: ``kernel=(2,) stride=(2,) ...``."""
+        names = ("output", "kernel", "stride", "padding", "reduce")
+        if self.name == "max_pool":
+            names = ("kernel", "stride", "padding", "dilation", "ceil", "index_dtype")
+        pairs = zip(names, self.arguments, strict=True)
+        return " ".join(f"{name}={argument!r}" for name, argument in pairs)
 
     @property
     def positions(self) -> Tensor:
@@ -374,21 +416,77 @@ class Call:
         """The same call of tensors on a device, which lie in memory as those of this call do."""
         return replace(self, tensors=tuple(moved(tensor, device) for tensor in self.tensors))
 
+    @property
+    def size(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def facts(self, error: BaseException) -> list[tuple[str, str]]:
+        return facts_of(self, error)
+
+    def halves(self) -> Iterator["Call"]:
+        """The call for half of its images or of its channels, laid out as before.
+
+        There is none if the call has to raise an error, which names a place in the whole call.
+        """
+        leading = self.tensors[0].shape[: -self.dims]
+        for axis, size in enumerate(leading if not self.error else ()):
+            for begin, end in ((0, size // 2), (size // 2, size)) if size > 1 else ():
+                yield self.part(axis, begin, end)
+
+    def part(self, axis: int, begin: int, end: int) -> "Call":
+        """The call for some images (axis 0 of a batch) or channels."""
+        parts = (tensor.narrow(axis, begin, end - begin).clone() for tensor in self.tensors)
+        layouts = (layout_of(tensor, self.dims) for tensor in self.tensors)
+        pairs = zip(parts, layouts, strict=True)
+        return replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))
+
     def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
         return self.moved(device).on()
 
     def check(self, device: str = "cpu") -> None:
+        """``verify``; an error describes the call."""
+        __tracebackhide__ = True
+        check_each([self], lambda call: call.verify(device))
+
+    def verify(self, device: str = "cpu") -> None:
         """Compare the results on a device. No input is changed, or shares memory with a result."""
         call = self.moved(device)
         results = call.on()
         self.compare(results)
-        assert all_same(call.tensors, self.tensors)
-        assert not {t.data_ptr() for t in results} & {t.data_ptr() for t in call.tensors} - {0}
+        assert all_same(call.tensors, self.tensors), "the call changed its input"
+        addresses = [{tensor.data_ptr() for tensor in each} for each in (results, call.tensors)]
+        shared = set.intersection(*addresses)
+        assert shared <= {0}, "a result shares memory with an input"  # 0: it has no elements
 
     def compare(self, results: Sequence[Tensor]) -> None:
         """Compare with the reference, bit for bit."""
-        for result, right in zip(results, self.reference(), strict=True):
-            assert same(result, right), (self.operator, self.geometry, self.arguments)
+        __tracebackhide__ = True
+        names = RESULTS[self.name]
+        for name, result, right in zip(names, results, self.reference(), strict=True):
+            comparison = same(result, right)
+            if not comparison:
+                raise WrongResultError(name, comparison)
+
+    def verify_error(self, device: str = "cpu") -> None:
+        """Call it on a device, where it has to raise its error."""
+        with pytest.raises(RuntimeError, match=self.error):
+            self.results(device)
+
+
+def call_of(
+    operator: str,
+    *tensors: Tensor,
+    geometry: Geometry,
+    reduce: str = "last",
+    index_dtype: torch.dtype = torch.int64,
+    kind: str = "",
+) -> Call:
+    """A call of one of OPERATORS for these tensors: an input, or values and their indices."""
+    if operator == "pool":
+        return Call(_ops.max_pool, tensors, (*geometry.pooling, index_dtype))
+    function = _ops.max_unpool if operator.startswith("unpool") else _ops.max_unpool_backward
+    arguments = (geometry.output, *geometry.window, reduce)
+    return Call(function, tensors, arguments, kind=kind)
 
 
 def draw(
@@ -423,47 +521,45 @@ def draw(
         dtype = dtype or rng.choice(POOLED)
         make = random_bits if any_bits else random_input
         x = laid_out(make(rng, (*shape, *geometry.output), dtype), layout, geometry.dims)
-        arguments = (*geometry.pooling, rng.choice(geometry.index_dtypes()))
-        return Call(_ops.max_pool, (x,), arguments)
+        return call_of(
+            operator, x, geometry=geometry, index_dtype=rng.choice(geometry.index_dtypes())
+        )
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
-    function, spatial, adds = _ops.max_unpool_backward, geometry.output, False
-    if operator.startswith("unpool"):
-        function, spatial, adds = _ops.max_unpool, geometry.pooled, reduce == "sum"
+    is_forward = operator.startswith("unpool")
+    spatial = geometry.pooled if is_forward else geometry.output
+    adds = is_forward and reduce == "sum"
     make = random_bits if any_bits and not adds else random_values
     values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
     indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
-    return Call(function, (values, indices), (geometry.output, *geometry.window, reduce))
+    return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
 
 
-def smallest_first(calls: Iterable[Call]) -> list[Call]:
-    """The first call that fails is the smallest of those that were drawn and fail."""
-    return sorted(calls, key=lambda call: sum(tensor.numel() for tensor in call.tensors))
-
-
-def with_invalid_index(call: Call, rng: Random) -> tuple[Call, str]:
-    """The call with an index outside its plane, and a pattern of the error.
+def with_invalid_index(call: Call, rng: Random) -> Call:
+    """The call with an index outside its plane, which it has to name in an error.
 
     Among these are indices that a narrower type would wrap into the plane, and offsets that are
     beyond the window, or in the window but outside the plane.
     """
-    g, (values, indices) = call.geometry, call.tensors
-    cell, size = rng.randrange(math.prod(g.pooled)), math.prod(g.output)
+    geometry, (values, indices) = call.geometry, call.tensors
+    cell, size = rng.randrange(math.prod(geometry.pooled)), math.prod(geometry.output)
     if indices.dtype == torch.uint8:
-        inside = windows_of(g)[1][cell]
-        bad = [*(~inside).nonzero().flatten().tolist(), len(inside), 255]
+        inside = windows_of(geometry)[1][cell]
+        invalid = [*(~inside).nonzero().flatten().tolist(), len(inside), 255]
     else:
-        bad = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
+        invalid = [-1, size, size + rng.randrange(size), -(2**31), 2**31 - 1]
     if indices.dtype == torch.int64:
-        bad += [n + rng.randrange(size) for n in (2**31, 2**32, -(2**32), -(2**63))]
-    index = rng.choice(bad)
-    planes = indices.flatten(-g.dims).flatten(0, -2).clone()
+        beyond_32_bits = (2**31, 2**32, -(2**32), -(2**63))
+        invalid += [n + rng.randrange(size) for n in beyond_32_bits]
+    index = rng.choice(invalid)
+    planes = indices.flatten(-call.dims).flatten(0, -2).clone()
     plane = rng.randrange(len(planes))
     planes[plane, cell] = index
-    changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), g.dims)
-    words = rf"^max_unpool{g.dims}d: .* {index} \(.* at position {cell} of plane {plane}\b"
-    return replace(call, tensors=(values, changed)), words
+    changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), call.dims)
+    where = rf"at position {cell} of plane {plane}\b"
+    error = rf"^max_unpool{call.dims}d: .* {index} \(.* {where}"
+    return replace(call, tensors=(values, changed), error=error)
 
 
 # The operators that have derivatives, each with its values of reduce.

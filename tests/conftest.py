@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import emulation
+import failures
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from maxunpool_cuda import _ops
 
 pytest_plugins = ("gpu_tests", "pytester")
+pytest.register_assert_rewrite("cases", "published")  # their assertions show values, as tests' do
 
 # The seed of all random inputs.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
@@ -62,6 +64,7 @@ GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors. An out-of-bounds index is an error at once."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    monkeypatch.setattr(failures, "device", request.param)
     emulated = request.param == "emulated"
     gpu = emulation.emulated_gpu(generator(request.node, " device"))
     with gpu if emulated else contextlib.nullcontext():
@@ -69,8 +72,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture(params=["cpu", GPUS[0]])
-def real_device(request: pytest.FixtureRequest) -> str:
+def real_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The device of a test's tensors, if it does not test kernels and so needs no emulation."""
+    monkeypatch.setattr(failures, "device", request.param)
     return request.param
 
 

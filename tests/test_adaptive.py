@@ -4,14 +4,16 @@
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import cases
 import pytest
 import torch
-from cases import LAYOUTS, Sizes, distinct, laid_out, random_input, random_leading, same, scaled
-from reference import adaptive_max_pool
+from cases import LAYOUTS, all_same, distinct, laid_out, random_input, random_leading, same, scaled
+from failures import check_each, placed
+from reference import Sizes, adaptive_max_pool
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
@@ -45,13 +47,42 @@ def steps(tensor: Tensor) -> list[int]:
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def draw(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, Sizes]:
+@dataclass(frozen=True)
+class Adaptive:
+    """An input and the output_size that is asked for, which may have None."""
+
+    x: Tensor
+    asked: Any
+    pooled: Sizes = ()  # the sizes that it asks for
+
+    @property
+    def dims(self) -> int:
+        return len(self.pooled)
+
+    @property
+    def size(self) -> int:
+        return self.x.numel()
+
+    def facts(self, error: BaseException) -> list[tuple[str, str]]:
+        return [("input", placed(self.x, self.dims)), ("output_size", repr(self.asked))]
+
+    def halves(self) -> Iterator["Adaptive"]:
+        yield from ()
+
+
+def sizes_of(rng: random.Random, dims: int, longest: int = 0) -> tuple[Sizes, Any, Sizes]:
     """Sizes of a plane, an output_size that may have None, and the pooled sizes it asks for."""
     most = longest or (40, 12, 6)[dims - 1]
     sizes = tuple(rng.randint(1, most) for _ in range(dims))
     asked = tuple(rng.choice((None, 1, rng.randint(1, 2 * most))) for _ in sizes)
     pooled = tuple(n if m is None else m for n, m in zip(sizes, asked, strict=True))
     return sizes, asked if dims > 1 else pooled[0], pooled  # torch.nn's 1d takes no None
+
+
+def draw(rng: random.Random, dims: int, dtype: torch.dtype) -> Adaptive:
+    sizes, asked, pooled = sizes_of(rng, dims)
+    x = random_input(rng, (*random_leading(rng), *sizes), dtype)
+    return Adaptive(laid_out(x, rng.choice(LAYOUTS), dims), asked, pooled)
 
 
 @both_ways
@@ -61,30 +92,42 @@ def test_the_definition_and_torchs(
     real_device: str, dims: int, dtype: torch.dtype, rng: random.Random
 ) -> None:
     """Values, indices and strides are compared. Inputs have ties, infinities and NaNs."""
-    for _ in range(scaled(60)):
-        sizes, asked, pooled = draw(rng, dims)
-        x = random_input(rng, (*random_leading(rng), *sizes), dtype)
-        x = cases.moved(laid_out(x, rng.choice(LAYOUTS), dims), real_device)
+
+    def check(case: Adaptive) -> None:
+        x, asked = cases.moved(case.x, real_device), case.asked
         values, indices = both = ours(dims)(x, asked, return_indices=True)
         expected = theirs(dims)(x, asked, return_indices=True)
-        for right in (adaptive_max_pool(x, pooled), expected):
+        for right in (adaptive_max_pool(x, case.pooled), expected):
             # PyTorch's kernels write any NaN for float16 and bfloat16.
             assert_close(both, right, rtol=0, atol=0, equal_nan=True, check_device=False)
-        assert steps(values) == steps(indices) == steps(expected[0]), (x.shape, x.stride(), asked)
+        assert steps(values) == steps(indices) == steps(expected[0])
         module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
         assert same(module(asked)(x), values)
         assert same(ours(dims)(x, asked), values)
         smaller = module(asked, True, index_dtype=torch.int32)(x)
-        assert all(map(same, smaller, (values, indices.int())))
+        assert all_same(smaller, (values, indices.int()))
+
+    check_each((draw(rng, dims, dtype) for _ in range(scaled(60))), check)
 
 
-def draw_multiple(rng: random.Random, dims: int) -> tuple[Sizes, Any, Sizes]:
-    """Sizes of a plane, an output_size of which they are multiples, and the windows of one size."""
+def draw_multiple(rng: random.Random, dims: int) -> Adaptive:
+    """An input whose sizes are multiples of the output_size, so all windows have one size."""
     pooled = tuple(rng.choice((1, 1, 2, 3)) for _ in range(dims))
     window = tuple(rng.randint(1, (300, 20, 7)[dims - 1]) for _ in range(dims))
     sizes = tuple(m * k for m, k in zip(pooled, window, strict=True))
     asked = tuple(None if k == 1 else m for m, k in zip(pooled, window, strict=True))
-    return sizes, asked if dims > 1 else pooled, window  # torch.nn's 1d takes no None
+    x = distinct(torch.empty(*random_leading(rng), *sizes, dtype=torch.float64))
+    x = laid_out(x, rng.choice(LAYOUTS), dims)
+    return Adaptive(x, asked if dims > 1 else pooled, pooled)  # torch.nn's 1d takes no None
+
+
+def with_saved_dtypes(function: Callable[[], Any]) -> tuple[Any, list[torch.dtype]]:
+    """What a function returns, and the dtypes of the tensors that it saves for the backward."""
+    saved: list[torch.dtype] = []
+    hooks = (lambda tensor: saved.append(tensor.dtype) or tensor, lambda tensor: tensor)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        returned = function()
+    return returned, saved
 
 
 @both_ways
@@ -93,26 +136,25 @@ def test_multiples_of_the_output_are_max_pooled(
     real_device: str, dims: int, rng: random.Random
 ) -> None:
     """Results and gradients are torch.nn's. The backward keeps the smallest indices."""
-    for _ in range(scaled(40)):
-        sizes, asked, window = draw_multiple(rng, dims)
-        x = distinct(torch.empty(*random_leading(rng), *sizes, dtype=torch.float64))
-        x = laid_out(x, rng.choice(LAYOUTS), dims).to(real_device).requires_grad_()
+
+    def check(case: Adaptive) -> None:
+        x, asked = case.x.to(real_device).requires_grad_(), case.asked
+        axes = zip(x.shape[-dims:], case.pooled, strict=True)
+        window = math.prod(size // count for size, count in axes)
         expected = theirs(dims)(x, asked, return_indices=True)
         (right,) = torch.autograd.grad(expected[0].sum(), x)
-        smallest = torch.uint8 if math.prod(window) <= 256 else torch.int32
+        smallest = torch.uint8 if window <= 256 else torch.int32
         for returned, kept in ((False, smallest), (True, torch.int64)):
-            saved = []
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: saved.append(t.dtype) or t,  # noqa: B023
-                lambda t: t,
-            ):
-                results = ours(dims)(x, asked, return_indices=returned)
+            pool = functools.partial(ours(dims), x, asked, return_indices=returned)
+            results, saved = with_saved_dtypes(pool)
             values = results[0] if returned else results
-            assert saved == [kept], (sizes, asked)
+            assert saved == [kept]
             assert same(values, expected[0])
             assert not returned or same(results[1], expected[1])
             assert steps(values) == steps(expected[0])
             assert same(torch.autograd.grad(values.sum(), x)[0], right)
+
+    check_each((draw_multiple(rng, dims) for _ in range(scaled(40))), check)
 
 
 def test_a_gradient_of_one_position_has_the_layout_of_the_input(device: str) -> None:
@@ -126,61 +168,87 @@ def test_a_gradient_of_one_position_has_the_layout_of_the_input(device: str) -> 
 @pytest.mark.parametrize("asked", [2, 3], ids=["windows of one size", "of two sizes"])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        pytest.param(math.nan, math.inf, id="several NaNs"),
+        pytest.param(-math.inf, -math.inf, id="none but minus infinity"),
+    ],
+)
 @pytest.mark.usefixtures("device")
 def test_several_nans_and_none_but_minus_infinity(
-    dtype: torch.dtype, layout: str, asked: int
+    dtype: torch.dtype, layout: str, asked: int, value: float, other: float
 ) -> None:
     """In both cases indices are torch.nn's: of the last NaN, and of the first element."""
-    for value, other in ((math.nan, math.inf), (-math.inf, -math.inf)):
-        x = torch.full((2, 8, 16, 16), other, dtype=dtype)
-        x[:, ::2, ::3, 1::5] = value
-        x = laid_out(x, layout, 2)
-        expected = theirs(2)(x, asked, return_indices=True)
-        both = F.adaptive_max_pool2d(x, asked, return_indices=True)
-        assert_close(both, expected, rtol=0, atol=0, equal_nan=True)
-        assert_close(both, adaptive_max_pool(x, (asked, asked)), rtol=0, atol=0, equal_nan=True)
+    x = torch.full((2, 8, 16, 16), other, dtype=dtype)
+    x[:, ::2, ::3, 1::5] = value
+    x = laid_out(x, layout, 2)
+    expected = theirs(2)(x, asked, return_indices=True)
+    both = F.adaptive_max_pool2d(x, asked, return_indices=True)
+    assert_close(both, expected, rtol=0, atol=0, equal_nan=True)
+    assert_close(both, adaptive_max_pool(x, (asked, asked)), rtol=0, atol=0, equal_nan=True)
 
 
 @both_ways
+@pytest.mark.parametrize(
+    ("leading", "size"),
+    [
+        pytest.param((0, 2), 3, id="batch"),
+        pytest.param((2, 3), 0, id="output"),
+        pytest.param((3,), 0, id="output without a batch"),
+        pytest.param((0, 1), 0, id="both"),
+    ],
+)
 @every_rank
-def test_empty_batches_and_empty_outputs(dims: int) -> None:
-    for shape, size in (((0, 2), 3), ((2, 3), 0), ((3,), 0), ((0, 1), 0)):
-        x = torch.rand(*shape, *[5] * dims)
-        got, expected = (of(dims)(x, size, return_indices=True) for of in (ours, theirs))
-        assert all(map(same, got, expected))
-        assert ours(dims)(x.requires_grad_(), size).shape == expected[0].shape
+def test_empty_batches_and_empty_outputs(dims: int, leading: Sizes, size: int) -> None:
+    x = torch.rand(*leading, *[5] * dims)
+    got, expected = (of(dims)(x, size, return_indices=True) for of in (ours, theirs))
+    assert all_same(got, expected)
+    assert ours(dims)(x.requires_grad_(), size).shape == expected[0].shape
 
 
 @both_ways
 @every_rank
 def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:
-    for _ in range(scaled(8)):
-        sizes, asked, _ = draw(rng, dims, longest=(9, 4, 3)[dims - 1])
-        x = distinct(torch.empty(2, *sizes, dtype=torch.float64)).to(real_device).requires_grad_()
-        pool = functools.partial(ours(dims), output_size=asked)
+
+    def calls() -> Iterator[Adaptive]:
+        for _ in range(scaled(8)):
+            sizes, asked, pooled = sizes_of(rng, dims, longest=(9, 4, 3)[dims - 1])
+            yield Adaptive(distinct(torch.empty(2, *sizes, dtype=torch.float64)), asked, pooled)
+
+    def check(case: Adaptive) -> None:
+        x = case.x.to(real_device).requires_grad_()
+        pool = functools.partial(ours(dims), output_size=case.asked)
         both = {"check_batched_grad": True}
         assert gradcheck(pool, x, check_forward_ad=True, check_batched_forward_grad=True, **both)
-        assert gradgradcheck(lambda x: pool(x).pow(3), x, check_fwd_over_rev=True, **both)  # noqa: B023
+        assert gradgradcheck(lambda x: pool(x).pow(3), x, check_fwd_over_rev=True, **both)
         batch = torch.stack([distinct(x.detach()), x.detach()])
         assert same(vmap(pool)(batch), torch.stack([*map(pool, batch)]))
 
+    check_each(calls(), check)
 
-def test_compiled_for_one_size(real_device: str) -> None:
-    """The sizes are known, so the graph has a max pooling."""
+
+@pytest.mark.parametrize(
+    ("sizes", "is_pooled"),
+    [pytest.param((6, 7), True, id="multiples"), pytest.param((7, 6), False, id="no multiples")],
+)
+def test_compiled_for_one_size(real_device: str, sizes: Sizes, is_pooled: bool) -> None:
+    """The sizes are known, so the graph has a max pooling if all windows have one size."""
     graphs = CompileCounterWithBackend("aot_eager")
     pool = maxunpool_cuda.AdaptiveMaxPool2d((3, 1))
     compiled = torch.compile(pool, fullgraph=True, dynamic=False, backend=graphs)
-    for sizes, is_pooled in (((6, 7), True), ((7, 6), False)):
-        x = torch.rand(2, 3, *sizes, device=real_device, requires_grad=True)
-        wanted, got = (torch.autograd.grad(of(x).sum(), x)[0] for of in (pool, compiled))
-        assert same(got, wanted)
-        assert ("maxunpool_cuda.max_pool." in str(graphs.graphs[-1].graph)) == is_pooled
+    x = torch.rand(2, 3, *sizes, device=real_device, requires_grad=True)
+    wanted, got = (torch.autograd.grad(of(x).sum(), x)[0] for of in (pool, compiled))
+    assert same(got, wanted)
+    assert ("maxunpool_cuda.max_pool." in str(graphs.graphs[-1].graph)) == is_pooled
 
 
 @pytest.mark.parametrize(
     ("dims", "size", "length"), [(1, 3, 5), (2, 4, 3), (3, 2, 4), (2, 3, 6), (2, 1, 4)]
 )
-def test_compiled_and_exported(real_device: str, dims: int, size: int, length: int) -> None:
+def test_compiled_and_exported(
+    real_device: str, dims: int, size: int, length: int, subtests: pytest.Subtests
+) -> None:
     """One graph serves all sizes. The portable form has no operator of this package."""
     open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
     pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
@@ -195,8 +263,11 @@ def test_compiled_and_exported(real_device: str, dims: int, size: int, length: i
         shape = (batch, 13, *[length + more] * dims)
         x = torch.rand(shape, device=real_device, requires_grad=True)
         expected = pool(x)
-        for of in (program.module(), portable.module(), compiled):
-            assert all(map(same, of(x), expected))
+        forms = {"exported": program.module(), "portable": portable.module(), "compiled": compiled}
+        for name, form in forms.items():
+            with subtests.test(f"{name}, {tuple(shape)}"):
+                assert all_same(form(x), expected)
         wanted, got = (torch.autograd.grad(of(x)[0].sum(), x)[0] for of in (pool, compiled))
-        assert same(got, wanted)
+        with subtests.test(f"gradient, {tuple(shape)}"):
+            assert same(got, wanted)
     assert graphs.frame_count == 1

@@ -2,10 +2,12 @@
 """Derivatives of every order, with duplicate indices, which PyTorch's backward gets wrong."""
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
-from cases import DIFFERENTIABLE, OPERATORS, draw_differentiable, scaled
+from cases import DIFFERENTIABLE, OPERATORS, Call, draw_differentiable, scaled
+from failures import check_each
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp
 
@@ -14,14 +16,19 @@ import maxunpool_cuda.functional as F
 
 @pytest.mark.parametrize(("operator", "reduce"), DIFFERENTIABLE)
 def test_gradients(real_device: str, operator: str, reduce: str, rng: Random) -> None:
-    for n in range(scaled(24 if operator == "pool" else 8)):
-        dtype = torch.complex128 if n % 2 and operator != "pool" else torch.float64
-        call = draw_differentiable(rng, operator, dtype, reduce).moved(real_device)
+    count = scaled(24 if operator == "pool" else 8)
+    dtypes = (torch.float64, torch.float64 if operator == "pool" else torch.complex128)
+
+    def check(call: Call) -> None:
+        call = call.moved(real_device)
         x = call.tensors[0].detach().requires_grad_()
         forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
-        assert gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **forward)  # noqa: B023
+        assert gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **forward)
         twice = {"check_fwd_over_rev": True, "check_batched_grad": True}
-        assert gradgradcheck(lambda x: call.on(x)[0].sin(), x, **twice)  # noqa: B023
+        assert gradgradcheck(lambda x: call.on(x)[0].sin(), x, **twice)
+
+    calls = (draw_differentiable(rng, operator, dtypes[n % 2], reduce) for n in range(count))
+    check_each(calls, check)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -55,14 +62,25 @@ def test_without_indices_the_backward_keeps_small_ones() -> None:
     assert [t.dtype for t in kept] == small + wide
 
 
-def test_windows_without_an_element_have_no_derivative() -> None:
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param(((1, 2), 1, (0, 1), (1, 3)), id="in the columns"),
+        pytest.param(((2, 1), 1, (1, 0), (5, 1)), id="in the rows"),
+    ],
+)
+def test_windows_without_an_element_have_no_derivative(window: Any) -> None:
     """The index that PyTorch gives an empty window is no place for a gradient."""
     x = torch.ones(1, 1, 4, 2)
     words = r"^max_pool2d: expected every window to hold"
-    for window in (((1, 2), 1, (0, 1), (1, 3)), ((2, 1), 1, (1, 0), (5, 1))):
-        with pytest.raises(NotImplementedError, match=words):
-            F.max_pool2d(x.requires_grad_(), *window)
-        with pytest.raises(NotImplementedError, match=words):
-            jvp(lambda x, window=window: F.max_pool2d(x, *window), (x.detach(),), (x.detach(),))
-    F.max_pool2d(x.requires_grad_(), (2, 1), 1, (1, 0), (4, 1)).sum().backward()
+    with pytest.raises(NotImplementedError, match=words):
+        F.max_pool2d(x.requires_grad_(), *window)
+    with pytest.raises(NotImplementedError, match=words):
+        jvp(lambda x: F.max_pool2d(x, *window), (x.detach(),), (x.detach(),))
+
+
+def test_windows_that_all_have_an_element_have_a_derivative() -> None:
+    """With less dilation than in the test above."""
+    x = torch.ones(1, 1, 4, 2, requires_grad=True)
+    F.max_pool2d(x, (2, 1), 1, (1, 0), (4, 1)).sum().backward()
     assert x.grad.flatten().tolist() == [1, 1, 0, 0, 0, 0, 1, 1]

@@ -7,13 +7,14 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import geometric_mean
 from types import SimpleNamespace
 
 import pytest
 import torch
+from failures import Named, check_each
 
 import maxunpool_cuda
 
@@ -66,11 +67,19 @@ def test_cases() -> None:
     assert case.useful_bytes == 4 * (16 * (4 + 1) + 64 * 4)
 
 
+def check_each_case(cases: Iterable[Case], check: Callable[[Case], object]) -> None:
+    named = (Named(str(case), case, math.prod(case.shape)) for case in cases)
+    check_each(named, lambda each: check(each.value))
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_everyone_is_right(device: str) -> None:
     """A run raises unless every contender returns the definition's result."""
-    for case in DISTINCT:
+
+    def check(case: Case) -> None:
         assert timing.run(case, device, 0)["results"].keys() >= {OURS, TORCH, CLONE}
+
+    check_each_case(DISTINCT, check)
 
 
 @pytest.mark.parametrize("case", DISTINCT[:3], ids=lambda case: case.direction)
@@ -98,8 +107,8 @@ def test_nobody_takes_the_data_that_another_has_just_read(monkeypatch: Patch) ->
     taken: dict[str, list[int]] = {name: [] for name in "abc"}
     calls = {a: [functools.partial(taken[a].append, i) for i in range(9)] for a in "abc"}
     timing.interleave(calls, dict.fromkeys("abc", timing.cpu_clock), seconds=100)
-    for turn, sets in enumerate(zip(*taken.values(), strict=True)):
-        assert sets == (turn, (turn + 3) % 9, (turn + 6) % 9)
+    turns = range(len(taken["a"]))
+    assert [*zip(*taken.values(), strict=True)] == [(n, (n + 3) % 9, (n + 6) % 9) for n in turns]
 
 
 def test_compare(tmp_path: Path) -> None:
@@ -148,8 +157,7 @@ def test_networks_are_compared_with_reproducible_convolutions(monkeypatch: Patch
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     before = settings()
     made = networks.calls(BY_NAME["network-vgg-b1-contiguous-training"], "cpu")
-    for name, used in seen:
-        assert used == ((INDUCTOR not in name), *before[1:])
+    assert seen == [(name, (INDUCTOR not in name, *before[1:])) for name, _ in seen]
     assert settings() == before
     assert {name for name, _ in seen} == made.keys()
 
@@ -300,7 +308,8 @@ OPERATORS = [case for case in CASES if case.operation != "network"]
 def test_rotations_exceed_twice_the_cache(monkeypatch: Patch) -> None:
     """What one rotation reads, unless the tensors are tiny or 4 GiB are used up."""
     of_a_b200(monkeypatch)
-    for case in OPERATORS:
+
+    def check(case: Case) -> None:
         sets = memory.sets(case, "cuda")
         given, gradient = memory.inputs_of(case)
         reads_indices = case.operation == "unpool" or (gradient and case.operation == "pool")
@@ -311,24 +320,33 @@ def test_rotations_exceed_twice_the_cache(monkeypatch: Patch) -> None:
         assert held <= 2**32 or (case.layer in KERNELBENCH and sets == 1)
         assert read >= 2 * 128 * 2**20 or case.layer.startswith("tiny") or more > 2**32
 
+    check_each_case(OPERATORS, check)
+
 
 def test_rotations_on_the_cpu(monkeypatch: Patch) -> None:
     monkeypatch.undo()
-    for case in (case for case in OPERATORS if case.is_timed_on("cpu")):
+
+    def check(case: Case) -> None:
         sets = memory.sets(case, "cpu")
         assert 1 <= sets <= 32
         assert memory.bytes_needed(case, "cpu", sets) <= 2**32
 
+    check_each_case((case for case in OPERATORS if case.is_timed_on("cpu")), check)
 
-def test_rotations_fit_the_free_memory(monkeypatch: Patch) -> None:
+
+@pytest.mark.parametrize("free", [2**31, 2**30, 2**29])
+def test_rotations_fit_the_free_memory(free: int, monkeypatch: Patch) -> None:
     of_a_b200(monkeypatch)
     case = BY_NAME["image-112x64-b16-4x4-float32-uint8-contiguous-backward"]
     most = memory.sets(case, "cuda")
-    for free in (2**31, 2**30, 2**29):
-        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
-        sets = memory.sets(case, "cuda")
-        assert 1 <= sets < most
-        assert memory.bytes_needed(case, "cuda", sets) <= free
+    monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+    sets = memory.sets(case, "cuda")
+    assert 1 <= sets < most
+    assert memory.bytes_needed(case, "cuda", sets) <= free
+
+
+def test_a_case_that_does_not_fit_the_free_memory(monkeypatch: Patch) -> None:
+    of_a_b200(monkeypatch)
     monkeypatch.setattr(memory, "free_bytes", lambda _: 12 * 2**30)
     with pytest.raises(memory.TooLargeError, match=r"^needs 18\.\d GiB, but 12\.0 are free$"):
         memory.sets(BY_NAME["kernelbench-41"], "cuda")
@@ -365,24 +383,30 @@ def test_no_more_memory_is_used_than_planned(case: Case) -> None:
     assert held <= 1.02 * memory.bytes_needed(case, "cpu", memory.sets(case, "cpu"))
 
 
-def test_kernelbench() -> None:
+PROBLEMS = [
+    pytest.param(41, torch.nn.MaxPool1d(8, 1, 4, dilation=3), (64, 192, 65536), id="1d"),
+    pytest.param(42, torch.nn.MaxPool2d(4, 1, 1), (32, 64, 512, 512), id="2d"),
+    pytest.param(43, torch.nn.MaxPool3d(3, 2, 1, dilation=3), (16, 32, 128, 128, 128), id="3d"),
+]
+
+
+@pytest.mark.parametrize(("number", "problem", "shape"), PROBLEMS)
+def test_kernelbench(number: int, problem: torch.nn.Module, shape: tuple[int, ...]) -> None:
     """The problems as published, whose times docs/performance.md has, and the bound by bytes."""
-    problems = {
-        "kernelbench-41": (torch.nn.MaxPool1d(8, 1, 4, dilation=3), (64, 192, 65536)),
-        "kernelbench-42": (torch.nn.MaxPool2d(4, 1, 1), (32, 64, 512, 512)),
-        "kernelbench-43": (torch.nn.MaxPool3d(3, 2, 1, dilation=3), (16, 32, 128, 128, 128)),
-    }
-    text = (ROOT / "docs/performance.md").read_text()
-    for name, (problem, shape) in problems.items():
-        case = BY_NAME[name]
-        expected = problem(torch.empty(shape, device="meta"))
-        assert (case.shape, case.pooled, case.dtype) == (shape, expected.shape, "float32")
-        assert case.useful_bytes == 4 * (math.prod(shape) + expected.numel())
-        assert re.search(rf"\| {name} \|.* {case.useful_bytes / 3.35e9:.2f} \|", text)
-        small = shrunk(case)
-        image = torch.randn(small.shape)
-        for function in contenders.functions(small, "cpu").values():
-            assert torch.equal(function(image, image)[0], problem(image))
+    name, text = f"kernelbench-{number}", (ROOT / "docs/performance.md").read_text()
+    case = BY_NAME[name]
+    expected = problem(torch.empty(shape, device="meta"))
+    assert (case.shape, case.pooled, case.dtype) == (shape, expected.shape, "float32")
+    assert case.useful_bytes == 4 * (math.prod(shape) + expected.numel())
+    assert re.search(rf"\| {name} \|.* {case.useful_bytes / 3.35e9:.2f} \|", text)
+    small = shrunk(case)
+    image = torch.randn(small.shape)
+    wrong = [
+        contender
+        for contender, function in contenders.functions(small, "cpu").items()
+        if not torch.equal(function(image, image)[0], problem(image))
+    ]
+    assert wrong == []
 
 
 def test_cases_for_gpus_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,9 +414,13 @@ def test_cases_for_gpus_alone(capsys: pytest.CaptureFixture[str]) -> None:
     names = {case.layer for case in CASES if not case.is_timed_on("cpu")}
     assert names == {*KERNELBENCH, *(layer for layer, _ in LARGE)}
     assert all(case.is_timed_on("cuda") for case in CASES)
-    for case in CASES:
-        outputs = math.prod(case.shape[2:])
-        assert (case.device == "cuda") == (outputs > 2**21 or case.layer in KERNELBENCH)
+    on_cuda = [case.name for case in CASES if case.device == "cuda"]
+    too_large = [
+        case.name
+        for case in CASES
+        if math.prod(case.shape[2:]) > 2**21 or case.layer in KERNELBENCH
+    ]
+    assert on_cuda == too_large
     with pytest.raises(SystemExit, match=r"^benchmarks: kernelbench-42 is timed on cuda alone"):
         command.main(["--device", "cpu", "--filter", "kernelbench-42"])
 

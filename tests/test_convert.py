@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which modules of a model are replaced and put back, how, and why others are not."""
 
-import copy
+import functools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -50,53 +51,145 @@ def round_trip() -> nn.Sequential:
     return nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(3, 2))
 
 
-FINE, ALONE = "fine", "there is no MaxUnpool{}d to take the indices".format
-LEFT = "{}, a subclass of {}, is left alone".format
-NO_SUCH = "no MaxUnpool2d has kernel_size (3, 3), stride (2, 2) and padding (1, 1)"
-# Each of these differs from that in one.
-OTHERS = [nn.MaxUnpool2d((2, 3), 2, 1), nn.MaxUnpool2d(3, (2, 3), 1), nn.MaxUnpool2d(3, 2, (1, 0))]
-UINT8, SMALL = {torch.uint8}, {torch.uint8, torch.int32}
-OWN_INT32 = pool(2, of=OwnOfOurs, index_dtype=torch.int32)
-OWN_FORWARD = pool(2, of=maxunpool_cuda.AdaptiveMaxPool1d)
-OWN_FORWARD.forward = OWN_FORWARD.forward  # set on the instance, though it is the class's
-OLD = pool((3, 3))
-OLD.stride = None  # pickles of old modules have none
-# A reason, the dtypes for which the first module has it and keeps its indices, and the modules.
-CASES: list[tuple[Any, ...]] = [
-    ("kernel_size (17, 17) has more than 256 elements", UINT8, pool(17, 2), nn.MaxUnpool2d(17, 2)),
-    ("dilation (1, 2) is not 1", UINT8, pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d(3, 2, 1)),
-    (NO_SUCH, UINT8, pool(3, 2, 1), *OTHERS),
-    ("adaptive windows, of many sizes, have no offsets", UINT8, OWN_FORWARD, nn.MaxUnpool1d(2)),
-    (ALONE(1), SMALL, pool(2, of=nn.MaxPool1d), nn.MaxUnpool2d(2), nn.MaxUnpool3d(2)),
-    # A pool that nothing unpools keeps what it returns; so does a subclass of this package's.
-    *((ALONE(2), SMALL - {t}, pool(2, of=MaxPool2d, index_dtype=t)) for t in INDEX_DTYPES),
-    *((FINE, set(), pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)) for t in INDEX_DTYPES),
-    (LEFT("OwnOfOurs", "MaxPool2d"), {torch.int64, torch.uint8}, OWN_INT32, MaxUnpool2d(2)),
-    (FINE, set(), *(kind(2) for kind in OURS)),
-    (FINE, set(), nn.MaxUnpool1d(2), nn.MaxUnpool1d(3), pool(3, of=nn.MaxPool1d)),
-    # Windows are the same however they are written.
-    (FINE, set(), OLD, pool([3], [], (0,)), pool(3, (3, 3), [0, 0]), nn.MaxUnpool2d(3)),
-]
+def left_alone(name: str, parent: str) -> str:
+    return f"{name}, a subclass of {parent}, is left alone"
+
+
+def alone(dims: int) -> str:
+    return f"there is no MaxUnpool{dims}d to take the indices"
+
+
+def with_own_forward() -> nn.Module:
+    """Its forward is set on the instance, though it is the class's."""
+    module = pool(2, of=maxunpool_cuda.AdaptiveMaxPool1d)
+    module.forward = module.forward
+    return module
+
+
+def without_stride() -> nn.Module:
+    """As pickles of old modules are."""
+    module = pool((3, 3))
+    module.stride = None
+    return module
+
+
+ALL_DTYPES = frozenset(INDEX_DTYPES)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A model, of which the first module may keep the indices that it returns.
+
+    Attributes:
+        modules: make the modules of the model.
+        reason: why the first keeps its indices, as replace_max_pooling returns it.
+        kept_for: the index dtypes, as asked for, with which it does.
+    """
+
+    modules: Callable[[], Sequence[nn.Module]]
+    reason: str = ""
+    kept_for: frozenset[torch.dtype] = frozenset()
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether restore_max_pooling leads back to it: it is torch.nn's, and all is replaced."""
+        return not self.kept_for and {*map(type, self.modules())} <= OURS.keys()
+
+
+UINT8 = frozenset({torch.uint8})
+ALL_BUT_INT64 = frozenset({torch.uint8, torch.int32})
+CONVERSIONS = {
+    "windows of more than 256 elements": Conversion(
+        lambda: [pool(17, 2), nn.MaxUnpool2d(17, 2)],
+        reason="kernel_size (17, 17) has more than 256 elements",
+        kept_for=UINT8,
+    ),
+    "dilated": Conversion(
+        lambda: [pool(3, 2, 1, (1, 2)), nn.MaxUnpool2d(3, 2, 1)],
+        reason="dilation (1, 2) is not 1",
+        kept_for=UINT8,
+    ),
+    "no unpool of this window": Conversion(
+        lambda: [
+            pool(3, 2, 1),
+            nn.MaxUnpool2d((2, 3), 2, 1),  # another kernel_size
+            nn.MaxUnpool2d(3, (2, 3), 1),  # another stride
+            nn.MaxUnpool2d(3, 2, (1, 0)),  # another padding
+        ],
+        reason="no MaxUnpool2d has kernel_size (3, 3), stride (2, 2) and padding (1, 1)",
+        kept_for=UINT8,
+    ),
+    "adaptive": Conversion(
+        lambda: [with_own_forward(), nn.MaxUnpool1d(2)],
+        reason="adaptive windows, of many sizes, have no offsets",
+        kept_for=UINT8,
+    ),
+    "no unpool of 1d": Conversion(
+        lambda: [pool(2, of=nn.MaxPool1d), nn.MaxUnpool2d(2), nn.MaxUnpool3d(2)],
+        reason=alone(1),
+        kept_for=ALL_BUT_INT64,
+    ),
+    **{
+        f"this package's {dtype} pool, alone": Conversion(
+            functools.partial(lambda t: [pool(2, of=MaxPool2d, index_dtype=t)], dtype),
+            reason=alone(2),
+            kept_for=ALL_BUT_INT64 - {dtype},
+        )
+        for dtype in INDEX_DTYPES
+    },
+    **{
+        f"this package's {dtype} pool and unpool": Conversion(
+            functools.partial(
+                lambda t: [pool(2, of=MaxPool2d, index_dtype=t), MaxUnpool2d(2)], dtype
+            )
+        )
+        for dtype in INDEX_DTYPES
+    },
+    "a subclass of this package's": Conversion(
+        lambda: [pool(2, of=OwnOfOurs, index_dtype=torch.int32), MaxUnpool2d(2)],
+        reason=left_alone("OwnOfOurs", "MaxPool2d"),
+        kept_for=ALL_DTYPES - {torch.int32},
+    ),
+    "one of each of torch.nn's": Conversion(lambda: [kind(2) for kind in OURS]),
+    "the second unpool fits": Conversion(
+        lambda: [nn.MaxUnpool1d(2), nn.MaxUnpool1d(3), pool(3, of=nn.MaxPool1d)]
+    ),
+    "one window, written in many ways": Conversion(
+        lambda: [
+            without_stride(),
+            pool([3], [], (0,)),
+            pool(3, (3, 3), [0, 0]),
+            nn.MaxUnpool2d(3),
+        ]
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-def test_which_pools_return_what(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_which_pools_return_what(name: str, dtype: torch.dtype) -> None:
     """Modules stay the same objects, and keep their attributes, hooks among them."""
-    reason, refused, *modules = case
-    model = nn.Sequential(*copy.deepcopy(modules))
+    conversion = CONVERSIONS[name]
+    modules = conversion.modules()
+    kinds = [*map(type, modules)]
+    model = nn.Sequential(*modules)
     before = state(model)
+    is_kept = dtype in conversion.kept_for
     returned = [dtype for module in modules if getattr(module, "return_indices", False)]
-    if dtype in refused:
+    if is_kept:
         returned[0] = getattr(modules[0], "index_dtype", torch.int64)
     for _ in range(2):
-        assert replace_max_pooling(model, dtype) == ({"0": reason} if dtype in refused else {})
+        reasons = {"0": conversion.reason} if is_kept else {}
+        assert replace_max_pooling(model, dtype) == reasons
         assert returned == [m.index_dtype for m in model if getattr(m, "return_indices", False)]
-    assert [*map(type, model)] == [OURS.get(type(module), type(module)) for module in modules]
-    if reason == FINE and {*map(type, modules)} <= OURS.keys():
-        for (module, _, theirs), (kept, _, ours) in zip(before, state(model), strict=True):
-            added = {"index_dtype": dtype} if theirs.get("return_indices") else {}
-            assert (kept, ours) == (module, theirs | added)
+    assert [*map(type, model)] == [OURS.get(kind, kind) for kind in kinds]
+    if conversion.is_undone:
+        added = [
+            attributes | ({"index_dtype": dtype} if attributes.get("return_indices") else {})
+            for _, _, attributes in before
+        ]
+        assert [attributes for _, _, attributes in state(model)] == added
+        assert [module for module, _, _ in state(model)] == [module for module, _, _ in before]
         assert restore(model) is model
         assert state(model) == before
 
@@ -104,12 +197,19 @@ def test_which_pools_return_what(case: tuple[Any, ...], dtype: torch.dtype) -> N
 def test_reduce() -> None:
     """Every unpool but subclasses gets the reduce. Without one, this package's keep theirs."""
     model = nn.Sequential(nn.MaxUnpool2d(2), MaxUnpool2d(2, reduce="sum"), Foreign())
-    for reduce, given in (None, ["last", "sum"]), ("sum", ["sum"] * 2), ("last", ["last"] * 2):
-        assert replace_max_pooling(model, reduce=reduce) == {"2": LEFT("Foreign", "_MaxUnpoolNd")}
-        assert [model[0].reduce, model[1].reduce] == given
+    found = {}
+    for reduce in (None, "sum", "last"):
+        reasons = replace_max_pooling(model, reduce=reduce)
+        found[reduce] = (reasons, model[0].reduce, model[1].reduce)
+    foreign = {"2": left_alone("Foreign", "_MaxUnpoolNd")}
+    assert found == {
+        None: (foreign, "last", "sum"),
+        "sum": (foreign, "sum", "sum"),
+        "last": (foreign, "last", "last"),
+    }
     adds = OwnSum(2, reduce="sum")
     assert replace_max_pooling(adds) == replace_max_pooling(adds, reduce="sum") == {}
-    assert replace_max_pooling(adds, reduce="last") == {"": LEFT("OwnSum", "MaxUnpool2d")}
+    assert replace_max_pooling(adds, reduce="last") == {"": left_alone("OwnSum", "MaxUnpool2d")}
     assert adds.reduce == "sum"
 
 
@@ -144,10 +244,10 @@ def test_one_warning_names_what_is_left_alone(dtype: torch.dtype) -> None:
     left = {
         **{str(n): f"{type(m).__name__}, {on_instance}" for n, m in enumerate(own_forward)},
         "4.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
-        "5.0": LEFT("OwnPool", "MaxPool2d"),
-        "5.1": LEFT("OwnAdaptive", "AdaptiveMaxPool2d"),
-        "5.2": LEFT("OwnPool", "MaxPool2d"),
-        "5.3": LEFT("Foreign", "_MaxUnpoolNd"),
+        "5.0": left_alone("OwnPool", "MaxPool2d"),
+        "5.1": left_alone("OwnAdaptive", "AdaptiveMaxPool2d"),
+        "5.2": left_alone("OwnPool", "MaxPool2d"),
+        "5.3": left_alone("Foreign", "_MaxUnpoolNd"),
     }
     expected = {path: left[path] for path in ("2", "3", "5.2", "5.3")}
     if dtype != torch.int64:  # unpools that are left alone take flat indices
@@ -174,21 +274,44 @@ def test_restoring_what_was_not_torchs_to_begin_with() -> None:
 RETURNS = "OwnOfOurs, a subclass of MaxPool2d, would still return torch.int32 indices"
 MAY_CALL = "AdaptiveMaxPool1d, whose forward is set on the instance, may call this package's"
 DTYPE = "index_dtype to be torch.int64, .* but got torch.int16"
-# The function that refuses, its arguments, words of the error, and a module.
-REFUSED: list[tuple[Any, dict[str, Any], str, nn.Module]] = [
-    (replace_max_pooling, {"index_dtype": torch.int16}, DTYPE, nn.ReLU()),
-    (converted, {"reduce": "first"}, "reduce .* but got 'first'", nn.ReLU()),
-    # FSDP's fully_shard makes such subclasses.
-    (restore, {}, re.escape(f"got { {'3.0': RETURNS} }"), OWN_INT32),
-    (restore, {}, re.escape(f"got { {'3.0': MAY_CALL} }"), OWN_FORWARD),
-    (restore, {}, "torch.nn has no reduce='sum'", MaxUnpool2d(2, reduce="sum")),
+# Format: (the function that refuses, its arguments, words of the error, what makes a module).
+REFUSED = [
+    pytest.param(
+        replace_max_pooling, {"index_dtype": torch.int16}, DTYPE, nn.ReLU, id="another index_dtype"
+    ),
+    pytest.param(
+        converted, {"reduce": "first"}, "reduce .* but got 'first'", nn.ReLU, id="another reduce"
+    ),
+    pytest.param(
+        restore,
+        {},
+        re.escape(f"got { {'3.0': RETURNS} }"),
+        lambda: pool(2, of=OwnOfOurs, index_dtype=torch.int32),
+        id="a subclass, as FSDP's fully_shard makes",
+    ),
+    pytest.param(
+        restore,
+        {},
+        re.escape(f"got { {'3.0': MAY_CALL} }"),
+        with_own_forward,
+        id="a forward on the instance",
+    ),
+    pytest.param(
+        restore,
+        {},
+        "torch.nn has no reduce='sum'",
+        lambda: MaxUnpool2d(2, reduce="sum"),
+        id="an unpool that adds up",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("function", "wrong", "words", "other"), REFUSED)
-def test_refusals(function: Any, wrong: dict[str, Any], words: str, other: nn.Module) -> None:
+@pytest.mark.parametrize(("function", "wrong", "words", "make"), REFUSED)
+def test_refusals(
+    function: Any, wrong: dict[str, Any], words: str, make: Callable[[], nn.Module]
+) -> None:
     """A refusal changes nothing. Modules that cannot be restored can still be converted."""
-    model = nn.Sequential(*round_trip(), nn.Sequential(other))
+    model = nn.Sequential(*round_trip(), nn.Sequential(make()))
     replace_max_pooling(model[:3])
     refused = pytest.raises(ValueError, match=f"^{function.__name__}: expected .*{words}")
     with unchanged(model), converted(model, torch.uint8):

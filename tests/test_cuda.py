@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import failures
 import pytest
 import torch
 from cases import OPERATORS, draw, same
@@ -21,7 +22,8 @@ INVALID = "Found an invalid max index: 108 "
 
 
 @pytest.fixture(autouse=True)
-def nothing_pending() -> Iterator[None]:
+def nothing_pending(monkeypatch: Patch) -> Iterator[None]:
+    monkeypatch.setattr(failures, "device", "cuda")
     yield
     maxunpool_cuda.check_errors()
 
@@ -126,7 +128,7 @@ def test_a_training_step_in_graphs() -> None:
         assert same(*(torch.autograd.grad(output, x, weight)[0] for output in outputs))
 
 
-def test_gpus_that_are_not_the_current_one(rng: Random) -> None:
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gpus_that_are_not_the_current_one(operator: str, rng: Random) -> None:
     for index in range(torch.cuda.device_count()):
-        for operator in OPERATORS:
-            draw(rng, operator).check(f"cuda:{index}")
+        draw(rng, operator).check(f"cuda:{index}")

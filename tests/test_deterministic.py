@@ -3,6 +3,7 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -45,46 +46,44 @@ def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
     return record.names
 
 
-# Format: (call, dimensions, its operator, the first release that decomposes it).
-# The backward of each operator raises the error on CUDA. A decomposition has none of them.
-CALLS: dict[str, tuple[Callable[[Tensor], Any], int, str, tuple[int, ...]]] = {
-    "MaxPool3d": (nn.MaxPool3d(2), 3, "aten::max_pool3d_with_indices", NEVER),
-    "MaxPool3d with indices": (
-        nn.MaxPool3d(2, return_indices=True),
-        3,
-        "aten::max_pool3d_with_indices",
-        (2, 13),
+@dataclass(frozen=True)
+class Known:
+    """A call of PyTorch, whose backward on CUDA raises the error unless it is decomposed."""
+
+    call: Callable[[Tensor], Any]
+    dims: int
+    operator: str  # which a decomposition has not
+    decomposed_since: tuple[int, ...] = NEVER  # the first release
+
+
+CALLS = {
+    "MaxPool3d": Known(nn.MaxPool3d(2), 3, "aten::max_pool3d_with_indices"),
+    "MaxPool3d with indices": Known(
+        nn.MaxPool3d(2, return_indices=True), 3, "aten::max_pool3d_with_indices", (2, 13)
     ),
-    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d(1), 2, "aten::adaptive_max_pool2d", NEVER),
-    "linear": (
-        lambda x: interpolate(x, scale_factor=2, mode="linear"),
-        1,
-        "aten::upsample_linear1d",
-        NEVER,
+    "AdaptiveMaxPool2d": Known(nn.AdaptiveMaxPool2d(1), 2, "aten::adaptive_max_pool2d"),
+    "linear": Known(
+        lambda x: interpolate(x, scale_factor=2, mode="linear"), 1, "aten::upsample_linear1d"
     ),
-    "bilinear": (
+    "bilinear": Known(
         lambda x: interpolate(x, scale_factor=2, mode="bilinear"),
         2,
         "aten::upsample_bilinear2d",
         (2, 8),
     ),
-    "bilinear, antialias": (
+    "bilinear, antialias": Known(
         lambda x: interpolate(x, scale_factor=2, mode="bilinear", antialias=True),
         2,
         "aten::_upsample_bilinear2d_aa",
-        NEVER,
     ),
-    "trilinear": (
+    "trilinear": Known(
         lambda x: interpolate(x, scale_factor=2, mode="trilinear"),
         3,
         "aten::upsample_trilinear3d",
         (2, 9),
     ),
-    "bicubic": (
-        lambda x: interpolate(x, scale_factor=2, mode="bicubic"),
-        2,
-        "aten::upsample_bicubic2d",
-        NEVER,
+    "bicubic": Known(
+        lambda x: interpolate(x, scale_factor=2, mode="bicubic"), 2, "aten::upsample_bicubic2d"
     ),
 }
 
@@ -92,23 +91,23 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], int, str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_what_raises_on_cuda(name: str) -> None:
     """A failure means that PyTorch has changed: docs/deterministic.md must say so, then CALLS."""
-    call, dims, operator, first = CALLS[name]
+    known = CALLS[name]
     torch.use_deterministic_algorithms(True)
-    names = dispatched(call, dims)
-    decomposed = not any(each.startswith(operator) for each in names)
+    names = dispatched(known.call, known.dims)
+    decomposed = not any(each.startswith(known.operator) for each in names)
     # Each decomposition computes the coordinates of its windows.
     assert not decomposed or "aten::arange" in names, names
-    found = "decomposes it" if decomposed else f"dispatches {operator}"
-    page = "decomposes it" if first <= RELEASE else f"dispatches {operator}"
+    found = "decomposes it" if decomposed else f"dispatches {known.operator}"
+    page = "decomposes it" if known.decomposed_since <= RELEASE else f"dispatches {known.operator}"
     assert found == page, (
         f"{name}: docs/deterministic.md says that PyTorch {torch.__version__} {page} for a CUDA "
         f"tensor under deterministic algorithms, but it {found}: correct the page and CALLS"
     )
 
 
-def test_only_deterministic_mode_decomposes() -> None:
+@pytest.mark.parametrize("name", CALLS)
+def test_only_deterministic_mode_decomposes(name: str) -> None:
     """The check above sees a difference: without the mode, every call has its operator."""
     torch.use_deterministic_algorithms(False)
-    for name, (call, dims, operator, _) in CALLS.items():
-        names = dispatched(call, dims)
-        assert any(each.startswith(operator) for each in names), (name, names)
+    names = dispatched(CALLS[name].call, CALLS[name].dims)
+    assert any(each.startswith(CALLS[name].operator) for each in names), names

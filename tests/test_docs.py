@@ -57,13 +57,13 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     options = ("--dims", str(dims), "--iterations", "2", "--out", tmp_path)
     command = (sys.executable, ROOT / "examples/segnet_mri.py", *options)
     printed = " ".join(subprocess.check_output(command, text=True, timeout=300).split())
-    for words in (
+    expected = (
         "2 losses of two runs are equal, bit for bit",
         f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
         "maxunpool_cuda │ [0.0, 0.0, 1.0]",
         "finite differences │ [0.0, 0.0, 1.0]",
-    ):
-        assert words in printed
+    )
+    assert [words for words in expected if words not in printed] == []
     assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000
 
 
@@ -78,10 +78,12 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
     """Their words are, which matplotlib writes as comments. Outlines vary by release."""
     subprocess.run([sys.executable, DOCS / "pictures.py", tmp_path], check=True)
     pictures = (sorted(folder.iterdir()) for folder in (tmp_path, DOCS / "pictures"))
-    for drawn, kept in zip(*pictures, strict=True):
-        words, expected = (re.findall("<!-- (.*?) -->", path.read_text()) for path in (drawn, kept))
-        assert len(words) > 5
-        assert (drawn.name, words) == (kept.name, expected), "python docs/pictures.py draws it anew"
+    drawn, kept = (
+        {path.name: re.findall("<!-- (.*?) -->", path.read_text()) for path in folder}
+        for folder in pictures
+    )
+    assert all(len(words) > 5 for words in drawn.values())
+    assert drawn == kept, "python docs/pictures.py draws them anew"
 
 
 # Runs the kernel of the page one thread after another: it has no barriers.
@@ -121,6 +123,27 @@ def test_the_map_names_every_file() -> None:
     named = {Path(path).name for path in re.findall(r"`([\w/]+\.(?:h|cuh|cpp|cu|py))`", section)}
     files = (*ROOT.glob("csrc/**/*.*"), *ROOT.glob("maxunpool_cuda/*.py"))
     assert named == {path.name for path in files} | {"reference.py", "cases.py"}
+
+
+TESTING = (DOCS / "testing.md").read_text()
+# Of each template: the file that it is for, and its code.
+TEMPLATES = re.findall(
+    r"^A[^\n]* in `tests/(test_\w+)\.py`:.*?^```py\n(.*?)^```", TESTING, re.M | re.S
+)
+
+
+def test_templates_of_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the file that each is for they have all that they need, and pass."""
+    assert len(TEMPLATES) == TESTING.count("```py\n") == 5
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    chosen = []
+    for number, (module, code) in enumerate(TEMPLATES):
+        path = pytester.makepyfile(**{f"test_bug_{number}": f"from {module} import *\n{code}"})
+        chosen += [f"{path}::{name}" for name in re.findall(r"^def (test_\w+)", code, re.M)]
+    done = pytester.runpytest_inprocess("-p", "conftest", *chosen)
+    outcomes = done.parseoutcomes()
+    assert outcomes.keys() <= {"passed", "skipped"}, outcomes  # those for a GPU may be skipped
+    assert outcomes["passed"] >= len(chosen)
 
 
 if __name__ == "__main__":

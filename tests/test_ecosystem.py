@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Barrier
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import moved, random_input, same, scaled
+from cases import all_same, moved, random_input, same, scaled
 from conftest import GPUS
 from published import OPERATORS, pooling_in
 from torch import Tensor, nn
@@ -85,9 +86,10 @@ class Tagged(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+@pytest.mark.parametrize("calls_torch_nn", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("kind", "which"), [("pool", 0), ("unpool", 0), ("unpool", 1)])
-def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
+def test_tensor_subclasses(kind: str, which: int, dims: int, calls_torch_nn: bool) -> None:
     """A subclass gets the function that was called on it, with all arguments.
 
     Inside of patched() it gets PyTorch's function; what it calls in turn is this package's.
@@ -104,13 +106,13 @@ def test_tensor_subclasses(kind: str, which: int, dims: int) -> None:
     tensors[which] = tensors[which].as_subclass(Tagged)
     # PyTorch's unpooling looks at the input alone, and leaves a subclass of indices to ours.
     inside = ours if which else getattr(nn.functional, f"{name}_with_indices", theirs)
-    for called, given, asked in (ours, own, ours), (theirs, {}, inside):
-        Tagged.asked.clear()
-        with patched(), patched(**own):
-            found = leaves(called(*tensors, 3, 2, **options, **given))
-        assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
-        assert {type(tensor) for tensor in found} == {Tagged}
-        assert all(same(a.as_subclass(Tensor), b) for a, b in zip(found, expected, strict=True))
+    called, given, asked = (theirs, {}, inside) if calls_torch_nn else (ours, own, ours)
+    Tagged.asked.clear()
+    with patched(), patched(**own):
+        found = leaves(called(*tensors, 3, 2, **options, **given))
+    assert [f for f in Tagged.asked if "pool" in f.__name__] == [asked]
+    assert {type(tensor) for tensor in found} == {Tagged}
+    assert all_same([tensor.as_subclass(Tensor) for tensor in found], expected)
 
 
 @pytest.mark.usefixtures("single_threaded_torch")
@@ -139,7 +141,14 @@ def test_other_devices_run_torch_nns_calls(device: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", [torch.quint8, torch.qint8, "mkldnn"], ids=str)
-def test_other_kinds_are_pooled_by_torch(kind: Any, dims: int) -> None:
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param((3, 2, 1), id="padded"),
+        pytest.param((2, None, 0, 1, True), id="ceil mode"),
+    ],
+)
+def test_other_kinds_are_pooled_by_torch(window: tuple[Any, ...], kind: Any, dims: int) -> None:
     x = torch.rand(2, 3, *[9] * dims) - 0.5
     if kind == "mkldnn":
         if dims == 1 or not torch.backends.mkldnn.is_available():
@@ -148,13 +157,12 @@ def test_other_kinds_are_pooled_by_torch(kind: Any, dims: int) -> None:
     else:
         x, name, plain = torch.quantize_per_tensor(x, 0.01, 7, kind), "quantized", Tensor.dequantize
     ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
-    for window in ((3, 2, 1), (2, None, 0, 1, True)):
-        expected = theirs(x, *window)
-        with patched(), patched(torch.uint8):  # no endless loop
-            within = theirs(x, *window)
-        for got in (ours(x, *window), within):
-            assert (got.dtype, got.layout) == (expected.dtype, expected.layout)
-            assert same(plain(got), plain(expected))
+    expected = theirs(x, *window)
+    with patched(), patched(torch.uint8):  # no endless loop
+        within = theirs(x, *window)
+    got = (ours(x, *window), within)
+    assert [(t.dtype, t.layout) for t in got] == [(expected.dtype, expected.layout)] * 2
+    assert all_same([*map(plain, got)], [plain(expected)] * 2)
     check_refused(x, f"{name} tensor on cpu")
 
 
@@ -170,47 +178,50 @@ def check_refused(x: Tensor, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_autocast_leaves_the_dtype(real_device: str, dims: int, dtype: torch.dtype) -> None:
+def test_autocast_leaves_the_dtype(
+    real_device: str, dims: int, index_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
     """Convolutions return the dtype of autocast; pooling and unpooling keep what they are given."""
     pool, unpool = (getattr(F, f"max_{kind}pool{dims}d") for kind in ("", "un"))
     conv = getattr(nn, f"Conv{dims}d")(2, 3, 3, padding=1, device=real_device)
     x = torch.rand(2, 2, *[9] * dims, device=real_device)
 
-    def step(values: Tensor, index_dtype: torch.dtype) -> list[Tensor]:
+    def step(values: Tensor) -> list[Tensor]:
         pooled, indices = pool(values, 3, 2, 1, return_indices=True, index_dtype=index_dtype)
         output = unpool(pooled * 2, indices, 3, 2, 1, values.shape)
         summed = unpool(pooled, indices, 3, 2, 1, values.shape, reduce="sum")
         (grad,) = torch.autograd.grad((output * summed).sum(), values, retain_graph=True)
         return [pooled, output, summed, grad]
 
-    for index_dtype in (torch.int64, torch.uint8):
-        with torch.autocast(real_device, dtype):
-            values, single = conv(x), x.clone().requires_grad_()
-            within = step(values, index_dtype)
-            assert {tensor.dtype for tensor in step(single, index_dtype)} == {torch.float32}
-        assert {tensor.dtype for tensor in within} == {dtype}
-        leaf = values.detach().requires_grad_()
-        assert all(map(same, within, step(leaf, index_dtype)))
-        conv.zero_grad()
-        within[1].sum().backward()
-        assert conv.weight.grad.dtype == torch.float32
-        assert conv.weight.grad.any()
+    with torch.autocast(real_device, dtype):
+        values, single = conv(x), x.clone().requires_grad_()
+        within = step(values)
+        assert {tensor.dtype for tensor in step(single)} == {torch.float32}
+    assert {tensor.dtype for tensor in within} == {dtype}
+    leaf = values.detach().requires_grad_()
+    assert all_same(within, step(leaf))
+    within[1].sum().backward()
+    assert conv.weight.grad.dtype == torch.float32
+    assert conv.weight.grad.any()
 
 
 IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
 TRAINED = IMAGES.clone().requires_grad_()
-INDUCTORS = {
-    "inference": (F.max_pool2d, IMAGES, True),
-    "no_grad": (torch.no_grad()(F.max_pool2d), TRAINED, True),
-    "training": (F.max_pool2d, TRAINED, False),
-    "indices": (lambda *call: F.max_pool2d(*call, return_indices=True)[0], IMAGES, False),
-    "integers": (F.max_pool2d, IMAGES.mul(9).long(), False),
-    "1d": (F.max_pool1d, IMAGES[0], False),
-}
+with_indices = partial(F.max_pool2d, return_indices=True)
+# Format: (pool, input, whether the graph has PyTorch's operator).
+INDUCTORS = [
+    pytest.param(F.max_pool2d, IMAGES, True, id="inference"),
+    pytest.param(torch.no_grad()(F.max_pool2d), TRAINED, True, id="no_grad"),
+    pytest.param(F.max_pool2d, TRAINED, False, id="training"),
+    pytest.param(lambda *call: with_indices(*call)[0], IMAGES, False, id="indices"),
+    pytest.param(F.max_pool2d, IMAGES.mul(9).long(), False, id="integers"),
+    pytest.param(F.max_pool1d, IMAGES[0], False, id="1d"),
+]
 
 
-@pytest.mark.parametrize(("pool", "x", "theirs"), INDUCTORS.values(), ids=INDUCTORS)
+@pytest.mark.parametrize(("pool", "x", "theirs"), INDUCTORS)
 def test_inductor_fuses_plain_2d_pools(
     pool: Callable[..., Tensor], x: Tensor, theirs: bool, real_device: str
 ) -> None:
@@ -240,5 +251,4 @@ def test_inductors_own_kernels(device: str, rng: Random) -> None:
 
     x = moved(random_input(rng, (2, 3, 9, 12), torch.float32), device)
     found, expected = (of(x) for of in (torch.compile(function, fullgraph=True), function))
-    for result, right in zip(found, expected, strict=True):
-        assert torch.equal(result.nan_to_num(), right.nan_to_num())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

@@ -7,34 +7,42 @@ That its results are right is tested wherever a test takes the fixture ``device`
 import itertools
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import cases
 import emulation
+import failures
 import pytest
 import torch
-from cases import REDUCES, aimed, draw, geometry_of
+from cases import REDUCES, Call, aimed, draw, geometry_of
+from failures import check_each
 
 PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
-def test_every_kernel_is_reached(rng: random.Random) -> None:
-    """By calls of kernels for usual windows, large ones, other windows, and 64-bit numbers."""
+def calls_of_every_kernel(rng: random.Random) -> Iterator[Call]:
+    """Calls of kernels for usual windows, large ones, other windows, and 64-bit numbers."""
     usual = itertools.product(
         cases.DIFFERENTIABLE, (torch.uint8, *cases.POOLED[:4]), cases.WAYS, cases.WINDOWS
     )
+    for (operator, reduce), dtype, way, window in usual:
+        aim = aimed(rng, operator, way, window, dims=2)
+        yield draw(rng, operator, dtype, reduce=reduce, **aim)
     other_windows = ((5, 5, 0), (5, 5, 2), (5, 2**17, 0))
     others = itertools.product(cases.DIFFERENTIABLE, cases.ARITHMETIC, other_windows)
+    for (operator, reduce), dtype, window in others:
+        if operator != "pool" or dtype in cases.POOLED:
+            geometry = geometry_of((1, 1), window)
+            yield draw(rng, operator, dtype, reduce=reduce, geometry=geometry)
+
+
+def test_every_kernel_is_reached(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "device", "emulated")
     library = emulation.library()
     library.take_launched()
     with emulation.emulated_gpu(rng):
-        for (operator, reduce), dtype, *aim in usual:
-            chosen = aimed(rng, operator, *aim, dims=2)
-            draw(rng, operator, dtype, reduce=reduce, **chosen).check()
-        for (operator, reduce), dtype, window in others:
-            if operator != "pool" or dtype in cases.POOLED:
-                geometry = geometry_of((1, 1), window)
-                draw(rng, operator, dtype, reduce=reduce, geometry=geometry).check()
+        check_each(calls_of_every_kernel(rng), Call.verify)
     kernels = emulation.kernels()
     assert len(kernels) > 100
     unreached = kernels - {*library.take_launched()}
@@ -70,20 +78,27 @@ def test_files_that_depend_on_the_compiler_are_named() -> None:
 
 def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
     """They multiply by a reciprocal, whose rounding shows next to multiples of the divisor."""
+    wrong = []
     for _ in range(5000):
         divisor, quotient = (rng.getrandbits(rng.randint(1, 63)) or 1 for _ in range(2))
         n = min(divisor * quotient, 2**63 - 1) - rng.randint(0, 1)
-        assert emulation.library().divide(n, divisor) == n // divisor
+        found = emulation.library().divide(n, divisor)
+        if found != n // divisor:
+            wrong.append(f"{n} / {divisor}: expected {n // divisor} but got {found}")
+    assert wrong == []
 
 
-def test_out_of_window_indices_of_other_launches_change_nothing(rng: random.Random) -> None:
+def test_out_of_window_indices_of_other_launches_change_nothing(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then the fix-up kernel asks the flags of its own launch."""
+    monkeypatch.setattr(failures, "device", "emulated")
     library = emulation.library()
+    kinds = itertools.product(("unpool", "gradient"), cases.INDEX_KINDS, range(4))
+    calls = (draw(rng, operator, kind=kind) for operator, kind, _ in kinds)
     with emulation.emulated_gpu(rng):
         library.let_others_leave_window(True)
-        for operator, kind in itertools.product(("unpool", "gradient"), cases.INDEX_KINDS):
-            for _ in range(4):
-                draw(rng, operator, kind=kind).check()
+        check_each(calls, Call.verify)
         library.let_others_leave_window(False)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import all_same
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -97,11 +98,9 @@ def test_a_max_pool_stands_in(dims: int, output_size: Any, place: Any) -> None:
     with exact_attributions(nn.Sequential(pool)):
         assert "kernel_size=None" in repr(pool)
         assert type(pool) is getattr(nn, f"MaxPool{dims}d")
-        results = [(x, pool(x)) for x in (torch.randn(2, *[6 * n] * dims) for n in (1, 2))]
-    for x, (values, indices) in results:
-        expected, positions = pool(x)
-        assert torch.equal(values, expected)
-        assert torch.equal(indices, positions)
+        inputs = [torch.randn(2, *[6 * n] * dims) for n in (1, 2)]
+        inside = [pool(x) for x in inputs]
+    assert all_same(inside, [pool(x) for x in inputs])
 
 
 @pytest.mark.parametrize(("output_size", "wanted"), [((2, 3), [2, 3]), (14, [14, 14])])

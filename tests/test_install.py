@@ -40,24 +40,61 @@ def refused(package: Path, words: str) -> None:
         _library.built_for(package)
 
 
-def test_which_libraries_fit(tmp_path: Path, monkeypatch: Patch) -> None:
-    """PyTorch 2.13.1 with CUDA 13.0, then without CUDA."""
+@pytest.fixture
+def pytorch_2_13(monkeypatch: Patch) -> None:
+    """PyTorch 2.13.1 with CUDA 13.0."""
     monkeypatch.setattr(torch, "__version__", "2.13.1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    which = ", which its library was built for, but got"
+
+
+ANOTHER = ", which its library was built for, but got"
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+@pytest.mark.parametrize("cuda", [None, "13"])
+def test_a_library_that_fits(cuda: str | None, tmp_path: Path) -> None:
+    """One without CUDA kernels fits every build of its release."""
+    built_for = _library.built_for(library(tmp_path, cuda=cuda))
+    assert built_for == {"torch": "2.13", "cuda": cuda}
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_no_library(tmp_path: Path) -> None:
     refused(tmp_path, f"its compiled library in {tmp_path} but got none: build it")
-    for cuda in (None, "13"):
-        assert _library.built_for(library(tmp_path, cuda=cuda)) == {"torch": "2.13", "cuda": cuda}
-    words = f"PyTorch 2.1{which} PyTorch 2.13.1: build it anew with `pip install"
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_library_for_another_pytorch(tmp_path: Path) -> None:
+    words = f"PyTorch 2.1{ANOTHER} PyTorch 2.13.1: build it anew with `pip install"
     refused(library(tmp_path, torch="2.1"), words)
-    words = f"2.13 with CUDA 12{which} PyTorch 2.13.1 with CUDA 13.0:"
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_library_for_another_cuda(tmp_path: Path) -> None:
+    words = f"2.13 with CUDA 12{ANOTHER} PyTorch 2.13.1 with CUDA 13.0:"
     refused(library(tmp_path, cuda="12"), words)
-    torch.version.cuda = None
-    refused(library(tmp_path, cuda="13"), f"2.13 with CUDA 13{which} PyTorch 2.13.1 without CUDA:")
-    (tmp_path / f"_C.{PY}.json").unlink()
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_library_for_cuda_beside_a_pytorch_without(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    words = f"2.13 with CUDA 13{ANOTHER} PyTorch 2.13.1 without CUDA:"
+    refused(library(tmp_path, cuda="13"), words)
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_library_without_a_record(tmp_path: Path) -> None:
+    (library(tmp_path) / f"_C.{PY}.json").unlink()
     refused(tmp_path, f"a record of what its library was built for, {tmp_path}")
-    (tmp_path / f"_C.{PY}.so").unlink()
-    refused(library(tmp_path, "cpython-37m"), f"Python cpython-37m{which} Python {PY}")
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_library_for_another_python(tmp_path: Path) -> None:
+    refused(library(tmp_path, "cpython-37m"), f"Python cpython-37m{ANOTHER} Python {PY}")
+
+
+@pytest.mark.usefixtures("pytorch_2_13")
+def test_a_source_tree_without_a_library(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     refused(tmp_path / "any", "build_ext --inplace` in the source tree, or install it and leave")
 

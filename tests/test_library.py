@@ -57,11 +57,17 @@ def misfits(usage: str) -> list[str]:
     return found
 
 
-def test_every_architecture_asked_for_is_there() -> None:
-    for option, suffix in ("--list-elf", ""), ("--list-ptx", "+PTX"):
-        asked = {arch.removesuffix("+PTX") for arch in ASKED if arch.endswith(suffix)}
-        found = re.findall(r"\.sm_(\d+)(\d)\.", cuobjdump(option))
-        assert {".".join(arch) for arch in found} == asked
+@pytest.mark.parametrize(
+    ("option", "suffix"),
+    [
+        pytest.param("--list-elf", "", id="machine code"),
+        pytest.param("--list-ptx", "+PTX", id="PTX"),
+    ],
+)
+def test_every_architecture_asked_for_is_there(option: str, suffix: str) -> None:
+    asked = {arch.removesuffix("+PTX") for arch in ASKED if arch.endswith(suffix)}
+    found = re.findall(r"\.sm_(\d+)(\d)\.", cuobjdump(option))
+    assert {".".join(arch) for arch in found} == asked
 
 
 def test_kernels_fit_the_registers() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Modules: torch.nn's own, but for what they call."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,29 +10,70 @@ from torch import nn
 
 import maxunpool_cuda
 
-# An argument that torch.nn's module lacks, its value, and arguments that both take.
-MODULES: dict[str, tuple[Any, ...]] = {
-    "MaxUnpool": ("reduce", "sum", (2,), (3, 2, 1), (4, None)),
-    "MaxPool": ("index_dtype", torch.uint8, (2,), (4, None), (3, 2, 1, 2, True, True)),
-    "AdaptiveMaxPool": ("index_dtype", torch.int32, (2,), (2, True)),
+
+@dataclass(frozen=True)
+class Module:
+    """A module of this package, beside torch.nn's of the same name."""
+
+    own: str  # the argument that torch.nn's lacks
+    value: Any  # of that argument
+    forms: tuple[tuple[Any, ...], ...]  # arguments that both take
+
+
+MODULES = {
+    "MaxUnpool": Module("reduce", "sum", forms=((2,), (3, 2, 1), (4, None))),
+    "MaxPool": Module(
+        "index_dtype", torch.uint8, forms=((2,), (4, None), (3, 2, 1, 2, True, True))
+    ),
+    "AdaptiveMaxPool": Module("index_dtype", torch.int32, forms=((2,), (2, True))),
 }
+every_module = pytest.mark.parametrize("name", MODULES)
+every_rank = pytest.mark.parametrize("dims", [1, 2, 3])
+FORMS = [
+    pytest.param(name, arguments, id=f"{name}{arguments}")
+    for name, module in MODULES.items()
+    for arguments in module.forms
+]
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_are_torch_modules(name: str, dims: int) -> None:
+def classes(name: str, dims: int) -> tuple[type[nn.Module], type[nn.Module]]:
+    """This package's class and torch.nn's."""
     ours, theirs = (getattr(of, f"{name}{dims}d") for of in (maxunpool_cuda, nn))
-    key, value, *forms = MODULES[name]
-    for arguments in forms:
-        module, other = ours(*arguments), theirs(*arguments)
-        assert isinstance(module, theirs)
-        assert repr(module) == repr(other)
-        assert vars(other).items() <= vars(module).items()
-        assert module.state_dict() == {}
-    module = ours(2, **{key: value})
-    assert repr(module).endswith(f", {key}={value!r})")
+    return ours, theirs
+
+
+@every_rank
+@pytest.mark.parametrize(("name", "arguments"), FORMS)
+def test_modules_are_torch_modules(name: str, arguments: tuple[Any, ...], dims: int) -> None:
+    ours, theirs = classes(name, dims)
+    module, other = ours(*arguments), theirs(*arguments)
+    assert isinstance(module, theirs)
+    assert repr(module) == repr(other)
+    assert vars(other).items() <= vars(module).items()
+    assert module.state_dict() == {}
+
+
+@every_rank
+@every_module
+def test_modules_show_their_own_argument(name: str, dims: int) -> None:
+    ours, _ = classes(name, dims)
+    own, value = MODULES[name].own, MODULES[name].value
+    assert repr(ours(2, **{own: value})).endswith(f", {own}={value!r})")
+
+
+@every_rank
+@every_module
+def test_modules_are_not_scripted(name: str, dims: int) -> None:
+    ours, _ = classes(name, dims)
     with pytest.raises(NotImplementedError, match=r"torch\.jit\.script"):
-        torch.jit.script(module)
-    unpickled = ours.__new__(ours)  # from torch.nn's pickle, without what torch.nn's lacks
+        torch.jit.script(ours(2, **{MODULES[name].own: MODULES[name].value}))
+
+
+@every_rank
+@every_module
+def test_modules_from_pickles_of_torch_nns(name: str, dims: int) -> None:
+    """These have not the argument that torch.nn's module lacks."""
+    ours, theirs = classes(name, dims)
+    unpickled = ours.__new__(ours)
     unpickled.__setstate__(vars(theirs(3)))
     assert repr(unpickled) == repr(theirs(3))

@@ -7,13 +7,14 @@ With --all OpenVINO runs one portable model of each kind.
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
 import pytest
 import torch
-from cases import INDEX_DTYPES, REDUCES, Call, Geometry, draw, random_geometry, same, scaled
+from cases import INDEX_DTYPES, REDUCES, Call, Geometry, all_same, draw, random_geometry, scaled
+from failures import Named, check_each
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -91,13 +92,13 @@ def check(
     if how.get("portable"):
         assert set(operators(program)) <= LISTED
     every = [inputs] if other is None else [inputs, (other,)]
+    wrong = {}
     for given, runner in itertools.product(every, runners(program)):
-        compare(runner(*given), function(*given))
-
-
-def compare(results: Sequence[Tensor], expected: Any) -> None:
-    pairs = zip(results, leaves(expected), strict=True)
-    assert all(same(result, wanted) for result, wanted in pairs)
+        comparison = all_same([*runner(*given)], function(*given))
+        if not comparison:
+            shapes = [tuple(tensor.shape) for tensor in given]
+            wrong[f"{getattr(runner, '__name__', 'ONNX Runtime')} of {shapes}"] = comparison
+    assert wrong == {}
 
 
 def with_ties(*shape: int) -> Tensor:
@@ -132,31 +133,44 @@ CEIL = [
 def test_pooling_and_back(portable: bool, rng: random.Random) -> None:
     drawn = (random_geometry(rng, "pool", longest=8) for _ in itertools.count())
     dense = (w for w in drawn if not w.has_empty_window and not (w.ceil and max(w.dilation) > 1))
-    for window in (*CEIL, *itertools.islice(dense, scaled(8))):
-        x = with_ties(*rng.choice(((2, 3), (3,))), *window.output)
-        index_dtype = rng.choice(window.index_dtypes())
+
+    def check_window(case: Named) -> None:
+        window, index_dtype, x = case.value
         check(pool_and_back(window, index_dtype, portable), x, portable=portable)
 
+    def windows() -> Iterator[Named]:
+        for window in (*CEIL, *itertools.islice(dense, scaled(8))):
+            x = with_ties(*rng.choice(((2, 3), (3,))), *window.output)
+            index_dtype = rng.choice(window.index_dtypes())
+            name = f"{window}, {index_dtype}, input {tuple(x.shape)}"
+            yield Named(name, (window, index_dtype, x), x.numel())
 
-WINDOWS = [(3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 1)]
+    check_each(windows(), check_window)
 
 
+# kernel_size, stride and padding.
+WINDOWS = [
+    (3, 2, 1),
+    *(pytest.param(window, marks=pytest.mark.slow) for window in ((2, 2, 0), (3, 1, 1), (2, 3, 1))),
+]
+
+
+@pytest.mark.parametrize("numbers", WINDOWS, ids=str)
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_pooling_and_back_of_dynamic_sizes(
-    index_dtype: torch.dtype, portable: bool, rng: random.Random
+    index_dtype: torch.dtype, portable: bool, numbers: tuple[int, int, int], rng: random.Random
 ) -> None:
-    for numbers in WINDOWS[: scaled(len(WINDOWS))]:
-        # In 3d, the portable form of large windows takes minutes to export.
-        dims, batched = rng.choice((1, 2, 2 if portable else 3)), rng.choice((0, 1))
-        window = Geometry.of_pooling(*((n,) * dims for n in (8, *numbers, 1)), ceil=False)
-        x = with_ties(*(2,) * batched, 3, *window.output)
-        other = with_ties(*(5,) * batched, 3, *(rng.randint(4, 12) for _ in range(dims)))
-        if portable:
-            other.flatten()[5:7] = torch.nan
-        dynamic = (*range(batched), *range(batched + 1, x.dim()))  # all but the channels
-        function = pool_and_back(window, index_dtype, portable)
-        check(function, x, dynamic=dynamic, other=other, portable=portable)
+    # In 3d, the portable form of large windows takes minutes to export.
+    dims, batched = rng.choice((1, 2, 2 if portable else 3)), rng.choice((0, 1))
+    window = Geometry.of_pooling(*((n,) * dims for n in (8, *numbers, 1)), ceil=False)
+    x = with_ties(*(2,) * batched, 3, *window.output)
+    other = with_ties(*(5,) * batched, 3, *(rng.randint(4, 12) for _ in range(dims)))
+    if portable:
+        other.flatten()[5:7] = torch.nan
+    dynamic = (*range(batched), *range(batched + 1, x.dim()))  # all but the channels
+    function = pool_and_back(window, index_dtype, portable)
+    check(function, x, dynamic=dynamic, other=other, portable=portable)
 
 
 class Segmenter(nn.Module):
@@ -177,7 +191,7 @@ NAMED = [torch.int64, pytest.param(torch.int32, marks=pytest.mark.slow), torch.u
 
 @pytest.mark.parametrize("strict", [False, SLOW])
 @pytest.mark.parametrize("index_dtype", NAMED, ids=str)
-def test_named_sizes(index_dtype: torch.dtype, strict: bool) -> None:
+def test_named_sizes(index_dtype: torch.dtype, strict: bool, subtests: pytest.Subtests) -> None:
     """torch.export refuses every guard on a dimension with a name and a range."""
     model, x, other = Segmenter(index_dtype), with_ties(2, 3, 9, 12), with_ties(2, 3, 14, 11)
     height, width = torch.export.Dim("height", min=8, max=64), torch.export.Dim("width", min=8)
@@ -189,8 +203,10 @@ def test_named_sizes(index_dtype: torch.dtype, strict: bool) -> None:
     translated = torch.onnx.export(program, verbose=False, custom_translation_table=table)
     written = torch.onnx.export(portable, verbose=False)
     runs = [program.module(), portable.module(), *runners(translated), *runners(written)]
-    for given, run in itertools.product((x, other), runs):
-        compare(leaves(run(given)), model(given))
+    for number, run in enumerate(runs):
+        for given in (x, other):
+            with subtests.test(f"run {number}, {tuple(given.shape)}"):
+                assert all_same([*leaves(run(given))], model(given))
 
 
 # The kinds of portable models: static and dynamic sizes, each dtype of indices, each reduce.
@@ -203,8 +219,8 @@ def test_openvino(dynamic: bool, index_dtype: torch.dtype, reduce: str) -> None:
     model, x = Segmenter(index_dtype, reduce), with_ties(2, 3, 9, 12)
     program = export(model.forward, x, dynamic=(2, 3) if dynamic else (), portable=True)
     run = openvino_runner(program)
-    for given in (x, with_ties(2, 3, 14, 11)) if dynamic else (x,):
-        compare(run(given), model(given))
+    inputs = (x, with_ties(2, 3, 14, 11)) if dynamic else (x,)
+    assert all_same([*map(run, inputs)], [*map(model, inputs)])
 
 
 @pytest.mark.slow
@@ -213,7 +229,7 @@ def test_openvino_returns_pooled_values_and_indices(dims: int) -> None:
     window = Geometry.of_pooling(*((n,) * dims for n in (8, 2, 2, 0, 1)), ceil=False)
     function = pool_and_back(window, torch.int64, portable=True)
     x = with_ties(2, 3, *window.output)
-    compare(openvino_runner(export(function, x, portable=True))(x), function(x))
+    assert all_same(openvino_runner(export(function, x, portable=True))(x), function(x))
 
 
 # More padding than window, which ONNX Runtime refuses.
@@ -223,21 +239,31 @@ PADDED = Geometry((3, 9), (1, 2), (3, 1), (1, 3), (5, 4))
 @both_forms
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unpooling_to_every_output_size(dynamic: bool, portable: bool, rng: random.Random) -> None:
-    for given in (PADDED, *[None] * scaled(8)):
-        operator = "unpool" if given else rng.choice(("unpool", "unpool from offsets"))
-        how = {"reduce": "last", "geometry": given, "longest": 6}
-        drawn = (draw(rng, operator, torch.float32, **how) for _ in itertools.count())
-        # torch.export takes a size of one for a constant.
-        call = next(c for c in drawn if not dynamic or 1 not in c.geometry.pooled + c.arguments[0])
+
+    def calls() -> Iterator[Call]:
+        for given in (PADDED, *[None] * scaled(8)):
+            operator = "unpool" if given else rng.choice(("unpool", "unpool from offsets"))
+            how = {"reduce": "last", "geometry": given, "longest": 6}
+            drawn = (draw(rng, operator, torch.float32, **how) for _ in itertools.count())
+            # torch.export takes a size of one for a constant.
+            yield next(
+                call
+                for call in drawn
+                if not dynamic or 1 not in call.geometry.pooled + call.geometry.output
+            )
+
+    def check_call(call: Call) -> None:
         values, indices = call.tensors
         # In the portable form ONNX Runtime makes 0 of -0.
         tensors = [t.contiguous() for t in (values + 0.0, indices, *call.results())]
         spatial = range(values.dim() - call.dims, values.dim()) if dynamic else ()
 
-        def function(x: Tensor, i: Tensor, like: Tensor, call: Call = call) -> Tensor:
+        def function(x: Tensor, i: Tensor, like: Tensor) -> Tensor:
             return _ops.max_unpool(x, i, like.shape[-call.dims :], *call.arguments[1:])
 
         check(function, *tensors, dynamic=spatial, portable=portable)
+
+    check_each(calls(), check_call)
 
 
 def test_bfloat16_becomes_standard_operators() -> None:
@@ -252,24 +278,46 @@ def test_bfloat16_becomes_standard_operators() -> None:
     assert operators(export(lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), x)) == ["MaxPool"]
 
 
-# Calls that ONNX's operators cannot express, by words of the error. The height is dynamic.
-REFUSED: dict[str, Callable[[Tensor], Any]] = {
-    "max_unpool2d: .* reduce='sum'": lambda x: F.max_unpool2d(x, (x * 0).long(), 2, reduce="sum"),
-    "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
-    "max_pool2d: .* type INT32": lambda x: F.max_pool2d(x.int(), 2),
-    "max_pool2d: .*ceil_mode=True": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
-    "max_pool2d: .*sizes .1, 4.": (
-        lambda x: F.max_pool2d(x[..., :1, :4], (1, 2), (1, 3), 0, (1, 2), ceil_mode=True)
+# Calls that ONNX's operators cannot express, with words of the error. The height is dynamic.
+REFUSED = [
+    pytest.param(
+        "max_unpool2d: .* reduce='sum'",
+        lambda x: F.max_unpool2d(x, (x * 0).long(), 2, reduce="sum"),
+        id="a sum",
     ),
-    "max_pool2d: .*dilation=": lambda x: F.max_pool2d(x[..., :1], (1, 2), 1, (0, 1), (1, 2)),
-}
+    pytest.param(
+        "max_unpool2d: .* type INT32",
+        lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
+        id="unpooling of integers",
+    ),
+    pytest.param(
+        "max_pool2d: .* type INT32", lambda x: F.max_pool2d(x.int(), 2), id="pooling of integers"
+    ),
+    pytest.param(
+        "max_pool2d: .*ceil_mode=True",
+        lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+        id="ceil mode",
+    ),
+    pytest.param(
+        "max_pool2d: .*sizes .1, 4.",
+        lambda x: F.max_pool2d(x[..., :1, :4], (1, 2), (1, 3), 0, (1, 2), ceil_mode=True),
+        id="ceil mode, dilated",
+    ),
+    pytest.param(
+        "max_pool2d: .*dilation=",
+        lambda x: F.max_pool2d(x[..., :1], (1, 2), 1, (0, 1), (1, 2)),
+        id="windows without an element",
+    ),
+]
 
 
 @both_forms
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_onnx_cannot_express(words: str, portable: bool) -> None:
+@pytest.mark.parametrize(("words", "function"), REFUSED)
+def test_what_onnx_cannot_express(
+    words: str, function: Callable[[Tensor], Any], portable: bool
+) -> None:
     """The error names the way that works, run_decompositions."""
-    function, x, dynamic = REFUSED[words], with_ties(2, 1, 8, 8), (2,)
+    x, dynamic = with_ties(2, 1, 8, 8), (2,)
     if portable:
         check(function, x, dynamic=dynamic, other=with_ties(2, 1, 11, 8), portable=True)
         return

@@ -5,7 +5,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 import cases
 import pytest
 import torch
-from cases import LAYOUTS, OPERATORS, UNPOOLING, Geometry, draw, geometry_of, laid_out, scaled
+from cases import LAYOUTS, OPERATORS, UNPOOLING, Call, Geometry, draw, geometry_of, laid_out, scaled
 from conftest import GPUS
+from failures import check_each
 from gpu_tests import skip_without_memory
 from reference import Sizes
 from torch import Tensor
@@ -38,52 +39,68 @@ TABLE = [
 def test_operators_equal_the_reference(
     device: str, operator: str, dtype: torch.dtype, rng: Random
 ) -> None:
-    drawn = (draw(rng, operator, dtype, any_bits=n % 3 == 0) for n in range(scaled(30)))
-    for call in cases.smallest_first(drawn):
-        call.check(device)
+    calls = (draw(rng, operator, dtype, any_bits=n % 3 == 0) for n in range(scaled(30)))
+    check_each(calls, lambda call: call.verify(device))
 
 
-GEOMETRIES = [
-    # Windows have one row in each slice.
-    Geometry((4, 1, 3), (1, 1, 2), (1, 1, 2), (0, 0, 0), (4, 1, 6)),
-    Geometry((4, 1, 3), (3, 1, 2), (3, 1, 2), (0, 0, 0), (12, 1, 6)),
-    # Outputs lie between windows and behind them, in planes that are cut up.
-    geometry_of((20, 30), (2, 4, 0), (100, 140)),
-    # Windows overlap in depth, lie apart there, are padded there, or are deeper than the output.
-    Geometry((3, 2, 3), (2, 2, 2), (1, 2, 2), (0, 0, 0), (4, 4, 6)),
-    Geometry((2, 2, 3), (1, 2, 2), (3, 2, 2), (0, 0, 0), (6, 4, 6)),
-    Geometry((2, 2, 3), (3, 2, 2), (3, 2, 2), (1, 0, 0), (4, 4, 6)),
-    Geometry((1, 2, 3), (3, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 6)),
-    # A window has more offsets than a word has bits. Usual windows are dilated in one dimension.
-    geometry_of((8, 8), (7, 4, 0)),
-    Geometry.of_pooling((9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False),
-    Geometry.of_pooling((9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False),
-    # Windows overlap beyond the next one, in one dimension.
-    Geometry((5, 4), (3, 2), (1, 2), (1, 0), (5, 8)),
-    Geometry((4, 5), (2, 3), (2, 1), (0, 1), (8, 5)),
-    # A row has more windows than are pooled at once; a window has more elements than a vector.
-    geometry_of((2, 1101), (3, 2, 1)),
-    Geometry((3, 9), (1, 40), (1, 7), (0, 20), (3, 56)),
-]
-SIZES: list[dict[str, Any]] = [
-    {"leading": (0, 3)},
-    *({"most_cells": 4000, "longest": longest} for longest in (20, 100, 4000)),
-    *({"geometry": geometry} for geometry in GEOMETRIES),
+ONE_ROW_DEEP = Geometry((4, 1, 3), (3, 1, 2), (3, 1, 2), (0, 0, 0), (12, 1, 6))
+GEOMETRIES = {
+    "windows of one row": Geometry((4, 1, 3), (1, 1, 2), (1, 1, 2), (0, 0, 0), (4, 1, 6)),
+    "windows of one row, deep": ONE_ROW_DEEP,
+    "outputs between windows, in planes that are cut up": geometry_of(
+        (20, 30), (2, 4, 0), (100, 140)
+    ),
+    "overlap in depth": Geometry((3, 2, 3), (2, 2, 2), (1, 2, 2), (0, 0, 0), (4, 4, 6)),
+    "apart in depth": Geometry((2, 2, 3), (1, 2, 2), (3, 2, 2), (0, 0, 0), (6, 4, 6)),
+    "padded in depth": Geometry((2, 2, 3), (3, 2, 2), (3, 2, 2), (1, 0, 0), (4, 4, 6)),
+    "deeper than the output": Geometry((1, 2, 3), (3, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 6)),
+    "more offsets than a word has bits": geometry_of((8, 8), (7, 4, 0)),
+    "2x2 dilated in the rows": Geometry.of_pooling(
+        (9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False
+    ),
+    "3x3 dilated in the columns": Geometry.of_pooling(
+        (9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False
+    ),
+    "overlap beyond the next window, in rows": Geometry((5, 4), (3, 2), (1, 2), (1, 0), (5, 8)),
+    "overlap beyond the next window, in columns": Geometry((4, 5), (2, 3), (2, 1), (0, 1), (8, 5)),
+    "more windows in a row than are pooled at once": geometry_of((2, 1101), (3, 2, 1)),
+    "more elements in a window than in a vector": Geometry(
+        (3, 9), (1, 40), (1, 7), (0, 20), (3, 56)
+    ),
+}
+# How many calls, before scaled(), and the arguments of draw().
+SIZES = [
+    pytest.param(4, {"leading": (0, 3)}, id="an empty batch"),
+    *(
+        pytest.param(4, {"most_cells": 4000, "longest": longest}, id=f"sides up to {longest}")
+        for longest in (20, 100, 4000)
+    ),
+    *(pytest.param(16, {"geometry": each}, id=name) for name, each in GEOMETRIES.items()),
     # The vector kernels refuse windows of one row that are deep, and rows that divide into vectors
     # but have one window more.
-    {"geometry": GEOMETRIES[1], "leading": (1, 8), "layout": "channels_last"},
-    {
-        "geometry": Geometry.of_pooling((4, 8), (3, 3), (2, 2), (1, 1), (1, 1), ceil=True),
-        "layout": "contiguous",
-    },
+    pytest.param(
+        64,
+        {"geometry": ONE_ROW_DEEP, "leading": (1, 8), "layout": "channels_last"},
+        id="vectors of windows of one row, deep",
+    ),
+    pytest.param(
+        64,
+        {
+            "geometry": Geometry.of_pooling((4, 8), (3, 3), (2, 2), (1, 1), (1, 1), ceil=True),
+            "layout": "contiguous",
+        },
+        id="vectors and one window more",
+    ),
 ]
 
 
-@pytest.mark.parametrize("chosen", SIZES, ids=str)
+@pytest.mark.parametrize(("count", "chosen"), SIZES)
 @every_operator
-def test_unusual_sizes(device: str, operator: str, chosen: dict[str, Any], rng: Random) -> None:
-    for _ in range(scaled(64 if "layout" in chosen else 16 if "geometry" in chosen else 4)):
-        draw(rng, operator, **chosen).check(device)
+def test_unusual_sizes(
+    device: str, operator: str, count: int, chosen: dict[str, Any], rng: Random
+) -> None:
+    calls = (draw(rng, operator, **chosen) for _ in range(scaled(count)))
+    check_each(calls, lambda call: call.verify(device))
 
 
 PLANES = [  # sizes of the batch and the channels, and of the pooled planes
@@ -99,11 +116,15 @@ def test_planes_cut_among_threads_and_blocks(
     device: str, operator: str, leading: Sizes, pooled: Sizes, rng: Random
 ) -> None:
     """Windows overlap at the cuts, and an index may lie far from its window."""
-    windows = ((3, 2, 1), (2, 1, 0), (4, 2, 2), (2, 2, 0), (1, 3, 0))
-    for window, layout in product(windows, LAYOUTS[:2]):
-        chosen = {"geometry": geometry_of(pooled, window), "leading": leading, "layout": layout}
-        kind = rng.choice(("one out of window", "wrapped window"))
-        draw(rng, operator, torch.float32, kind=kind, **chosen).check(device)
+
+    def calls() -> Iterator[Call]:
+        windows = ((3, 2, 1), (2, 1, 0), (4, 2, 2), (2, 2, 0), (1, 3, 0))
+        for window, layout in product(windows, LAYOUTS[:2]):
+            chosen = {"geometry": geometry_of(pooled, window), "leading": leading, "layout": layout}
+            kind = rng.choice(("one out of window", "wrapped window"))
+            yield draw(rng, operator, torch.float32, kind=kind, **chosen)
+
+    check_each(calls(), lambda call: call.verify(device))
 
 
 @pytest.mark.parametrize("pooled", [(6,), (2, 3), (2, 1, 2)], ids=str)
@@ -112,20 +133,24 @@ def test_every_index_in_the_window_of_another(
     device: str, window: Sizes, pooled: Sizes, rng: Random
 ) -> None:
     """Windows do not overlap. All indices but one lie in their own windows."""
-    g = geometry_of(pooled, window)
-    chosen = {"geometry": g, "leading": (1, 1), "layout": "contiguous"}
-    calls = (
+    geometry = geometry_of(pooled, window)
+    chosen = {"geometry": geometry, "leading": (1, 1), "layout": "contiguous"}
+    drawn = (
         draw(rng, "gradient", torch.float32, reduce="last", **chosen),
         draw(rng, "unpool", torch.float16, reduce="sum", **chosen),
     )
-    positions, _ = cases.windows_of(g)
-    for cell, owner in permutations(range(len(positions)), 2):
-        for position in positions[owner]:
-            indices = positions[:, 0].clone()
-            indices[[cell, owner]] = position
-            for call in calls:
-                tensors = (call.tensors[0], indices.reshape(1, 1, *pooled))
-                replace(call, tensors=tensors).check(device)
+    positions, _ = cases.windows_of(geometry)
+
+    def calls() -> Iterator[Call]:
+        for cell, owner in permutations(range(len(positions)), 2):
+            for position in positions[owner]:
+                indices = positions[:, 0].clone()
+                indices[[cell, owner]] = position
+                for call in drawn:
+                    tensors = (call.tensors[0], indices.reshape(1, 1, *pooled))
+                    yield replace(call, tensors=tensors, kind="own window but one")
+
+    check_each(calls(), lambda call: call.verify(device))
 
 
 def layouts_of(tensor: Tensor, dims: int) -> list[str]:
@@ -155,10 +180,20 @@ def test_the_layout_is_the_one_that_strides_suggest(dims: int, layout: str, part
     assert kept == [layout] or part != "whole"
     values, indices = pool(x, 2, return_indices=True)
     output = unpool(values, indices, 2, output_size=x.shape[-dims:])
-    # An expanded gradient has no layout of its own.
-    for grad_output in (torch.rand_like(output), output.new_ones(()).expand_as(output)):
-        grads = torch.autograd.grad(output, (values, x), grad_output, retain_graph=True)
-        assert [layouts_of(t, dims) for t in (values, indices, output, *grads)] == [kept] * 5
+
+    def layouts_of_gradients(grad_output: Tensor) -> list[list[str]]:
+        """An expanded grad_output has no layout of its own."""
+        gradients = torch.autograd.grad(output, (values, x), grad_output, retain_graph=True)
+        return [layouts_of(gradient, dims) for gradient in gradients]
+
+    found = {
+        "results": [layouts_of(tensor, dims) for tensor in (values, indices, output)],
+        "gradients": layouts_of_gradients(torch.rand_like(output)),
+        "gradients of one that is expanded": layouts_of_gradients(
+            output.new_ones(()).expand_as(output)
+        ),
+    }
+    assert found == {name: [kept] * len(layouts) for name, layouts in found.items()}
     # The layout of an output is that of the values, not of the indices.
     output = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
     assert output.is_contiguous()
@@ -174,10 +209,12 @@ def test_threads_do_not_matter(operator: str, threads: int, rng: Random) -> None
     geometry = geometry_of((60, 60), (13, 12, 0))
     if operator == "pool":
         geometry = Geometry.of_pooling((252, 252), (12, 12), (4, 4), (0, 0), (1, 1), ceil=False)
-    for leading, layout in product(((1, 1), (2, 8)), LAYOUTS[:2]):
-        chosen = {"geometry": geometry, "leading": leading, "layout": layout}
-        call = draw(rng, operator, torch.float32, **chosen)
-        call.check()
+    calls = [
+        draw(rng, operator, torch.float32, geometry=geometry, leading=leading, layout=layout)
+        for leading, layout in product(((1, 1), (2, 8)), LAYOUTS[:2])
+    ]
+    check_each(calls, Call.verify)
+    call = calls[-1]
     if operator != "pool":  # of many out-of-bounds indices the first is named
         values, indices = call.tensors[0], call.tensors[1].contiguous()
         indices.view(16, -1)[1:, 7:] = 255 if "offsets" in operator else -1
@@ -218,8 +255,14 @@ def test_windows_far_larger_than_the_planes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("index_dtype", "first", "step"),
+    [pytest.param(torch.int64, 7, 8, id="int64"), pytest.param(torch.uint8, 7, 0, id="uint8")],
+)
 @pytest.mark.parametrize("channels", [1, 16])
-def test_more_than_two_to_the_31_elements(real_device: str, channels: int) -> None:
+def test_more_than_two_to_the_31_elements(
+    real_device: str, channels: int, index_dtype: torch.dtype, first: int, step: int
+) -> None:
     """One plane has as many, more than int32 counts, or all channels of a channels_last image."""
     if real_device == "cuda":
         skip_without_memory(11 * 2**30)  # bytes: five tensors of 2^31, and small ones
@@ -230,35 +273,33 @@ def test_more_than_two_to_the_31_elements(real_device: str, channels: int) -> No
     x[..., 7::8] = 1
     assert x.numel() > 2**31
     window = ((1, 8), (1, 8), (0, 0))
-    for index_dtype, first, step in ((torch.int64, 7, 8), (torch.uint8, 7, 0)):
-        values, indices = _ops.max_pool(x, *window, (1, 1), False, index_dtype)
-        assert bool((values == 1).all())
-        each = torch.arange(cells, device=real_device) * step + first
-        assert bool((indices == each).all())
-        assert torch.equal(_ops.max_unpool(values, indices, x.shape[2:], *window, "last"), x)
-        grad = _ops.max_unpool_backward(x, indices, x.shape[2:], *window, "last")
-        assert torch.equal(grad, values)
+    values, indices = _ops.max_pool(x, *window, (1, 1), False, index_dtype)
+    assert bool((values == 1).all())
+    each = torch.arange(cells, device=real_device) * step + first
+    assert bool((indices == each).all())
+    assert torch.equal(_ops.max_unpool(values, indices, x.shape[2:], *window, "last"), x)
+    grad = _ops.max_unpool_backward(x, indices, x.shape[2:], *window, "last")
+    assert torch.equal(grad, values)
 
 
 @every_unpooling
 def test_bad_indices_are_named(device: str, operator: str, rng: Random) -> None:
-    for _ in range(scaled(200)):
-        call, words = cases.with_invalid_index(
-            draw(rng, operator, rng.choice(cases.ARITHMETIC)), rng
-        )
-        with pytest.raises(RuntimeError, match=words):
-            call.results(device)
+    drawn = (draw(rng, operator, rng.choice(cases.ARITHMETIC)) for _ in range(scaled(200)))
+    calls = (cases.with_invalid_index(call, rng) for call in drawn)
+    check_each(calls, lambda call: call.verify_error(device))
 
 
 @pytest.mark.sanitized
 def test_of_many_bad_indices_one_is_named(device: str) -> None:
     x, bad = torch.ones(8, 8, device=device), torch.arange(-64, 0).reshape(8, 8)
-    for _ in range(10):
+    named = []
+    for _ in range(10):  # the threads run in another order each time
         with pytest.raises(RuntimeError) as caught:
             F.max_unpool1d(x, bad.to(device), 2)
         words = re.search(r"index: (-\d+) .* at position (\d+) of plane (\d+)", str(caught.value))
-        index, position, plane = map(int, words.groups())
-        assert index == bad[plane, position]
+        named.append(tuple(map(int, words.groups())))
+    wrong = [each for each in named if each[0] != bad[each[2], each[1]]]  # index, position, plane
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -274,59 +315,87 @@ def test_an_offset_in_a_window_beyond_the_output_is_bad(
         _ops.max_unpool(x, x.byte() * 0, size, *window, "last")
 
 
-CLIPPED = [
-    geometry_of((2, 2, 2), (2, 2, 0), (3, 3, 3)),
-    geometry_of((2, 2, 2), (3, 2, 1), (3, 4, 4)),
-    geometry_of((2, 2), (4, 4, 0), (7, 6)),
-    geometry_of((2, 4), (3, 2, 0), (5, 8)),  # in rows that divide into vectors
-    Geometry((2, 2, 2), (1, 2, 2), (3, 2, 2), (0, 0, 0), (4, 3, 4)),
-    Geometry((2, 2, 2), (2, 2, 2), (3, 2, 2), (0, 0, 0), (4, 4, 4)),
-]
+CLIPPED = {
+    "2x2x2/2": geometry_of((2, 2, 2), (2, 2, 0), (3, 3, 3)),
+    "3x3x3/2, padded": geometry_of((2, 2, 2), (3, 2, 1), (3, 4, 4)),
+    "4x4/4": geometry_of((2, 2), (4, 4, 0), (7, 6)),
+    "3x3/2, in rows that divide into vectors": geometry_of((2, 4), (3, 2, 0), (5, 8)),
+    "apart in depth": Geometry((2, 2, 2), (1, 2, 2), (3, 2, 2), (0, 0, 0), (4, 3, 4)),
+    "clipped in depth": Geometry((2, 2, 2), (2, 2, 2), (3, 2, 2), (0, 0, 0), (4, 4, 4)),
+}
 # The last windows have no output, so no offset in them is good.
-BEYOND = [Geometry((3, 3), (1, 5), (3, 2), (0, 0), (5, 8)), geometry_of((3, 3), (2, 2, 0), (4, 6))]
+BEYOND = {
+    "1x5/3x2, beyond": Geometry((3, 3), (1, 5), (3, 2), (0, 0), (5, 8)),
+    "2x2/2, beyond": geometry_of((3, 3), (2, 2, 0), (4, 6)),
+}
 
 
-@pytest.mark.parametrize("geometry", [*CLIPPED, *BEYOND], ids=str)
+@pytest.mark.parametrize("name", [*CLIPPED, *BEYOND])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_window_has_outside_of_the_plane_is_bad(
-    device: str, layout: str, geometry: Geometry, dtype: torch.dtype
+    device: str, layout: str, name: str, dtype: torch.dtype
 ) -> None:
+    """One index of one plane is bad: each in turn that its window would have without the clip."""
+    is_beyond = name in BEYOND
+    geometry = (BEYOND if is_beyond else CLIPPED)[name]
     positions, inside = cases.windows_of(geometry)
     size = math.prod(geometry.output)
-    first = inside.int().argmax(1, keepdim=True)  # offsets that are good
     # Beyond the plane there is one plane, as an out-of-window index makes a thread check all that
     # it has.
-    planes, plane = (8, 5) if geometry in CLIPPED else (1, 0)
-    x = laid_out(torch.ones(1, planes, *geometry.pooled).to(device, dtype), layout, geometry.dims)
-    arguments = (geometry.output, *geometry.window, "last")
-    flat = positions.gather(1, first).clamp(max=size - 1)
-    for cell, offset in (~inside).nonzero().tolist():
-        for good, bad in ((first.byte(), offset), (flat, positions[cell, offset])):
-            is_skipped = 0 <= bad < size if good is flat else geometry in BEYOND
-            if is_skipped:
-                continue
-            indices = good.flatten().repeat(planes, 1)
-            indices[plane, cell] = bad
-            indices = laid_out(indices.reshape(x.shape), layout, geometry.dims)
-            with pytest.raises(RuntimeError, match=f" {bad} .* position {cell} of plane {plane}"):
-                _ops.max_unpool(x, cases.moved(indices, device), *arguments)
+    planes, plane = (1, 0) if is_beyond else (8, 5)
+    x = laid_out(torch.ones(1, planes, *geometry.pooled, dtype=dtype), layout, geometry.dims)
+    offsets = inside.int().argmax(1, keepdim=True)  # good ones, unless the window is beyond
+    flat = positions.gather(1, offsets).clamp(max=size - 1)
+
+    def call(good: Tensor, cell: int, bad: int) -> Call:
+        indices = good.flatten().repeat(planes, 1)
+        indices[plane, cell] = bad
+        indices = laid_out(indices.reshape(x.shape), layout, geometry.dims)
+        arguments = (geometry.output, *geometry.window, "last")
+        error = f" {bad} .* position {cell} of plane {plane}"
+        return Call(_ops.max_unpool, (x, indices), arguments, error=error)
+
+    def calls() -> Iterator[Call]:
+        for cell, offset in (~inside).nonzero().tolist():
+            if not is_beyond:
+                yield call(offsets.byte(), cell, offset)
+            position = int(positions[cell, offset])
+            if not 0 <= position < size:
+                yield call(flat, cell, position)
+
+    check_each(calls(), lambda call: call.verify_error(device))
 
 
-DROPPED = [*product((None, *CLIPPED), UNPOOLING), *product(BEYOND, ("unpool", "gradient"))]
+DROPPED = [
+    *(
+        pytest.param(geometry, operator, id=f"{operator}-{name}")
+        for name, geometry in {"any": None, **CLIPPED}.items()
+        for operator in UNPOOLING
+    ),
+    *(
+        pytest.param(geometry, operator, id=f"{operator}-{name}")
+        for name, geometry in BEYOND.items()
+        for operator in ("unpool", "gradient")
+    ),
+]
 
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
-@pytest.mark.parametrize(("geometry", "operator"), DROPPED, ids=str)
+@pytest.mark.parametrize(("geometry", "operator"), DROPPED)
 def test_bad_indices_are_dropped_and_named_later(
     device: str, geometry: Geometry | None, operator: str, rng: Random, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
-    for _ in range(scaled(40 if geometry else 120)):
-        call = draw(rng, operator, rng.choice(cases.ARITHMETIC), geometry=geometry)
-        bad, words = cases.with_invalid_index(call, rng)
-        results = bad.results(device)
-        with pytest.raises(RuntimeError, match=words):
+
+    def check(call: Call) -> None:
+        results = call.results(device)
+        with pytest.raises(RuntimeError, match=call.error):
             maxunpool_cuda.check_errors()
-        bad.compare(results)
+        call.compare(results)
+
+    count = scaled(40 if geometry else 120)
+    dtypes = (rng.choice(cases.ARITHMETIC) for _ in range(count))
+    drawn = (draw(rng, operator, dtype, geometry=geometry) for dtype in dtypes)
+    check_each((cases.with_invalid_index(call, rng) for call in drawn), check)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -51,37 +51,54 @@ def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
 OURS = gradient(partial(loss, of=F, index_dtype=torch.uint8))
 
 
+class Form(NamedTuple):
+    """A way to call pooling through torch.nn.functional, and whether it returns indices."""
+
+    function: Callable[..., Any]
+    returns_indices: bool
+
+
+def forms_of(name: str) -> dict[str, Form]:
+    """The forms of a function such as max_pool2d; torch has some of them too."""
+    plain, with_indices = getattr(torch_F, name), getattr(torch_F, f"{name}_with_indices")
+    return {
+        "without indices": Form(plain, False),
+        "return_indices by name": Form(partial(plain, return_indices=True), True),
+        "return_indices by position": Form(lambda *arguments: plain(*arguments, True), True),
+        "with_indices": Form(with_indices, True),
+        "with_indices, asked for none": Form(partial(with_indices, return_indices=False), True),
+        # torch.adaptive_max_pool1d, alone of these, returns indices.
+        "torch": Form(getattr(torch, name, plain), name == "adaptive_max_pool1d"),
+        "torch, with_indices": Form(getattr(torch, f"{name}_with_indices", with_indices), True),
+    }
+
+
+FORMS = [*forms_of("max_pool2d")]
+# Positional arguments up to return_indices; max_pool's in ceil mode.
+BEFORE_RETURN_INDICES = {"max_pool": (3, 2, 1, 1, True), "adaptive_max_pool": (3,)}
+
+
 @pytest.mark.usefixtures("composed")
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-@pytest.mark.parametrize(  # positional arguments up to return_indices, in ceil mode
-    ("kind", "placed"), [("max_pool", (3, 2, 1, 1, True)), ("adaptive_max_pool", (3,))]
-)
+@pytest.mark.parametrize("kind", BEFORE_RETURN_INDICES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_form_of_pooling(dims: int, kind: str, placed: Any, dtype: torch.dtype) -> None:
+def test_every_form_of_pooling(dims: int, kind: str, dtype: torch.dtype, form: str) -> None:
     """Results are equal, and come from the same operator.
 
     Indices of adaptive pooling are flat where those of max pooling are offsets.
     """
     name, is_adaptive = f"{kind}{dims}d", kind == "adaptive_max_pool"
+    arguments = BEFORE_RETURN_INDICES[kind]
     x = torch.rand(2, 3, *[8] * dims, requires_grad=True)
-    ours, theirs = getattr(F, name), getattr(torch_F, name)
-    with_indices = getattr(torch_F, f"{name}_with_indices")
-    forms = [  # functions, and whether they return indices
-        (theirs, False),
-        (partial(theirs, return_indices=True), True),
-        (lambda *every: theirs(*every, True), True),
-        (with_indices, True),
-        (partial(with_indices, return_indices=False), True),
-        (getattr(torch, name, theirs), is_adaptive and dims == 1),
-        (getattr(torch, f"{name}_with_indices", with_indices), True),
-    ]
+    function, returns_indices = forms_of(name)[form]
+    with patched(dtype):
+        got = leaves(function(x, *arguments))
     returned = torch.int64 if is_adaptive and dtype == torch.uint8 else dtype
-    for function, both in forms:
-        with patched(dtype):
-            got = leaves(function(x, *placed))
-        expected = leaves(ours(x, *placed, return_indices=both, index_dtype=returned))
-        assert all_same(got, expected)
-        assert got[0].grad_fn.name() == expected[0].grad_fn.name()
+    ours = partial(getattr(F, name), return_indices=returns_indices, index_dtype=returned)
+    expected = leaves(ours(x, *arguments))
+    assert all_same(got, expected)
+    assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
 def test_every_name_of_the_functions_is_in_the_table() -> None:
@@ -160,15 +177,36 @@ class BeginsLater(nn.Module):
 Unpoolable = type("Unpoolable", (Tensor,), {"__torch_function__": lambda *_: NotImplemented})
 
 
-def test_errors() -> None:
-    kinds = (lambda: (yield), asyncio.sleep, async_generator, Begins(), BeginsLater())
-    for wrong in (*kinds, partial(Begins()), Begins().__call__, nn.ReLU, 3):
-        with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
-            patched()(wrong)
-    with pytest.raises(ValueError, match=r"^patched: expected index_dtype to be torch.int64"):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda: (yield), id="a generator"),
+        pytest.param(asyncio.sleep, id="a coroutine"),
+        pytest.param(async_generator, id="an async generator"),
+        pytest.param(Begins(), id="an object"),
+        pytest.param(BeginsLater(), id="a module"),
+        pytest.param(partial(Begins()), id="a partial"),
+        pytest.param(Begins().__call__, id="a method"),
+        pytest.param(nn.ReLU, id="a class"),
+        pytest.param(3, id="no function"),
+    ],
+)
+def test_what_it_cannot_decorate(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
+        patched()(wrong)
+
+
+def test_index_dtype_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"^patched: expected index_dtype .* got torch.int16$"):
         patched(torch.int16)
-    with pytest.raises(ValueError, match=r"^patched: expected reduce to be 'last'"):
+
+
+def test_reduce_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"^patched: expected reduce .* got 'mean'$"):
         patched(reduce="mean")
+
+
+def test_a_subclass_that_does_not_implement_the_function() -> None:
     with patched(), pytest.raises(TypeError, match=r"^max_unpool2d: .* got \['Unpoolable'\]"):
         torch_F.max_unpool2d(ROW.as_subclass(Unpoolable), TWICE, 2)
 
@@ -231,39 +269,60 @@ POOLED, OFFSETS = F.max_pool2d(IMAGE, 2, return_indices=True, index_dtype=torch.
 GRADIENT = torch_F.interpolate(POOLED, scale_factor=2)
 
 
-@pytest.mark.parametrize("place", ["around", "inside"])
-def test_compiled_code_of_others(place: str) -> None:
-    """Functions that pool in their backward, and code that Dynamo runs apart from all modes.
+Compile = Callable[..., Callable[[Tensor], Any]]
 
-    A region that is compiled once runs as it does outside of patched(), even if it pools.
-    """
-    from torch._higher_order_ops.scan import scan
 
-    plain, pooling = map(torch.compiler.nested_compile_region, (lambda x: x.sin(), pool_of))
+@pytest.fixture(params=["around", "inside"])
+def compiled(request: pytest.FixtureRequest) -> Compile:
+    """Compiles a function, and patches torch.nn.functional around the compiled code or inside."""
 
-    def compiled(function: Any, backend: str = "aot_eager") -> Any:
-        torch.compiler.reset()
+    def compile(function: Callable[[Tensor], Any], backend: str = "aot_eager") -> Any:
         mode, compiler = patched(torch.uint8), torch.compile(fullgraph=True, backend=backend)
-        return mode(compiler(function)) if place == "around" else compiler(mode(function))
+        is_around = request.param == "around"
+        return mode(compiler(function)) if is_around else compiler(mode(function))
 
+    return compile
+
+
+# Below: functions that pool in their backward, and code that Dynamo runs apart from all modes.
+
+
+def test_compiled_checkpoint(compiled: Compile) -> None:
     def checkpointed(x: Tensor) -> Tensor:
         return checkpoint(loss, x, use_reentrant=False)
 
+    assert same(gradient(compiled(checkpointed)), OURS)
+
+
+def test_compiled_function_with_a_backward_of_its_own(compiled: Compile) -> None:
+    assert same(gradient(compiled(summed)), GRADIENT)
+
+
+def test_compiled_branches(compiled: Compile) -> None:
     def branches(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, pool_of, lambda x: pool_of(x + 1), (x,))[1]
 
+    assert same(compiled(branches, "eager")(IMAGE), OFFSETS)
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="2.8 shows regions to patched")
+def test_compiled_regions(compiled: Compile) -> None:
+    """A region that is compiled once runs as it does outside of patched(), even if it pools."""
+    plain, pooling = map(torch.compiler.nested_compile_region, (lambda x: x.sin(), pool_of))
+
     def regions(x: Tensor) -> Any:
         return plain(x), *pooling(x), pool_of(x)[1]
+
+    assert all_same(compiled(regions)(IMAGE), (*regions(IMAGE)[:3], OFFSETS))
+
+
+def test_compiled_scan(compiled: Compile) -> None:
+    from torch._higher_order_ops.scan import scan
 
     def scans(x: Tensor) -> Any:
         sums = scan(lambda carry, x: (carry + x, carry * x), torch.zeros(8), x[0, 0])
         return *sums, *scan(lambda carry, x: (carry + 1, pool_of(x)[1]), torch.zeros(()), x)
 
-    assert same(gradient(compiled(checkpointed)), OURS)
-    assert same(gradient(compiled(summed)), GRADIENT)
-    assert same(compiled(branches, "eager")(IMAGE), OFFSETS)
-    if not torch.__version__.startswith("2.8."):  # 2.8 shows regions to patched
-        assert all_same(compiled(regions)(IMAGE), (*regions(IMAGE)[:3], OFFSETS))
     assert all_same(compiled(scans, "eager")(IMAGE), (*scans(IMAGE)[:3], OFFSETS))
 
 

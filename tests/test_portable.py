@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import ARITHMETIC, MOVABLE, POOLED, all_same, draw
+from cases import ARITHMETIC, MOVABLE, POOLED, Call, all_same, draw, same
+from failures import check_each
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -30,11 +31,14 @@ CALLS = {
 
 @pytest.mark.parametrize(("name", "reduce"), CALLS)
 def test_agrees_with_the_reference(name: str, reduce: str, rng: random.Random) -> None:
-    for dtype in [*CALLS[name, reduce]] * (16 if name == "pool" else 4):
-        call = draw(rng, name, dtype, reduce=reduce)
+
+    def check(call: Call) -> None:
         results = leaves(PORTABLE[call.operator](*call.tensors, *call.arguments))
         call.compare(results)
         assert all(result.is_contiguous() for result in results)
+
+    dtypes = [*CALLS[name, reduce]] * (16 if name == "pool" else 4)
+    check_each((draw(rng, name, dtype, reduce=reduce) for dtype in dtypes), check)
 
 
 def test_bad_indices() -> None:
@@ -46,12 +50,18 @@ def test_bad_indices() -> None:
         unpool(x, torch.tensor([[4, 1]]), *window)
 
 
+@pytest.mark.parametrize(
+    "indices",
+    [
+        pytest.param(torch.tensor([[2, 1, 0]]).byte(), id="offsets"),
+        pytest.param(torch.full((1, 3), 2), id="flat"),
+    ],
+)
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
-def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
+def test_sums_are_rounded_once(dtype: torch.dtype, large: float, indices: Tensor) -> None:
     x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
     unpool, window = PORTABLE[_ops.max_unpool], ((5,), (3,), (1,), (0,), "sum")
-    for indices in (torch.tensor([[2, 1, 0]]).byte(), torch.full((1, 3), 2)):
-        assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
+    assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
 
 
 class UnpoolLike(nn.Module):
@@ -60,7 +70,9 @@ class UnpoolLike(nn.Module):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_bad_size_is_an_error_when_the_program_runs(strict: bool, tmp_path: Path) -> None:
+def test_a_bad_size_is_an_error_when_the_program_runs(
+    strict: bool, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     """Tracing leaves the sizes open, so the program checks them: each form of it."""
     image = torch.randn(2, 3, 9, 12)
     values, indices = F.max_pool2d(image, 2, return_indices=True)
@@ -70,17 +82,22 @@ def test_a_bad_size_is_an_error_when_the_program_runs(strict: bool, tmp_path: Pa
     program = torch.export.export(UnpoolLike(), inputs, dynamic_shapes=sizes, strict=strict)
     torch.export.save(program, tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2")
-    for form in (program, loaded, program.run_decompositions(PORTABLE)):
+    portable = program.run_decompositions(PORTABLE)
+    for name, form in {"exported": program, "loaded": loaded, "portable": portable}.items():
         run = form.module()
-        assert torch.equal(run(*inputs), UnpoolLike()(*inputs))
+        with subtests.test(name):
+            assert same(run(*inputs), UnpoolLike()(*inputs))
         for height in (6, 10):  # the default is 8, so from 7 to 9 are right
-            with pytest.raises(RuntimeError, match="max_unpool2d: expected output_size within a"):
+            refused = pytest.raises(RuntimeError, match="max_unpool2d: expected output_size within")
+            with subtests.test(f"{name}, height {height}"), refused:
                 run(values, indices, torch.randn(2, 3, height, 12))
 
 
 @pytest.mark.parametrize("height", [8, 9])
 @pytest.mark.parametrize("window", [(2, 2, 1), (2, 3, 1), (3, 2, 1)])
-def test_ceil_mode_of_named_sizes(window: tuple[int, int, int], height: int) -> None:
+def test_ceil_mode_of_named_sizes(
+    window: tuple[int, int, int], height: int, subtests: pytest.Subtests
+) -> None:
     """Whether the last window begins in the padding at the end differs between these heights."""
 
     class Pool(nn.Module):
@@ -89,10 +106,12 @@ def test_ceil_mode_of_named_sizes(window: tuple[int, int, int], height: int) -> 
 
     sizes = ({2: torch.export.Dim("height", min=8, max=64)},)
     program = torch.export.export(Pool(), (torch.randn(2, 3, height, 7),), dynamic_shapes=sizes)
-    for form in (program, program.run_decompositions(PORTABLE)):
+    portable = program.run_decompositions(PORTABLE)
+    for name, form in {"exported": program, "portable": portable}.items():
         for other in range(8, 14):
             x = torch.randn(2, 3, other, 7)
-            assert all_same(form.module()(x), Pool()(x))
+            with subtests.test(f"{name}, height {other}"):
+                assert same(form.module()(x), Pool()(x))
 
 
 class RoundTrip(nn.Module):

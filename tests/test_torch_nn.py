@@ -2,17 +2,19 @@
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from inspect import getfullargspec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import POOLED, REDUCES, UNPOOLING, Geometry, draw, moved, same, scaled
-from reference import max_unpool
+from cases import POOLED, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, moved, same, scaled
+from failures import Named, check_each
+from reference import Sizes, max_unpool
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -26,84 +28,175 @@ FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 @pytest.mark.parametrize("dtype", POOLED[:4], ids=str)
 def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Random) -> None:
     """Functions return torch.nn's results. Modules return the reference's for every ``reduce``."""
-    for _ in range(scaled(40)):
-        call = draw(rng, operator, dtype)
-        g, window, (x, indices) = call.geometry, call.geometry.window, call.tensors
-        ours, theirs = (getattr(of, f"max_unpool{g.dims}d") for of in (F, nn.functional))
+
+    def check(call: Call) -> None:
+        dims, window, (x, indices) = call.dims, call.geometry.window, call.tensors
+        size = call.geometry.output
+        ours, theirs = (getattr(of, f"max_unpool{dims}d") for of in (F, nn.functional))
         # torch.nn's 1d takes sizes as ints, or in tuples of other lengths.
-        bare = [v[0] if g.dims == 1 else v for v in window]
-        expected = theirs(x.contiguous(), call.positions.long().contiguous(), *bare, g.output)
-        assert same(ours(x, indices, *window, g.output), expected), g
+        bare = [sizes[0] if dims == 1 else sizes for sizes in window]
+        expected = theirs(x.contiguous(), call.positions.long().contiguous(), *bare, size)
+        assert same(ours(x, indices, *window, size), expected)
         for reduce in REDUCES:
-            module = getattr(maxunpool_cuda, f"MaxUnpool{g.dims}d")(*window, reduce=reduce)
-            got = module(input=x, indices=indices, output_size=g.output)
-            assert same(got, max_unpool(x, call.positions, g.output, reduce)), (g, reduce)
+            module = getattr(maxunpool_cuda, f"MaxUnpool{dims}d")(*window, reduce=reduce)
+            got = module(input=x, indices=indices, output_size=size)
+            assert same(got, max_unpool(x, call.positions, size, reduce)), reduce
+
+    check_each((draw(rng, operator, dtype) for _ in range(scaled(40))), check)
 
 
-# Long rows, many channels, or large windows, more than a kernel takes at once: arguments of draw,
-# the sizes of the plane, and the window.
-LARGE: tuple[tuple[Any, ...], ...] = (
-    ({"leading": (1, 2)}, (1337,), (2,), (1,), (0,), (641,)),
-    ({"leading": (2, 1)}, (4, 40000), (2, 3), (2, 2), (0, 0), (1, 1)),  # wider than 16 bits
-    ({"leading": (1, 1050)}, (5, 6), (2, 2), (1, 1), (1, 1), (1, 1)),
-    ({"leading": (2, 3)}, (40, 41), (40, 40), (1, 1), (20, 20), (1, 1)),
-    ({"leading": (2, 3)}, (40, 41), (40, 41), (1, 1), (0, 0), (1, 1)),
-    ({"leading": (2, 20), "layout": "channels_last"}, (23, 26), (20, 20), (3, 6), (0, 0), (1, 1)),
-    ({"leading": (2, 3)}, (5000,), (4000,), (333,), (100,), (1,)),
-    ({"leading": (1, 2)}, (18, 17, 19), (16,) * 3, (1,) * 3, (8,) * 3, (1,) * 3),
-)
-LARGEST = (
-    {"leading": (1, 40), "layout": "channels_last"},
-    (67, 66),
-    (66, 65),
-    (1, 1),
-    (0, 0),
-    (1, 1),
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """A pooling of more than a kernel takes at once, and the images that it pools."""
+
+    leading: Sizes  # batch and channels
+    size: Sizes  # of the plane
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    layout: str = ""  # any
+
+    def call(self, rng: random.Random, dtype: torch.dtype) -> Call:
+        window = (self.kernel, self.stride, self.padding, self.dilation)
+        geometry = Geometry.of_pooling(self.size, *window, ceil=rng.random() < 0.5)
+        chosen = {"leading": self.leading, "layout": self.layout}
+        return draw(rng, "pool", dtype, geometry=geometry, **chosen)
+
+
+LARGE = {
+    "a dilated signal": Pooling(
+        leading=(1, 2), size=(1337,), kernel=(2,), stride=(1,), padding=(0,), dilation=(641,)
+    ),
+    "a row wider than 16 bits count": Pooling(
+        leading=(2, 1),
+        size=(4, 40000),
+        kernel=(2, 3),
+        stride=(2, 2),
+        padding=(0, 0),
+        dilation=(1, 1),
+    ),
+    "many channels": Pooling(
+        leading=(1, 1050),
+        size=(5, 6),
+        kernel=(2, 2),
+        stride=(1, 1),
+        padding=(1, 1),
+        dilation=(1, 1),
+    ),
+    "windows padded by half": Pooling(
+        leading=(2, 3),
+        size=(40, 41),
+        kernel=(40, 40),
+        stride=(1, 1),
+        padding=(20, 20),
+        dilation=(1, 1),
+    ),
+    "one window": Pooling(
+        leading=(2, 3),
+        size=(40, 41),
+        kernel=(40, 41),
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(1, 1),
+    ),
+    "large windows of channels": Pooling(
+        leading=(2, 20),
+        size=(23, 26),
+        kernel=(20, 20),
+        stride=(3, 6),
+        padding=(0, 0),
+        dilation=(1, 1),
+        layout="channels_last",
+    ),
+    "long windows of a signal": Pooling(
+        leading=(2, 3), size=(5000,), kernel=(4000,), stride=(333,), padding=(100,), dilation=(1,)
+    ),
+    "large windows of a volume": Pooling(
+        leading=(1, 2),
+        size=(18, 17, 19),
+        kernel=(16, 16, 16),
+        stride=(1, 1, 1),
+        padding=(8, 8, 8),
+        dilation=(1, 1, 1),
+    ),
+}
+# More elements than a uint16 counts, in windows of many channels.
+LARGEST = Pooling(
+    leading=(1, 40),
+    size=(67, 66),
+    kernel=(66, 65),
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+    layout="channels_last",
 )
 
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
 def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) -> None:
     """Compare with torch.nn's kernels for contiguous CPU tensors, as its others err at -inf."""
-    chosen: list[dict[str, Any]] = [
-        {"longest": rng.choice((9, 40)), "most_cells": 2000} for _ in range(scaled(25))
-    ]
-    for each, *window in (LARGEST, *rng.sample(LARGE, scaled(len(LARGE)))):
-        chosen.append(each | {"geometry": Geometry.of_pooling(*window, rng.random() < 0.5)})
-    for each in chosen:
-        call = draw(rng, "pool", dtype, **each)
-        (x,), g, (*window, ceil) = call.tensors, call.geometry, call.geometry.pooling
-        ours, theirs = (getattr(of, f"max_pool{g.dims}d") for of in (F, nn.functional))
+
+    def check(call: Call) -> None:
+        (x,), (*window, ceil) = call.tensors, call.geometry.pooling
+        ours, theirs = (getattr(of, f"max_pool{call.dims}d") for of in (F, nn.functional))
         expected, positions = theirs(x.contiguous(), *window, ceil, return_indices=True)
-        module = getattr(maxunpool_cuda, f"MaxPool{g.dims}d")(*window, True, ceil)
+        module = getattr(maxunpool_cuda, f"MaxPool{call.dims}d")(*window, True, ceil)
         there = moved(x, device)
         values, indices = module(there)
-        assert same(indices, positions), g
+        assert same(indices, positions)
         for got in (values, ours(there, *window, ceil)):
             assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+    def calls() -> Iterator[Call]:
+        for _ in range(scaled(25)):
+            yield draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
+        for large in (LARGEST, *rng.sample([*LARGE.values()], scaled(len(LARGE)))):
+            yield large.call(rng, dtype)
+
+    check_each(calls(), check)
+
+
+def own_tests(name: str) -> list[Any]:
+    """PyTorch's descriptions of its tests of a function."""
+    # Takes seconds to import.
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = [op for op in op_db if op.name == f"nn.functional.{name}"]
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str) -> None:
-    # Takes seconds to import.
-    from torch.testing._internal.common_methods_invocations import op_db
-
     ours = getattr(F, name)
-    ops = [op for op in op_db if op.name == f"nn.functional.{name}"]
-    assert ops
-    for op in ops:
-        samples = list(op.sample_inputs("cpu", torch.float32))
-        assert samples
-        for sample in samples:
+    for op in own_tests(name):
+
+        def check(case: Named, op: Any = op) -> None:
+            sample = case.value
             theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
             assert type(got) is type(theirs)
-            assert all(map(same, leaves(got), leaves(theirs)))
-        for error in op.error_inputs("cpu") if op.error_inputs_func else ():
-            sample = error.sample_input
-            # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
-            words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
-            with pytest.raises(error.error_type, match=words):
-                ours(sample.input, *sample.args, **sample.kwargs)
+            assert all_same(got, theirs)
+
+        samples = op.sample_inputs("cpu", torch.float32)
+        check_each((Named(str(each), each, each.input.numel()) for each in samples), check)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_pytorchs_own_samples_of_errors(name: str) -> None:
+    ours = getattr(F, name)
+
+    def check(case: Named) -> None:
+        error, sample = case.value, case.value.sample_input
+        # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
+        words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
+        with pytest.raises(error.error_type, match=words):
+            ours(sample.input, *sample.args, **sample.kwargs)
+
+    described = [op for op in own_tests(name) if op.error_inputs_func]
+    errors = [error for op in described for error in op.error_inputs("cpu")]
+    if errors:
+        check_each((Named(str(error.sample_input), error) for error in errors), check)
 
 
 # Sizes in all forms, valid or not.
@@ -116,35 +209,38 @@ if torch.__version__ >= "2.13":  # 2.8 refuses tensors, or takes them for empty 
     SIZES += [torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1), torch.tensor(2.0)]
 
 
+@pytest.mark.parametrize("size", SIZES, ids=repr)
 @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
-def test_forms_of_the_window(argument: str) -> None:
+def test_forms_of_the_window(argument: str, size: Any) -> None:
     """Pooling takes what torch.nn takes, and raises the exceptions it raises."""
     x = torch.rand(2, 3, 9, 9)
-    for size in SIZES:
-        window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
-        # Without a stride, kernel_size is the default.
-        call = (x, size) if argument == "kernel_size" else (x, *window.values())
-        try:
-            expected: Any = nn.functional.max_pool2d(*call)
-        except Exception as error:
-            expected = type(error)
-        if isinstance(expected, Tensor):
-            assert same(F.max_pool2d(*call), expected), call
-        else:
-            with pytest.raises(expected, match=r"^max_pool2d: expected .* but got ") as ours:
-                F.max_pool2d(*call)
-            assert ours.type is expected, call
+    window = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 1, argument: size}
+    # Without a stride, kernel_size is the default.
+    call = (x, size) if argument == "kernel_size" else (x, *window.values())
+    try:
+        expected: Any = nn.functional.max_pool2d(*call)
+    except Exception as error:
+        expected = type(error)
+    if isinstance(expected, Tensor):
+        assert same(F.max_pool2d(*call), expected)
+    else:
+        with pytest.raises(expected, match=r"^max_pool2d: expected .* but got ") as ours:
+            F.max_pool2d(*call)
+        assert ours.type is expected
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_names_and_defaults_of_arguments(name: str) -> None:
     module = "".join(part.capitalize() for part in name.split("_")).replace("unpool", "Unpool")
     dispatched = f"{name}_with_indices" if "unpool" not in name else name
-    for ours, theirs in (
-        (getattr(F, name), getattr(nn.functional, dispatched)),
-        (getattr(maxunpool_cuda, module), getattr(nn, module)),
-    ):
-        assert getfullargspec(ours)[:4] == getfullargspec(theirs)[:4]
+    pairs = {
+        name: (getattr(F, name), getattr(nn.functional, dispatched)),
+        module: (getattr(maxunpool_cuda, module), getattr(nn, module)),
+    }
+    ours, theirs = (
+        {name: getfullargspec(pair[which])[:4] for name, pair in pairs.items()} for which in (0, 1)
+    )
+    assert ours == theirs
 
 
 # Sizes before those of the plane are ignored, whatever they are.
@@ -155,11 +251,18 @@ OUTPUT_SIZES: list[Any] = [
 ]
 
 
-def test_forms_of_output_size() -> None:
-    """Forms are torch.nn's. An unbatched input also takes as many sizes as it has itself."""
+# An unbatched input also takes as many sizes as it has itself.
+FORMS = [
+    *(pytest.param(True, size, id=f"batched-{size!r}") for size in OUTPUT_SIZES),
+    *(pytest.param(False, size, id=f"unbatched-{size!r}") for size in (*OUTPUT_SIZES, (3, 5, 7))),
+]
+
+
+@pytest.mark.parametrize(("is_batched", "size"), FORMS)
+def test_forms_of_output_size(is_batched: bool, size: Any) -> None:
+    """Forms are torch.nn's."""
     x = torch.rand(2, 3, 2, 3)
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
-    for given, more in ((x, indices), []), ((x[0], indices[0]), [(3, 5, 7)]):
-        expected = nn.functional.max_unpool2d(*given, 2, output_size=(5, 7))
-        for size in OUTPUT_SIZES + more:
-            assert same(F.max_unpool2d(*given, 2, output_size=size), expected), size
+    given = (x, indices) if is_batched else (x[0], indices[0])
+    expected = nn.functional.max_unpool2d(*given, 2, output_size=(5, 7))
+    assert same(F.max_unpool2d(*given, 2, output_size=size), expected)

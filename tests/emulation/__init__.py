@@ -116,6 +116,23 @@ def on_cuda(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     return functools.partial(operator.redispatch, keys)
 
 
+is_on = False  # whether operators on CPU tensors run the CUDA kernels now
+
+
+def forget_launches() -> None:
+    """Begin anew to record the kernels that are launched on the emulated GPU, if it is on."""
+    if is_on:
+        library().forget_launches()
+
+
+def take_launches() -> list[tuple[str, int, int]]:
+    """Signature, blocks and threads of each kernel that was launched since: none if it is off.
+
+    The blocks are those of the launch; the emulation may run the kernel with fewer.
+    """
+    return library().take_launches() if is_on else []
+
+
 @contextlib.contextmanager
 def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
     """Inside, operators on CPU tensors run the CUDA kernels.
@@ -131,6 +148,7 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
                 replaced.impl(name, on_cuda(getattr(ops, name).default), "CPU")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
+            patch.setattr(sys.modules[__name__], "is_on", True)
             yield
         ops.check_errors()
 

@@ -5,6 +5,7 @@
 #include "cuda/error_records.cuh"
 #include "errors.h"
 
+#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <ucontext.h>
 
@@ -14,6 +15,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #ifdef FIBERS
@@ -49,6 +51,13 @@ struct Block {
   unsigned turn = 0;
 };
 
+// A grid that ran, as a failed test describes it.
+struct Launch {
+  std::string kernel; // its symbol
+  unsigned blocks;    // as many as the launch asked for
+  unsigned threads;   // of a block
+};
+
 std::mutex one_grid;
 std::deque<Fiber> fibers; // kept for later blocks
 Fiber* running;
@@ -60,7 +69,8 @@ int64_t ends;
 c10::function_ref<void()> body = nullptr;
 std::mt19937 random;
 std::vector<std::string> launched; // kernels
-bool skips_a_block = false;        // a mistake on purpose
+std::vector<Launch> launches;
+bool skips_a_block = false; // a mistake on purpose
 
 unsigned below(unsigned end) {
   return random() % end;
@@ -140,6 +150,7 @@ void run_grid(
   Dl_info info{};
   dladdr(kernel, &info);
   launched.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
+  launches.push_back({.kernel = launched.back(), .blocks = blocks, .threads = threads});
   // Kernels do all of their work under any number of blocks.
   blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
@@ -187,6 +198,15 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   });
   // Symbols of the kernels that ran since the last call.
   m.def("take_launched", []() { return std::exchange(launched, {}); });
+  // The signatures of the kernels that ran since launches were forgotten, with blocks and threads.
+  m.def("take_launches", []() {
+    std::vector<std::tuple<std::string, int64_t, int64_t>> taken;
+    for (const Launch& launch : std::exchange(launches, {})) {
+      taken.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
+    }
+    return taken;
+  });
+  m.def("forget_launches", []() { launches.clear(); });
   m.def("divide", [](int64_t n, int64_t divisor) {
     return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
   });

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Makes mistakes on purpose, one after the other, and prints which test sees each.
+
+    mutate.py [--list] [WORD ...]
+
+tools/mutations.toml lists them. WORDs choose those whose names have one; --list only checks and
+prints the list. Each is made in a copy of the project, where the CPU kernels are built anew. The
+tests that should see it build the emulation themselves, and have to pass without it. Needs Python
+3.11. Exits with 1 if a mistake survives, or breaks the build, which no test would see.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST_FAILED = 1  # pytest's exit status: tests ran, and some failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """A mistake of one line."""
+
+    name: str
+    file: str
+    find: str  # in the file exactly once
+    replace: str
+    tests: list[str]  # arguments of pytest
+
+
+def read(path: Path, words: list[str]) -> list[Mutation]:
+    """The mutations that are asked for. Stops if a text does not occur in its file exactly once."""
+    every = [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
+    found = [each for each in every if not words or any(word in each.name for word in words)]
+    wrong = []
+    for each in found:
+        times = (ROOT / each.file).read_text().count(each.find)
+        if times != 1:
+            wrong.append(f"  {each.name}: {each.find!r} occurs {times} times in {each.file}")
+    if wrong or not found:
+        sys.exit("mutate: expected texts that occur once but got\n" + "\n".join(wrong or ["none"]))
+    return found
+
+
+def copy_project(folder: Path) -> None:
+    """Copies what git knows, as it is in the working tree."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    for name in filter(lambda name: (ROOT / name).is_file(), listed.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in the copy, whose package comes before an installed one."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "FORCE_CPU": "1", "FORCE_CUDA": "0"}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, **both)
+
+
+def build(folder: Path) -> str:
+    """Builds the CPU kernels anew, as far as they changed. Returns the last line if that fails."""
+    done = run(folder, "setup.py", "-q", "build_ext", "--inplace")
+    return "" if done.returncode == 0 else done.stdout.strip().rpartition("\n")[2]
+
+
+def outcome(folder: Path, mutation: Mutation) -> str:
+    """Which test saw the mutation, or how it got past them."""
+    file = folder / mutation.file
+    right = file.read_text()
+    file.write_text(right.replace(mutation.find, mutation.replace))
+    try:
+        if mutation.file.startswith("csrc/") and build(folder):
+            return "**does not compile**"
+        done = run(folder, "-m", "pytest", "-x", "-q", *mutation.tests)
+    finally:
+        file.write_text(right)
+    if done.returncode == 0:
+        return "**survives**"
+    failed = re.search(r"^FAILED .*?::(.*?)( - .*)?$", done.stdout, re.M)
+    if done.returncode != TEST_FAILED or not failed:
+        return f"**tests did not run**: {done.stdout.strip().rpartition(chr(10))[2]}"
+    return f"`{failed[1]}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    mutations = read(ROOT / "tools" / "mutations.toml", options.words)
+    if options.list:
+        print(*(each.name for each in mutations), sep="\n")
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_project(folder)
+        if problem := build(folder):
+            sys.exit(f"mutate: expected a project that builds but got: {problem}")
+        for tests in {tuple(each.tests) for each in mutations}:
+            if run(folder, "-m", "pytest", "-x", "-q", *tests).returncode != 0:
+                sys.exit(f"mutate: expected tests that pass but got: pytest {' '.join(tests)}")
+        print("| mutation | file | seen by |\n|---|---|---|")
+        found = []
+        for each in mutations:
+            found.append(outcome(folder, each))
+            print(f"| {each.name} | `{each.file}` | {found[-1]} |", flush=True)
+    survivors = sum(each.startswith("**") for each in found)
+    print(f"\n{len(found) - survivors} of {len(found)} mutations are seen.")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
