@@ -14,7 +14,6 @@
 //   group   consecutive cells or channels that are read together
 //   tap     an element of a window that pooling compares (cuda/pool_taps.cuh)
 //   lane    one of the CUDA threads that share a large window (cuda/pool_lanes.cuh)
-//   piece   a part of one plane, with the cells that may name its outputs (cuda/slots.cuh)
 //   slot    what a kernel remembers of one output while it runs
 //   out of window: an index in its plane, but outside its own window
 //   out of bounds: an index outside its plane

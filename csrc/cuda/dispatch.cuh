@@ -198,9 +198,7 @@ class Dispatch {
 
   // ---- slots.cuh
 
-  void slots() {
-    fits_32bit(geometry_) ? slots_of<uint32_t>() : slots_of<uint64_t>();
-  }
+  void slots() { fits_32bit(geometry_) ? slots_of<uint32_t>() : slots_of<uint64_t>(); }
 
   template <class Offset>
   void slots_of() {
@@ -230,7 +228,8 @@ class Dispatch {
     }
   }
 
-  // The parts of the call, for the fast kernel or for the fix-up kernel, with slots of so many bytes.
+  // The parts of the call, for the fast kernel or for the fix-up kernel, with slots of so many
+  // bytes.
   template <class Offset>
   Parts<Offset> parts(int64_t slot_bytes) const {
     const int64_t cells = geometry_.in_plane();

@@ -38,12 +38,12 @@ namespace maxunpool_cuda {
 template <class Offset>
 struct Parts {
   Decoder<Offset> decoder;
-  Divider<Offset> strides[3];             // of windows
-  Divider<Offset> in_height, in_width;    // sizes of the pooled plane
-  Divider<Offset> cell_rows, output_rows; // see Part::place
+  Divider<Offset> strides[3];                   // of windows
+  Divider<Offset> in_height, in_width;          // sizes of the pooled plane
+  Divider<Offset> cell_columns, output_columns; // see Part::place
   Divider<Offset> groups_of_image;
-  Offset images_of_group,
-      channels_of_group; // one of them is 1; a group has their product of planes
+  Offset images_of_group;   // one of these two is 1, and
+  Offset channels_of_group; // their product is how many planes a group has
   Offset groups;
   Offset next_pooled, next_output; // from a plane to the next one of its group, in elements
   Offset outputs;                  // positions of a part
@@ -132,8 +132,8 @@ Parts<Offset>::Parts(
   const int64_t parts = divide_up(out_plane, cut.part_outputs);
   const int64_t groups_together = geometry.inner / cut.channels;
   const auto offset = [](int64_t n) { return static_cast<Offset>(n); };
-  cell_rows = Divider<Offset>(cut.channels > 1 ? cut.channels : in_plane);
-  output_rows = Divider<Offset>(cut.channels > 1 ? cut.channels : out_plane);
+  cell_columns = Divider<Offset>(cut.channels > 1 ? cut.channels : in_plane);
+  output_columns = Divider<Offset>(cut.channels > 1 ? cut.channels : out_plane);
   groups_of_image = Divider<Offset>(groups_together);
   images_of_group = offset(cut.images);
   channels_of_group = offset(cut.channels);
@@ -145,7 +145,7 @@ Parts<Offset>::Parts(
   cells = offset(by_cells ? divide_up(in_plane, parts) : 0);
   shared_bytes = cut.part_outputs * cut.channels * cut.images * slot_bytes;
   const Axis<int64_t>& depth = geometry.axis[0];
-  deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1;
+  deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
   all_cells = is_fixup || parts == 1;
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
@@ -168,6 +168,12 @@ template <class Offset>
 struct LoadedCell {
   Place<Offset> cell;
   uint64_t index; // not extended by its sign
+};
+
+// What a thread notes of the indices that it has decoded.
+struct Noted {
+  bool out_of_window = false; // one is, or some are
+  bool out_of_bounds = false;
 };
 
 // A part, as the threads of its block see it.
@@ -208,10 +214,10 @@ class Part {
   __device__ Offset cell_count() const { return cells * planes; }
   __device__ Offset slot_count() const { return outputs * planes; }
   __device__ Place<Offset> cell(Offset number) const {
-    return place(number, first_cell, parts_.cell_rows);
+    return place(number, first_cell, parts_.cell_columns);
   }
   __device__ Place<Offset> output(Offset slot) const {
-    return place(slot, first_output, parts_.output_rows);
+    return place(slot, first_output, parts_.output_columns);
   }
   // The slot of an output of the part.
   __device__ Offset slot(const Place<Offset>& output) const {
@@ -248,33 +254,27 @@ class Part {
     }
     return decode(indices, loaded.index, window_start(loaded.cell)).target;
   }
-  // As decode(). Reports an index that is out of bounds.
-  __device__ Decoded<Offset> checked(
+  // As target(), and notes where the index leads. The fix-up kernel does not ask whether it leads
+  // out of its window.
+  __device__ Offset
+  noted_target(const AnyIndices& indices, const LoadedCell<Offset>& loaded, Noted& noted) const {
+    if (parts_.is_fixup) {
+      const Offset position = target(indices, loaded);
+      noted.out_of_bounds |= !is_in_plane(position);
+      return position;
+    }
+    return noted_decode(indices, loaded, window_start(loaded.cell), noted).target;
+  }
+  // As decode(), and notes where the index leads.
+  __device__ Decoded<Offset> noted_decode(
       const AnyIndices& indices,
       const LoadedCell<Offset>& loaded,
       const Position<Offset>& start,
-      const Errors& errors) const {
+      Noted& noted) const {
     const Decoded<Offset> found = decode(indices, loaded.index, start);
-    if (!found.in_plane) {
-      const Offset element = pooled(loaded.cell);
-      errors.report(parts_.decoder.geometry, element, indices.are_offsets(), indices[element]);
-    }
+    noted.out_of_bounds |= !found.in_plane;
+    noted.out_of_window |= found.in_plane && !found.in_window;
     return found;
-  }
-
-  // As target(). In the fast kernel, also reports an index that is out of bounds, and notes one
-  // that is out of window.
-  __device__ Offset checked_target(
-      const AnyIndices& indices,
-      const LoadedCell<Offset>& loaded,
-      const Errors& errors,
-      bool& out_of_window) const {
-    if (parts_.is_fixup) {
-      return target(indices, loaded);
-    }
-    const Decoded<Offset> found = checked(indices, loaded, window_start(loaded.cell), errors);
-    out_of_window |= found.in_plane && !found.in_window;
-    return found.target;
   }
 
   __device__ bool is_in_plane(Offset position) const { return position < parts_.decoder.out_plane; }
@@ -325,12 +325,13 @@ class Part {
   }
   __device__ static Offset smaller(Offset a, Offset b) { return a < b ? a : b; }
 
-  // Place of a cell or an output with that number. `rows` is how many have consecutive numbers and
-  // differ in one thing alone: the channel, in channels_last, or else the position.
+  // The place of a cell or an output, from its number: see the table at the top of this file. Of so
+  // many `columns` with consecutive numbers, each has another channel in channels_last, and else
+  // another position.
   __device__ Place<Offset> place(
-      Offset number, Offset first_position, const Divider<Offset>& rows) const {
+      Offset number, Offset first_position, const Divider<Offset>& columns) const {
     Offset column = number;
-    const Offset row = split(column, rows);
+    const Offset row = split(column, columns);
     const bool channels = parts_.channels_of_group > 1;
     return {first_position + (channels ? row : column), channels ? column : row};
   }

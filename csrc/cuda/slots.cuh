@@ -104,32 +104,52 @@ __device__ inline void for_each_part(
   }
 }
 
-// Makes each slot 1 + the number of the last cell that names its output, counted from the part's
-// first cell; 0: there is none. Calls visit_out_of_bounds(cell) for cells whose index is out of
-// bounds. Returns whether an index is out of window.
+// If this thread has noted an index that is out of bounds: finds its cells that have one, reports
+// them unless the fast kernel has, and calls visit(cell).
 template <class Offset, class Visit>
-__device__ inline bool fill_with_last(
-    uint32_t* slots,
+__device__ inline void report_out_of_bounds(
+    const Parts<Offset>& parts,
     const Part<Offset>& part,
     const AnyIndices& indices,
     const Errors& errors,
-    const Visit& visit_out_of_bounds) {
+    const Noted& noted,
+    const Visit& visit) {
+  if (!noted.out_of_bounds) {
+    return;
+  }
+  for_each_in_block(part.cell_count(), [&](Offset i) {
+    const LoadedCell<Offset> loaded = part.load_cell(indices, i);
+    if (part.is_in_plane(part.target(indices, loaded))) {
+      return;
+    }
+    if (!parts.is_fixup) {
+      const Offset element = part.pooled(loaded.cell);
+      const int64_t index = indices[element];
+      errors.report(parts.decoder.geometry, element, indices.are_offsets(), index);
+    }
+    visit(loaded.cell);
+  });
+}
+constexpr auto kNoVisit = [](const auto&) {};
+
+// Makes each slot 1 + the number of the last cell that names its output, counted from the part's
+// first cell; 0: there is none. Returns what was noted of the indices.
+template <class Offset>
+__device__ inline Noted fill_with_last(
+    uint32_t* slots, const Part<Offset>& part, const AnyIndices& indices) {
   for_each_in_block(part.slot_count(), [&](Offset slot) { slots[slot] = 0; });
   __syncthreads();
-  bool out_of_window = false;
+  Noted noted;
   const auto load = [&](Offset i) { return part.load_cell(indices, i); };
   for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
-    const Place<Offset>& cell = loaded.cell;
-    const Offset target = part.checked_target(indices, loaded, errors, out_of_window);
+    const Offset target = part.noted_target(indices, loaded, noted);
     if (part.holds(target)) {
-      const auto number = static_cast<uint32_t>(cell.position - part.first_cell);
-      atomicMax(slots + part.slot({target, cell.plane}), number + 1);
-    } else if (!part.is_in_plane(target)) {
-      visit_out_of_bounds(cell);
+      const auto number = static_cast<uint32_t>(loaded.cell.position - part.first_cell);
+      atomicMax(slots + part.slot({target, loaded.cell.plane}), number + 1);
     }
   });
   __syncthreads();
-  return out_of_window;
+  return noted;
 }
 
 template <class Offset, class T>
@@ -141,7 +161,8 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_part(parts, report, [&](const Part<Offset>& part) {
-    const bool out_of_window = fill_with_last(slots, part, indices, report.errors, [](auto...) {});
+    const Noted noted = fill_with_last(slots, part, indices);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
     const auto load = [&](Offset slot) {
       const Offset plane = part.output(slot).plane;
       const uint32_t last = slots[slot];
@@ -150,7 +171,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     for_each_loaded(part.slot_count(), load, [&](Offset slot, const T& value) {
       output[part.unpooled(part.output(slot))] = value;
     });
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 
@@ -166,13 +187,13 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
     T* __restrict__ grad_input) {
   auto* const slots = shared_memory<uint32_t>();
   for_each_part(parts, report, [&](const Part<Offset>& part) {
-    const auto visit_out_of_bounds = [&](const Place<Offset>& cell) {
-      if (part.holds_start(part.window_start(cell))) {
-        grad_input[part.pooled(cell)] = T{};
-      }
-    };
-    const bool out_of_window =
-        fill_with_last(slots, part, indices, report.errors, visit_out_of_bounds);
+    const Noted noted = fill_with_last(slots, part, indices);
+    report_out_of_bounds(
+        parts, part, indices, report.errors, noted, [&](const Place<Offset>& cell) {
+          if (part.holds_start(part.window_start(cell))) {
+            grad_input[part.pooled(cell)] = T{};
+          }
+        });
     const auto load = [&](Offset i) { return part.load_cell(indices, i); };
     for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
       const Place<Offset> output{part.target(indices, loaded), loaded.cell.plane};
@@ -187,7 +208,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
         *to = T{};
       }
     });
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 
@@ -201,13 +222,14 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
     AnyIndices indices,
     T* __restrict__ grad_input) {
   for_each_part(parts, report, [&](const Part<uint64_t>& part) {
+    Noted noted;
     const auto load = [&](uint64_t i) { return part.load_cell(indices, i); };
     for_each_loaded(part.cell_count(), load, [&](uint64_t, const LoadedCell<uint64_t>& loaded) {
-      const Position<uint64_t> start = part.window_start(loaded.cell);
-      const auto found = part.checked(indices, loaded, start, report.errors);
+      const uint64_t target = part.noted_target(indices, loaded, noted);
       grad_input[part.pooled(loaded.cell)] =
-          found.in_plane ? grad_output[part.unpooled({found.target, loaded.cell.plane})] : T{};
+          part.is_in_plane(target) ? grad_output[part.unpooled({target, loaded.cell.plane})] : T{};
     });
+    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
     return false; // an index may leave its window
   });
 }
@@ -261,24 +283,22 @@ struct CoveringWindows {
   }
 };
 
-// Makes the slots the sets of the covering windows whose cells name their outputs. Returns whether
-// an index is out of window; it is in no set.
-__device__ inline bool fill_with_sets(
+// Makes the slots the sets of the covering windows whose cells name their outputs. Returns what was
+// noted of the indices; those that are out of window are in no set.
+__device__ inline Noted fill_with_sets(
     uint32_t* words,
     const Parts<uint32_t>& parts,
     const CoveringWindows& covering,
     const Part<uint32_t>& part,
-    const AnyIndices& indices,
-    const Errors& errors) {
+    const AnyIndices& indices) {
   const uint32_t slots = part.slot_count();
   for_each_in_block(slots * covering.words, [&](uint32_t i) { words[i] = 0; });
   __syncthreads();
-  bool out_of_window = false;
+  Noted noted;
   const auto load = [&](uint32_t i) { return part.load_cell(indices, i); };
   for_each_loaded(part.cell_count(), load, [&](uint32_t, const LoadedCell<uint32_t>& loaded) {
     const Position<uint32_t> start = part.window_start(loaded.cell);
-    const Decoded<uint32_t> found = part.checked(indices, loaded, start, errors);
-    out_of_window |= found.in_plane && !found.in_window;
+    const Decoded<uint32_t> found = part.noted_decode(indices, loaded, start, noted);
     if (found.in_window && part.holds(found.target)) {
       const uint32_t number = covering.number(parts, start, part.coordinates(found.target));
       const uint32_t slot = part.slot({found.target, loaded.cell.plane});
@@ -286,7 +306,7 @@ __device__ inline bool fill_with_sets(
     }
   });
   __syncthreads();
-  return out_of_window;
+  return noted;
 }
 
 // Sums, if each index is in its own window. Slots are sets of covering windows: those whose cells
@@ -302,7 +322,8 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
   auto* const words = shared_memory<uint32_t>(); // [covering.words][slots of the part]
   for_each_part(parts, report, [&](const Part<uint32_t>& part) {
     const uint32_t slots = part.slot_count();
-    const bool out_of_window = fill_with_sets(words, parts, covering, part, indices, report.errors);
+    const Noted noted = fill_with_sets(words, parts, covering, part, indices);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
     for_each_in_block(slots, [&](uint32_t slot) {
       const Place<uint32_t> place = part.output(slot);
       const uint32_t last = part.last_covering(place);
@@ -318,7 +339,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       }
       output[part.unpooled(place)] = sum.result();
     });
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 
@@ -347,13 +368,13 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       sums[slot] = CombineSum<T>{};
       turns[slot] = 0;
     });
-    bool out_of_window = false;
+    Noted noted;
     for (Offset chunk = 0; chunk < cells; chunk += blockDim.x) {
       Offset slot = slots; // none
       T value{};
       if (chunk + threadIdx.x < cells) {
         const LoadedCell<Offset> loaded = part.load_cell(indices, chunk + threadIdx.x);
-        const Offset target = part.checked_target(indices, loaded, report.errors, out_of_window);
+        const Offset target = part.noted_target(indices, loaded, noted);
         if (part.holds(target)) {
           slot = part.slot({target, loaded.cell.plane});
           value = input[part.pooled(loaded.cell)];
@@ -376,10 +397,11 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       }
     }
     __syncthreads();
+    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
     for_each_in_block(slots, [&](Offset slot) {
       output[part.unpooled(part.output(slot))] = sums[slot].result();
     });
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 
