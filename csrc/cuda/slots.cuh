@@ -52,7 +52,7 @@ __device__ inline void for_each_in_block(Offset count, const Visit& visit) {
 // at once is on its way before the first visit, so that loads do not wait for each other.
 template <class Offset, class Load, class Visit>
 __device__ inline void for_each_loaded(Offset count, const Load& load, const Visit& visit) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 16 / sizeof(Offset); // more would spill, with 64 registers a thread
   for (Offset first = threadIdx.x; first < count; first += kAtOnce * blockDim.x) {
     decltype(load(first)) loaded[kAtOnce];
 #pragma unroll
@@ -130,7 +130,10 @@ __device__ inline void report_out_of_bounds(
     visit(loaded.cell);
   });
 }
-constexpr auto kNoVisit = [](const auto&) {};
+struct NoVisit {
+  template <class Cell>
+  __device__ void operator()(const Cell&) const {}
+};
 
 // Makes each slot 1 + the number of the last cell that names its output, counted from the part's
 // first cell; 0: there is none. Returns what was noted of the indices.
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
   auto* const slots = shared_memory<uint32_t>();
   for_each_part(parts, report, [&](const Part<Offset>& part) {
     const Noted noted = fill_with_last(slots, part, indices);
-    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
     const auto load = [&](Offset slot) {
       const Offset plane = part.output(slot).plane;
       const uint32_t last = slots[slot];
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
       grad_input[part.pooled(loaded.cell)] =
           part.is_in_plane(target) ? grad_output[part.unpooled({target, loaded.cell.plane})] : T{};
     });
-    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
     return false; // an index may leave its window
   });
 }
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
   for_each_part(parts, report, [&](const Part<uint32_t>& part) {
     const uint32_t slots = part.slot_count();
     const Noted noted = fill_with_sets(words, parts, covering, part, indices);
-    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
     for_each_in_block(slots, [&](uint32_t slot) {
       const Place<uint32_t> place = part.output(slot);
       const uint32_t last = part.last_covering(place);
@@ -397,7 +400,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       }
     }
     __syncthreads();
-    report_out_of_bounds(parts, part, indices, report.errors, noted, kNoVisit);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
     for_each_in_block(slots, [&](Offset slot) {
       output[part.unpooled(part.output(slot))] = sums[slot].result();
     });
