@@ -38,15 +38,18 @@ namespace maxunpool_cuda {
 template <class Offset>
 struct Parts {
   Decoder<Offset> decoder;
-  Divider<Offset> strides[3];                   // of windows
-  Divider<Offset> in_height, in_width;          // sizes of the pooled plane
-  Divider<Offset> cell_columns, output_columns; // see Part::place
+  Divider<Offset> strides[3]; // of windows
+  Divider<Offset> in_height;  // of the pooled plane
+  Divider<Offset> in_width;
+  Divider<Offset> cell_columns; // see Part::place
+  Divider<Offset> output_columns;
   Divider<Offset> groups_of_image;
   Offset images_of_group;   // one of these two is 1, and
   Offset channels_of_group; // their product is how many planes a group has
   Offset groups;
-  Offset next_pooled, next_output; // from a plane to the next one of its group, in elements
-  Offset outputs;                  // positions of a part
+  Offset next_pooled; // from a plane's elements to those of the next plane of its group
+  Offset next_output;
+  Offset outputs; // positions of a part
   Offset parts_of_group;
   Offset cells;   // of a part whose cells are a range of its own; 0: see Part::edge
   bool deep;      // depth is not one everywhere
