@@ -243,7 +243,7 @@ SMALL_PLANES = {
     "5x5/1": geometry_of((2, 5), (5, 1, 2)),
     "9x9/1, of sets of three words": geometry_of((4, 4), (9, 1, 4)),
     "3x3/3": geometry_of((2, 2), (3, 3, 0)),
-    "3x3x3/2": geometry_of((2, 1, 2), (3, 2, 1)),
+    "3x3x3/2": geometry_of((2, 2, 2), (3, 2, 1)),
     "windows that cover no output": geometry_of((3, 3), (2, 3, 1), (2, 4)),
     "windows above the only slice": Geometry(
         (1, 3, 3), kernel=(1, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), output=(1, 3, 3)
@@ -269,6 +269,30 @@ def test_several_small_planes_of_a_block(
             draw(rng, operator, torch.float32, reduce=reduce, geometry=geometry, **chosen).check(
                 device
             )
+
+
+@on_gpus
+def test_offsets_of_windows_above_the_only_slice_are_out_of_bounds(
+    device: str, rng: Random, monkeypatch: Patch
+) -> None:
+    choose(monkeypatch, simple=True)
+    chosen = {"geometry": SMALL_PLANES["windows above the only slice"], "leading": (2, 3)}
+    for reduce in REDUCES:
+        call = draw(rng, "unpool from offsets", torch.float32, reduce=reduce, **chosen)
+        with pytest.raises(RuntimeError, match="^max_unpool3d: .*invalid max index"):
+            call.results(device)
+
+
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@on_emulation
+def test_the_fix_up_kernel_looks_at_the_flags_of_all_images_of_a_block(
+    device: str, operator: str, rng: Random
+) -> None:
+    """The fast kernel of 2x2 windows has other blocks, so each image has flags of its own."""
+    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (4, 10)}
+    for _ in range(8):
+        geometry = geometry_of((2, 3), (2, 2, 0))
+        draw(rng, operator, torch.float32, reduce="last", geometry=geometry, **chosen).check()
 
 
 @on_gpus

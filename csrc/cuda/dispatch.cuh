@@ -215,10 +215,12 @@ class Dispatch {
     } else {
       with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(Offset) == sizeof(uint32_t)) {
-          if (!is_fixup_ && CoveringWindows::all(geometry_) <= CoveringWindows::kMost) {
+          if (!is_fixup_ && CoveringWindows::most(geometry_) <= CoveringWindows::kMost) {
             const CoveringWindows covering(geometry_);
             const int64_t slot_bytes = covering.words * int64_t{sizeof(uint32_t)};
-            launch_parts<T>(forward_own_sum_slots<T>, parts<Offset>(slot_bytes), covering);
+            Parts<Offset> plan = parts<Offset>(slot_bytes);
+            plan.shared_bytes += covering.all * int64_t{sizeof(uint32_t)};
+            launch_parts<T>(forward_own_sum_slots<T>, plan, covering);
             return;
           }
         }

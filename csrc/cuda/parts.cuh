@@ -309,6 +309,9 @@ class Part {
     Offset cell = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
+      if (a == 0 && !parts_.deep) {
+        continue;
+      }
       const Axis<Offset>& axis = parts_.decoder.geometry.axis[a];
       cell = cell * axis.in + parts_.strides[a].divide(at[a] + axis.padding);
     }
@@ -333,6 +336,9 @@ class Part {
   // another position.
   __device__ Place<Offset> place(
       Offset number, Offset first_position, const Divider<Offset>& columns) const {
+    if (planes == 1) { // saves most of the work
+      return {first_position + number, 0};
+    }
     Offset column = number;
     const Offset row = split(column, columns);
     const bool channels = parts_.channels_of_group > 1;

@@ -242,17 +242,19 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
 // they belong to cells 6, 5 and 4, so these have the numbers 0, 1 and 2 there.
 struct CoveringWindows {
   Divider<uint32_t> count[3]; // in each dimension, at most
+  uint32_t all;               // their product
   uint32_t words;             // of 32 bits: a bit for each window
 
   explicit CoveringWindows(const Geometry<int64_t>& geometry)
-      : words(static_cast<uint32_t>(divide_up(all(geometry), 32))) {
+      : all(static_cast<uint32_t>(most(geometry))),
+        words(static_cast<uint32_t>(divide_up(most(geometry), 32))) {
     for (int a = 0; a < 3; ++a) {
       count[a] = Divider<uint32_t>(divide_up(geometry.axis[a].kernel, geometry.axis[a].stride));
     }
   }
   // How many windows cover an output, at most; a number beyond kMost, if these are more than kMost.
   static constexpr int64_t kMost = 256;
-  static int64_t all(const Geometry<int64_t>& geometry) {
+  static int64_t most(const Geometry<int64_t>& geometry) {
     int64_t windows = 1;
     for (const Axis<int64_t>& axis : geometry.axis) {
       windows *= std::min(divide_up(axis.kernel, axis.stride), kMost + 1);
@@ -269,11 +271,14 @@ struct CoveringWindows {
     uint32_t number = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
+      if (a == 0 && !parts.deep) {
+        continue;
+      }
       number = number * count[a].divisor() + parts.strides[a].divide(output[a] - start[a]);
     }
     return number;
   }
-  // By how much the position of the cell with that number is less than the last cell's.
+  // By how many elements the cell with that number lies before the last cell.
   __device__ uint32_t distance(const Parts<uint32_t>& parts, uint32_t number) const {
     const auto& [depth, height, width] = parts.decoder.geometry.axis;
     uint32_t columns = number;
@@ -282,7 +287,7 @@ struct CoveringWindows {
       const uint32_t slices = split(rows, count[1]);
       rows += slices * height.in;
     }
-    return rows * width.in + columns;
+    return (rows * width.in + columns) * parts.decoder.geometry.inner;
   }
 };
 
@@ -322,22 +327,24 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     const T* __restrict__ input,
     AnyIndices indices,
     T* __restrict__ output) {
-  auto* const words = shared_memory<uint32_t>(); // [covering.words][slots of the part]
+  auto* const distances = shared_memory<uint32_t>(); // [covering.all]
+  auto* const words = distances + covering.all;      // [covering.words][slots of the part]
+  for_each_in_block(
+      covering.all, [&](uint32_t number) { distances[number] = covering.distance(parts, number); });
   for_each_part(parts, report, [&](const Part<uint32_t>& part) {
     const uint32_t slots = part.slot_count();
     const Noted noted = fill_with_sets(words, parts, covering, part, indices);
     report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
     for_each_in_block(slots, [&](uint32_t slot) {
       const Place<uint32_t> place = part.output(slot);
-      const uint32_t last = part.last_covering(place);
+      const uint32_t last = part.pooled({part.last_covering(place), place.plane});
       CombineSum<T> sum;
       for (uint32_t word = covering.words; word > 0; --word) {
         uint32_t set = words[(word - 1) * slots + slot];
         while (set != 0) { // from the first cell to the last one
           const uint32_t bit = 31 - __clz(set);
           set ^= 1u << bit;
-          const uint32_t number = 32 * (word - 1) + bit;
-          sum.add(input[part.pooled({last - covering.distance(parts, number), place.plane})]);
+          sum.add(input[last - distances[32 * (word - 1) + bit]]);
         }
       }
       output[part.unpooled(place)] = sum.result();
