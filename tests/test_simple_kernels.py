@@ -279,7 +279,7 @@ def test_offsets_of_windows_above_the_only_slice_are_out_of_bounds(
     chosen = {"geometry": SMALL_PLANES["windows above the only slice"], "leading": (2, 3)}
     for reduce in REDUCES:
         call = draw(rng, "unpool from offsets", torch.float32, reduce=reduce, **chosen)
-        with pytest.raises(RuntimeError, match="^max_unpool3d: .*invalid max index"):
+        with pytest.raises(RuntimeError, match=r"^max_unpool3d: .*invalid max index"):
             call.results(device)
 
 
