@@ -101,6 +101,7 @@ WINDOWS = {
 EXTREMES = {
     "dilated pool": ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2),
     "3x3/1 padding 1": ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
+    "5x5/1 padding 2": ("sppf-20x256-b16", (16, 256, 20, 20), 5, 1, 2),  # YOLO's, of 640x640
     "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),  # what a call costs at the least
 }
 

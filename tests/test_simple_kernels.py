@@ -4,8 +4,10 @@
 ``MAXUNPOOL_CUDA_SIMPLE_KERNELS=1`` sends unpooling and its gradient to the simple kernels alone.
 """
 
+import itertools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -13,7 +15,7 @@ import cases
 import emulation
 import pytest
 import torch
-from cases import REDUCES, UNPOOLING, Call, all_same, draw, scaled
+from cases import LAYOUTS, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, geometry_of, scaled
 from conftest import GPUS
 from failures import check_each
 from gpu_tests import skip_without_memory
@@ -216,3 +218,101 @@ def test_a_bad_index_of_a_call_that_is_cut_is_named(
     )
     calls = (cases.with_invalid_index(call, rng) for call in drawn)
     check_each(calls, Call.verify_error)
+
+
+def counted_in(kernels: Iterable[str]) -> set[int]:
+    """The bits of the numbers that these kernels of slots.cuh count in, by their symbols."""
+    bits = {"_own_sum_slotsI": 32, "_slotsIj": 32, "_slotsIm": 64}
+    return {next(bits[word] for word in bits if word in kernel) for kernel in kernels}
+
+
+@on_emulation
+@pytest.mark.parametrize(("width", "bits"), [(510, 32), (513, 64)])
+@pytest.mark.parametrize(
+    ("operator", "reduce"),
+    [("unpool", "last"), ("unpool", "sum"), ("unpool from offsets", "sum"), ("gradient", "last")],
+)
+def test_slots_count_in_32_bits_where_these_suffice(
+    device: str, operator: str, reduce: str, width: int, bits: int, rng: Random
+) -> None:
+    """Of a plane that is a little smaller, or larger, than 32 bits count in the emulation."""
+    geometry = geometry_of((256, width), (3, 1, 1))
+    assert (math.prod(geometry.output) < MOST["emulated"]) == (bits == 32)
+    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (1, 1)}
+    call = draw(rng, operator, torch.float32, reduce=reduce, geometry=geometry, **chosen)
+    take_launched()
+    call.check()
+    assert counted_in(take_launched()) == {bits}
+
+
+# Planes so small that a block does several, in the emulation too, whose blocks have 128 slots or
+# fewer. Of 35 planes, or of 2 images of 33 channels, the last block has fewer than the others.
+SMALL_PLANES = {
+    "3x3/1": geometry_of((3, 4), (3, 1, 1)),
+    "5x5/1": geometry_of((2, 5), (5, 1, 2)),
+    "9x9/1, of sets of three words": geometry_of((4, 4), (9, 1, 4)),
+    "3x3/3": geometry_of((2, 2), (3, 3, 0)),
+    "3x3x3/2": geometry_of((2, 2, 2), (3, 2, 1)),
+    "windows that cover no output": geometry_of((3, 3), (2, 3, 1), (2, 4)),
+    "windows above the only slice": Geometry(
+        (1, 3, 3), kernel=(1, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), output=(1, 3, 3)
+    ),
+}
+
+
+@on_gpus
+@pytest.mark.parametrize("leading", [(5, 7), (2, 32), (2, 33)], ids=str)
+@pytest.mark.parametrize("window", SMALL_PLANES)
+@every_unpooling
+def test_several_small_planes_of_a_block(
+    device: str, operator: str, window: str, leading: Sizes, rng: Random, monkeypatch: Patch
+) -> None:
+    """Indices are in their own windows, or one is not, or all may lie anywhere."""
+    if "offsets" in operator and SMALL_PLANES[window].has_empty_window:
+        pytest.skip("a window without outputs has no offset")
+    choose(monkeypatch, simple=True)
+    for layout, reduce in itertools.product(LAYOUTS[:2], REDUCES):
+        for kind in ("maxima", "one out of window", "few"):
+            chosen = {"kind": kind, "layout": layout, "leading": leading}
+            geometry = SMALL_PLANES[window]
+            draw(rng, operator, torch.float32, reduce=reduce, geometry=geometry, **chosen).check(
+                device
+            )
+
+
+@on_gpus
+def test_offsets_of_windows_above_the_only_slice_are_out_of_bounds(
+    device: str, rng: Random, monkeypatch: Patch
+) -> None:
+    choose(monkeypatch, simple=True)
+    chosen = {"geometry": SMALL_PLANES["windows above the only slice"], "leading": (2, 3)}
+    for reduce in REDUCES:
+        call = draw(rng, "unpool from offsets", torch.float32, reduce=reduce, **chosen)
+        with pytest.raises(RuntimeError, match=r"^max_unpool3d: .*invalid max index"):
+            call.results(device)
+
+
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@on_emulation
+def test_the_fix_up_kernel_looks_at_the_flags_of_all_images_of_a_block(
+    device: str, operator: str, rng: Random
+) -> None:
+    """The fast kernel of 2x2 windows has other blocks, so each image has flags of its own."""
+    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (4, 10)}
+    for _ in range(8):
+        geometry = geometry_of((2, 3), (2, 2, 0))
+        draw(rng, operator, torch.float32, reduce="last", geometry=geometry, **chosen).check()
+
+
+@on_gpus
+@every_unpooling
+def test_a_bad_index_of_a_small_plane_is_named(
+    device: str, operator: str, rng: Random, monkeypatch: Patch
+) -> None:
+    """Its plane is counted in the whole call, not in those of the block."""
+    choose(monkeypatch, simple=True)
+    for layout in LAYOUTS[:2]:
+        chosen = {"geometry": SMALL_PLANES["3x3/1"], "leading": (5, 8), "layout": layout}
+        call, words = cases.with_invalid_index(draw(rng, operator, torch.float32, **chosen), rng)
+        with pytest.raises(RuntimeError, match=words):
+            call.results(device)

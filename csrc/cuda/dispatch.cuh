@@ -60,6 +60,7 @@
 #include "../reduction.h"
 #include "indices.cuh"
 #include "launch.cuh"
+#include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 
@@ -135,8 +136,12 @@ class Dispatch {
   // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel.
 
   void slots();
-  template <class T, class Kernel>
-  void launch_parts(Kernel* kernel, int64_t value_bytes);
+  template <class Offset>
+  void slots_of();
+  template <class Offset>
+  Parts<Offset> parts(int64_t slot_bytes) const;
+  template <class T, class Kernel, class Offset, class... Rest>
+  void launch_parts(Kernel* kernel, const Parts<Offset>& parts, const Rest&... rest);
 
   // ---- what these need
 

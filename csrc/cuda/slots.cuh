@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Kernels for all that the others are not compiled for, and for out-of-window indices. A block owns
-// a part of a plane's output, with a slot in shared memory for each element, which the cells that
-// name it fill.
+// Kernels for all calls that the others are not compiled for, and for indices that are out of
+// window. A block owns a part of a plane, or several small planes, with a slot in shared memory for
+// each output. The cells that name an output fill its slot, and then the block writes the outputs.
+// Example, of a part with six outputs and four cells:
 //
-//     a plane's outputs  |---- part 0 ----|---- part 1 ----|-- 2 --|
-//     its cells             [ those whose windows reach into part 0 ]   as the fast kernel
-//                        [ all of them ]                                as the fix-up kernel
+//     cells                          c0 c1 c2 c3        Two cells name output 4. With "last" its
+//     outputs that they name          1  4  0  4        slot keeps the later one. With "sum" it
+//     slots, for "last"       3 1 0 0 4 0               gets both, and they add in this order.
 //
-// As the fix-up kernel of a call, it reads the out-of-window flags that the fast one wrote, and
-// rewrites the planes of flagged images. No block waits for another. Offsets are 64-bit, for any
-// tensor.
+// parts.cuh says which outputs a part has, and which cells it looks at. As a call's fix-up kernel,
+// a kernel reads the out-of-window flags that the fast one wrote, and rewrites flagged images. No
+// block waits for another.
 #pragma once
 
 #include "../reduction.h"
 #include "device.cuh"
 #include "indices.cuh"
+#include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
+#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 namespace maxunpool_cuda {
 
@@ -28,251 +30,357 @@ constexpr int kSlotThreads = 2 * kThreads; // of a block, at most
 // With 1024 threads on a processor each may have 64 registers.
 constexpr int kSlotBlocksOfProcessor = 1024 / kSlotThreads;
 
-struct Parts {
-  Decoder<uint64_t> decoder;
-  Divider<uint64_t> stride[3];     // of windows
-  Divider<uint64_t> height, width; // of the pooled side
-  Divider<uint64_t> inner;
-  uint64_t part;       // outputs of a part
-  uint64_t part_cells; // cells of a part, where parts are of the cells
-  uint64_t parts;      // of a plane
-  uint64_t planes;
-  bool all_cells; // a part looks at all cells of its plane
-  bool is_fixup;
-  OutOfWindowFlags out_of_window_flags; // of the fast kernel, if this is the fix-up kernel
-};
-
-// Part of a plane.
-class Piece {
- public:
-  uint64_t number; // of the part, in its plane
-  uint64_t pooled; // the plane's first elements
-  uint64_t unpooled;
-  uint64_t first; // output of the part
-  uint32_t count; // of its outputs
-  uint64_t begin; // the first cell that is looked at
-  uint32_t cells; // how many cells are looked at
-
-  __device__ Piece(const Parts& parts, uint64_t plane, uint64_t part_number)
-      : number(part_number), all_(parts) {
-    const Decoder<uint64_t>& decoder = parts.decoder;
-    uint64_t channel = plane;
-    const uint64_t outer = split(channel, parts.inner);
-    pooled = outer * decoder.in_plane * decoder.geometry.inner + channel;
-    unpooled = outer * decoder.out_plane * decoder.geometry.inner + channel;
-    first = number * parts.part;
-    const uint64_t rest = decoder.out_plane - first;
-    count = static_cast<uint32_t>(rest < parts.part ? rest : parts.part);
-    begin = 0;
-    cells = static_cast<uint32_t>(decoder.in_plane);
-    if (!parts.all_cells) {
-      const uint64_t last = first + count - 1;
-      begin = edge(first, last, false);
-      const uint64_t end = edge(last, first, true);
-      cells = static_cast<uint32_t>(begin < end ? end - begin : 0);
-    }
-  }
-
-  __device__ uint64_t element(uint64_t cell) const {
-    return pooled + cell * all_.decoder.geometry.inner;
-  }
-  __device__ uint64_t output(uint64_t target) const {
-    return unpooled + target * all_.decoder.geometry.inner;
-  }
-  __device__ bool is_in_plane(uint64_t target) const { return target < all_.decoder.out_plane; }
-  __device__ bool holds(uint64_t target) const { return target - first < count; }
-
-  __device__ Position<uint64_t> window_start(uint64_t cell) const {
-    return all_.decoder.window_start(coordinates(cell, all_.height, all_.width));
-  }
-  // Output that a cell names, or a number beyond the plane.
-  __device__ uint64_t target(const AnyIndices& indices, uint64_t cell) const {
-    const auto index = static_cast<uint64_t>(indices[element(cell)]); // below 0: beyond the plane
-    if (!indices.are_offsets()) {
-      return index;
-    }
-    return decoded<true>(all_.decoder, index, window_start(cell), true).target;
-  }
-  // The same. The fast kernel also finds out-of-window indices and reports out-of-bounds ones.
-  __device__ uint64_t checked_target(
-      const AnyIndices& indices,
-      uint64_t cell,
-      const Position<uint64_t>& start,
-      const Errors& errors,
-      bool& out_of_window) const {
-    if (all_.is_fixup) { // the fast kernel has checked it
-      return target(indices, cell);
-    }
-    const auto found = decoded_or_reported(all_.decoder, errors, indices, element(cell), start);
-    out_of_window |= found.in_plane && !found.in_window;
-    return found.target;
-  }
-  // Whether the part holds the output where a window begins, after it was clipped.
-  __device__ bool holds_start(const Position<uint64_t>& start) const {
-    uint64_t at = 0;
-#pragma unroll
-    for (int a = 0; a < 3; ++a) {
-      const uint64_t out = all_.decoder.geometry.axis[a].out;
-      const bool is_before = static_cast<int64_t>(start[a]) < 0;
-      at = at * out + (is_before ? 0 : start[a] < out ? start[a] : out - 1);
-    }
-    return holds(at);
-  }
-
- private:
-  __device__ static Position<uint64_t> coordinates(
-      uint64_t number, const Divider<uint64_t>& height, const Divider<uint64_t>& width) {
-    Position<uint64_t> at{{0, 0, number}};
-    at[1] = split(at[2], width);
-    at[0] = split(at[1], height);
-    return at;
-  }
-  // Begin or end of the cells whose windows may reach into the part. `at` is the part's first
-  // output for the begin, and its last one for the end; `other` is the opposite one. After the
-  // first dimension in which these two differ, a window may lie anywhere.
-  __device__ uint64_t edge(uint64_t at, uint64_t other, bool is_end) const {
-    const Decoder<uint64_t>& decoder = all_.decoder;
-    const auto here = coordinates(at, decoder.out_height, decoder.out_width);
-    const auto there = coordinates(other, decoder.out_height, decoder.out_width);
-    bool equal = true; // in the dimensions before
-    uint64_t cell = 0;
-#pragma unroll
-    for (int a = 0; a < 3; ++a) {
-      const Axis<uint64_t>& axis = decoder.geometry.axis[a];
-      const uint64_t shifted = here[a] + axis.padding, last = axis.in - 1;
-      uint64_t to = is_end ? last : 0;
-      if (equal && is_end) {
-        const uint64_t covering = all_.stride[a].divide(shifted);
-        to = covering < last ? covering : last;
-      } else if (equal && shifted >= axis.kernel) {
-        to = all_.stride[a].divide(shifted - axis.kernel) + 1; // axis.in, if no window covers it
-      }
-      cell = cell * axis.in + to;
-      equal = equal && here[a] == there[a];
-    }
-    return cell + (is_end ? 1 : 0);
-  }
-
-  const Parts& all_;
-};
-
-// Calls visit(i) for this thread's share of a block's items, whose numbers are 0, 1, 2 ..
-template <class Visit>
-__device__ inline void for_each_in_block(uint32_t count, const Visit& visit) {
-  for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+// Calls visit(i) for this thread's share of the numbers below `count`.
+template <class Offset, class Visit>
+__device__ inline void for_each_in_block(Offset count, const Visit& visit) {
+  for (Offset i = threadIdx.x; i < count; i += blockDim.x) {
     visit(i);
   }
 }
 
-// Calls visit(piece) for this block's pieces; as the fix-up kernel, for those of flagged images.
-// visit() returns whether an index is out of window. A team of blocks, as many as a plane has
-// parts, shares out these; teams take planes in turn.
-template <class Visit>
-__device__ inline void for_each_piece(
-    const Parts& parts, const Report& report, const Visit& visit) {
+// Calls visit(i, load(i)) for this thread's share of the numbers below `count`. All that it loads
+// at once is on its way before the first visit, so that loads do not wait for each other.
+template <class Offset, class Load, class Visit>
+__device__ inline void for_each_loaded(Offset count, const Load& load, const Visit& visit) {
+  constexpr int kAtOnce = 16 / sizeof(Offset); // more would spill, with 64 registers a thread
+  for (Offset first = threadIdx.x; first < count; first += kAtOnce * blockDim.x) {
+    decltype(load(first)) loaded[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const Offset i = first + n * blockDim.x;
+      loaded[n] = load(i < count ? i : first);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const Offset i = first + n * blockDim.x;
+      if (i < count) {
+        visit(i, loaded[n]);
+      }
+    }
+  }
+}
+
+// Calls visit(part) for this block's parts; as the fix-up kernel, for those of groups that have a
+// flagged image. visit() returns whether an index is out of window. A team of blocks, as many as a
+// group has parts, shares out these; teams take groups in turn.
+template <class Offset, class Visit>
+__device__ inline void for_each_part(
+    const Parts<Offset>& parts, const Report& report, const Visit& visit) {
   // All threads of the block go by what one of them has read, as the word may change meanwhile.
   if (parts.is_fixup &&
       !__syncthreads_or(threadIdx.x == 0 && parts.out_of_window_flags.launches.may_have())) {
     return;
   }
-  const auto team_blocks = static_cast<uint32_t>(parts.parts < gridDim.x ? parts.parts : gridDim.x);
+  const bool many_blocks = parts.parts_of_group < gridDim.x;
+  const uint32_t team_blocks =
+      many_blocks ? static_cast<uint32_t>(parts.parts_of_group) : gridDim.x;
   const uint32_t teams = gridDim.x / team_blocks;
   const uint32_t team = blockIdx.x / team_blocks;
   if (team == teams) { // these blocks are too few to be a team
     return;
   }
-  for (uint64_t plane = team; plane < parts.planes; plane += teams) {
-    const uint64_t image = parts.inner.divide(plane);
-    if (parts.is_fixup && !__syncthreads_or(parts.out_of_window_flags.any(image))) {
+  for (Offset group = team; group < parts.groups; group += teams) {
+    if (parts.is_fixup && !__syncthreads_or(parts.has_flag(group))) {
       continue;
     }
-    for (uint64_t part = blockIdx.x % team_blocks; part < parts.parts; part += team_blocks) {
+    for (Offset number = blockIdx.x % team_blocks; number < parts.parts_of_group;
+         number += team_blocks) {
       // Waits until the slots have been read, too.
-      const int out_of_window = __syncthreads_or(visit(Piece(parts, plane, part)));
+      const int out_of_window = __syncthreads_or(visit(Part<Offset>(parts, group, number)));
       if (report.out_of_window_flags != nullptr && threadIdx.x == 0) {
-        report.write_flag(plane * parts.parts + part, out_of_window != 0);
+        report.write_flag(group * parts.parts_of_group + number, out_of_window != 0);
       }
     }
   }
 }
 
-// Makes each slot the number of the last cell that names its output, counted from 1 on at the
-// piece's first; 0: there is none. Calls visit_out_of_bounds(cell, start) for cells whose index is
-// out of bounds; `start` is where their windows begin. Returns whether an index is out of window.
-template <class Visit>
-__device__ inline bool fill_with_last(
-    uint32_t* slots,
-    const Piece& piece,
+// If this thread has noted an index that is out of bounds: finds its cells that have one, reports
+// them unless the fast kernel has, and calls visit(cell).
+template <class Offset, class Visit>
+__device__ inline void report_out_of_bounds(
+    const Parts<Offset>& parts,
+    const Part<Offset>& part,
     const AnyIndices& indices,
     const Errors& errors,
-    const Visit& visit_out_of_bounds) {
-  for_each_in_block(piece.count, [&](uint32_t i) { slots[i] = 0; });
+    const Noted& noted,
+    const Visit& visit) {
+  if (!noted.out_of_bounds) {
+    return;
+  }
+  for_each_in_block(part.cell_count(), [&](Offset i) {
+    const LoadedCell<Offset> loaded = part.load_cell(indices, i);
+    if (part.is_in_plane(part.target(indices, loaded))) {
+      return;
+    }
+    if (!parts.is_fixup) {
+      const Offset element = part.pooled(loaded.cell);
+      const int64_t index = indices[element];
+      errors.report(parts.decoder.geometry, element, indices.are_offsets(), index);
+    }
+    visit(loaded.cell);
+  });
+}
+struct NoVisit {
+  template <class Cell>
+  __device__ void operator()(const Cell&) const {}
+};
+
+// Makes each slot 1 + the number of the last cell that names its output, counted from the part's
+// first cell; 0: there is none. Returns what was noted of the indices.
+template <class Offset>
+__device__ inline Noted fill_with_last(
+    uint32_t* slots, const Part<Offset>& part, const AnyIndices& indices) {
+  for_each_in_block(part.slot_count(), [&](Offset slot) { slots[slot] = 0; });
   __syncthreads();
-  bool out_of_window = false;
-  for_each_in_block(piece.cells, [&](uint32_t i) {
-    const uint64_t cell = piece.begin + i;
-    const auto start = piece.window_start(cell);
-    const uint64_t target = piece.checked_target(indices, cell, start, errors, out_of_window);
-    if (piece.holds(target)) {
-      atomicMax(slots + (target - piece.first), i + 1);
-    } else if (!piece.is_in_plane(target)) {
-      visit_out_of_bounds(cell, start);
+  Noted noted;
+  const auto load = [&](Offset i) { return part.load_cell(indices, i); };
+  for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
+    const Offset target = part.noted_target(indices, loaded, noted);
+    if (part.holds(target)) {
+      const auto number = static_cast<uint32_t>(loaded.cell.position - part.first_cell);
+      atomicMax(slots + part.slot({target, loaded.cell.plane}), number + 1);
     }
   });
   __syncthreads();
-  return out_of_window;
+  return noted;
 }
 
-template <class T>
+template <class Offset, class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_last_slots(
-    Parts parts,
+    Parts<Offset> parts,
     Report report,
     const T* __restrict__ input,
     AnyIndices indices,
     T* __restrict__ output) {
   auto* const slots = shared_memory<uint32_t>();
-  for_each_piece(parts, report, [&](const Piece& piece) {
-    const bool out_of_window = fill_with_last(slots, piece, indices, report.errors, [](auto...) {});
-    for_each_in_block(piece.count, [&](uint32_t i) {
-      const uint32_t last = slots[i];
-      output[piece.output(piece.first + i)] =
-          last == 0 ? T{} : input[piece.element(piece.begin + last - 1)];
+  for_each_part(parts, report, [&](const Part<Offset>& part) {
+    const Noted noted = fill_with_last(slots, part, indices);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
+    const auto load = [&](Offset slot) {
+      const Offset plane = part.output(slot).plane;
+      const uint32_t last = slots[slot];
+      return last == 0 ? T{} : input[part.pooled({part.first_cell + (last - 1), plane})];
+    };
+    for_each_loaded(part.slot_count(), load, [&](Offset slot, const T& value) {
+      output[part.unpooled(part.output(slot))] = value;
     });
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 
-// Sums in row-major order. Slots are [part] of CombineSum, and then [part] turns. The threads of a
-// block hold a cell each; of those whose cells name one output, the first adds in the first round,
-// the next one in the second.
+// Gradient of "last": of the cells that name one output, the last one gets its gradient. A part
+// writes the cells that name its outputs, and those with an out-of-bounds index whose windows begin
+// in it.
+template <class Offset, class T>
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
+    Parts<Offset> parts,
+    Report report,
+    const T* __restrict__ grad_output,
+    AnyIndices indices,
+    T* __restrict__ grad_input) {
+  auto* const slots = shared_memory<uint32_t>();
+  for_each_part(parts, report, [&](const Part<Offset>& part) {
+    const Noted noted = fill_with_last(slots, part, indices);
+    report_out_of_bounds(
+        parts, part, indices, report.errors, noted, [&](const Place<Offset>& cell) {
+          if (part.holds_start(part.window_start(cell))) {
+            grad_input[part.pooled(cell)] = T{};
+          }
+        });
+    const auto load = [&](Offset i) { return part.load_cell(indices, i); };
+    for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
+      const Place<Offset> output{part.target(indices, loaded), loaded.cell.plane};
+      if (!part.holds(output.position)) {
+        return;
+      }
+      T* const to = grad_input + part.pooled(loaded.cell);
+      const Offset number = loaded.cell.position - part.first_cell;
+      if (slots[part.slot(output)] == number + 1) { // two stores take fewer registers than one
+        *to = grad_output[part.unpooled(output)];
+      } else {
+        *to = T{};
+      }
+    });
+    return noted.out_of_window;
+  });
+}
+
+// Gradient of "sum": every cell gets the gradient of the output that it names, wherever that is. So
+// parts are ranges of cells, and need no slots.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_sum_slots(
-    Parts parts,
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_sum_slots(
+    Parts<uint64_t> parts,
+    Report report,
+    const T* __restrict__ grad_output,
+    AnyIndices indices,
+    T* __restrict__ grad_input) {
+  for_each_part(parts, report, [&](const Part<uint64_t>& part) {
+    Noted noted;
+    const auto load = [&](uint64_t i) { return part.load_cell(indices, i); };
+    for_each_loaded(part.cell_count(), load, [&](uint64_t, const LoadedCell<uint64_t>& loaded) {
+      const uint64_t target = part.noted_target(indices, loaded, noted);
+      grad_input[part.pooled(loaded.cell)] =
+          part.is_in_plane(target) ? grad_output[part.unpooled({target, loaded.cell.plane})] : T{};
+    });
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
+    return false; // an index may leave its window
+  });
+}
+
+// The windows that cover one output, by numbers: the window of the last cell in row-major order has
+// number 0. Example, of one dimension: windows of 3 with stride 1 and padding 1 cover output 5 if
+// they belong to cells 6, 5 and 4, so these have the numbers 0, 1 and 2 there.
+struct CoveringWindows {
+  Divider<uint32_t> count[3]; // in each dimension, at most
+  uint32_t all;               // their product
+  uint32_t words;             // of 32 bits: a bit for each window
+
+  explicit CoveringWindows(const Geometry<int64_t>& geometry)
+      : all(static_cast<uint32_t>(most(geometry))),
+        words(static_cast<uint32_t>(divide_up(most(geometry), 32))) {
+    for (int a = 0; a < 3; ++a) {
+      count[a] = Divider<uint32_t>(divide_up(geometry.axis[a].kernel, geometry.axis[a].stride));
+    }
+  }
+  // How many windows cover an output, at most; a number beyond kMost, if these are more than kMost.
+  static constexpr int64_t kMost = 256;
+  static int64_t most(const Geometry<int64_t>& geometry) {
+    int64_t windows = 1;
+    for (const Axis<int64_t>& axis : geometry.axis) {
+      windows *= std::min(divide_up(axis.kernel, axis.stride), kMost + 1);
+    }
+    return windows;
+  }
+
+  // The number of a cell's window among those that cover an output. The cell is as many strides
+  // before the last cell as lie between the begin of its window and the output.
+  __device__ uint32_t number(
+      const Parts<uint32_t>& parts,
+      const Position<uint32_t>& start,
+      const Position<uint32_t>& output) const {
+    uint32_t number = 0;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+      if (a == 0 && !parts.deep) {
+        continue;
+      }
+      number = number * count[a].divisor() + parts.strides[a].divide(output[a] - start[a]);
+    }
+    return number;
+  }
+  // By how many elements the cell with that number lies before the last cell.
+  __device__ uint32_t distance(const Parts<uint32_t>& parts, uint32_t number) const {
+    const auto& [depth, height, width] = parts.decoder.geometry.axis;
+    uint32_t columns = number;
+    uint32_t rows = split(columns, count[2]);
+    if (parts.deep) {
+      const uint32_t slices = split(rows, count[1]);
+      rows += slices * height.in;
+    }
+    return (rows * width.in + columns) * parts.decoder.geometry.inner;
+  }
+};
+
+// Makes the slots the sets of the covering windows whose cells name their outputs. Returns what was
+// noted of the indices; those that are out of window are in no set.
+__device__ inline Noted fill_with_sets(
+    uint32_t* words,
+    const Parts<uint32_t>& parts,
+    const CoveringWindows& covering,
+    const Part<uint32_t>& part,
+    const AnyIndices& indices) {
+  const uint32_t slots = part.slot_count();
+  for_each_in_block(slots * covering.words, [&](uint32_t i) { words[i] = 0; });
+  __syncthreads();
+  Noted noted;
+  const auto load = [&](uint32_t i) { return part.load_cell(indices, i); };
+  for_each_loaded(part.cell_count(), load, [&](uint32_t, const LoadedCell<uint32_t>& loaded) {
+    const Position<uint32_t> start = part.window_start(loaded.cell);
+    const Decoded<uint32_t> found = part.noted_decode(indices, loaded, start, noted);
+    if (found.in_window && part.holds(found.target)) {
+      const uint32_t number = covering.number(parts, start, part.coordinates(found.target));
+      const uint32_t slot = part.slot({found.target, loaded.cell.plane});
+      atomicOr(words + (number / 32 * slots + slot), 1u << number % 32);
+    }
+  });
+  __syncthreads();
+  return noted;
+}
+
+// Sums, if each index is in its own window. Slots are sets of covering windows: those whose cells
+// name the output. A set has one order, so the sums need no turns.
+template <class T>
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_own_sum_slots(
+    Parts<uint32_t> parts,
+    CoveringWindows covering,
+    Report report,
+    const T* __restrict__ input,
+    AnyIndices indices,
+    T* __restrict__ output) {
+  auto* const distances = shared_memory<uint32_t>(); // [covering.all]
+  auto* const words = distances + covering.all;      // [covering.words][slots of the part]
+  for_each_in_block(
+      covering.all, [&](uint32_t number) { distances[number] = covering.distance(parts, number); });
+  for_each_part(parts, report, [&](const Part<uint32_t>& part) {
+    const uint32_t slots = part.slot_count();
+    const Noted noted = fill_with_sets(words, parts, covering, part, indices);
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
+    for_each_in_block(slots, [&](uint32_t slot) {
+      const Place<uint32_t> place = part.output(slot);
+      const uint32_t last = part.pooled({part.last_covering(place), place.plane});
+      CombineSum<T> sum;
+      for (uint32_t word = covering.words; word > 0; --word) {
+        uint32_t set = words[(word - 1) * slots + slot];
+        while (set != 0) { // from the first cell to the last one
+          const uint32_t bit = 31 - __clz(set);
+          set ^= 1u << bit;
+          sum.add(input[last - distances[32 * (word - 1) + bit]]);
+        }
+      }
+      output[part.unpooled(place)] = sum.result();
+    });
+    return noted.out_of_window;
+  });
+}
+
+// Sums of any indices. Slots are [slots of a part] of CombineSum, and then as many turns. The
+// threads of a block hold a cell each, in row-major order. Of the threads that wait and name one
+// output, the one with the largest turn adds. Example, of four threads, whose cells name the
+// outputs a, b, a, a:
+//
+//     round 0: turns 4 3 2 1    a's turn is 4, b's 3: threads 0 and 1 add
+//     round 1: turns - - 6 5    a's turn is 6:        thread 2 adds
+//     round 2: turns - - - 9    a's turn is 9:        thread 3 adds
+//     after the rounds:         a's turn and b's turn are 0 again
+template <class Offset, class T>
+__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_any_sum_slots(
+    Parts<Offset> parts,
     Report report,
     const T* __restrict__ input,
     AnyIndices indices,
     T* __restrict__ output) {
   auto* const sums = shared_memory<CombineSum<T>>();
-  auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.part);
-  for_each_piece(parts, report, [&](const Piece& piece) {
-    for_each_in_block(piece.count, [&](uint32_t i) {
-      sums[i] = CombineSum<T>{};
-      turns[i] = 0;
+  auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.most_slots());
+  for_each_part(parts, report, [&](const Part<Offset>& part) {
+    const Offset slots = part.slot_count();
+    const Offset cells = part.cell_count();
+    for_each_in_block(slots, [&](Offset slot) {
+      sums[slot] = CombineSum<T>{};
+      turns[slot] = 0;
     });
-    bool out_of_window = false;
-    for (uint32_t chunk = 0; chunk < piece.cells; chunk += blockDim.x) {
-      uint64_t slot = parts.part;
+    Noted noted;
+    for (Offset chunk = 0; chunk < cells; chunk += blockDim.x) {
+      Offset slot = slots; // none
       T value{};
-      if (chunk + threadIdx.x < piece.cells) {
-        const uint64_t cell = piece.begin + chunk + threadIdx.x;
-        const uint64_t target = piece.checked_target(
-            indices, cell, piece.window_start(cell), report.errors, out_of_window);
-        if (piece.holds(target)) {
-          slot = target - piece.first;
-          value = input[piece.element(cell)];
+      if (chunk + threadIdx.x < cells) {
+        const LoadedCell<Offset> loaded = part.load_cell(indices, chunk + threadIdx.x);
+        const Offset target = part.noted_target(indices, loaded, noted);
+        if (part.holds(target)) {
+          slot = part.slot({target, loaded.cell.plane});
+          value = input[part.pooled(loaded.cell)];
         }
       }
-      bool waits = slot < parts.part;
+      bool waits = slot < slots;
       // In later rounds turns are larger, and in one round the first thread's is the largest.
       for (uint32_t turn = blockDim.x - threadIdx.x; __syncthreads_or(waits); turn += blockDim.x) {
         if (waits) {
@@ -284,72 +392,16 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
           waits = false;
         }
       }
-      if (slot < parts.part) {
+      if (slot < slots) {
         atomicExch(turns + slot, 0u);
       }
     }
     __syncthreads();
-    for_each_in_block(
-        piece.count, [&](uint32_t i) { output[piece.output(piece.first + i)] = sums[i].result(); });
-    return out_of_window;
-  });
-}
-
-// Gradient of "last": of the cells that name one output, the last one gets its gradient. A part
-// writes the cells that name its outputs, and those with an out-of-bounds index whose windows begin
-// in it.
-template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
-    Parts parts,
-    Report report,
-    const T* __restrict__ grad_output,
-    AnyIndices indices,
-    T* __restrict__ grad_input) {
-  auto* const slots = shared_memory<uint32_t>();
-  for_each_piece(parts, report, [&](const Piece& piece) {
-    const auto visit_out_of_bounds = [&](uint64_t cell, const Position<uint64_t>& start) {
-      if (piece.holds_start(start)) {
-        grad_input[piece.element(cell)] = T{};
-      }
-    };
-    const bool out_of_window =
-        fill_with_last(slots, piece, indices, report.errors, visit_out_of_bounds);
-    for_each_in_block(piece.cells, [&](uint32_t i) {
-      const uint64_t cell = piece.begin + i;
-      const uint64_t target = piece.target(indices, cell);
-      if (piece.holds(target)) {
-        if (slots[target - piece.first] == i + 1) { // two stores take fewer registers than one
-          grad_input[piece.element(cell)] = grad_output[piece.output(target)];
-        } else {
-          grad_input[piece.element(cell)] = T{};
-        }
-      }
+    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
+    for_each_in_block(slots, [&](Offset slot) {
+      output[part.unpooled(part.output(slot))] = sums[slot].result();
     });
-    return out_of_window;
-  });
-}
-
-// Gradient of "sum": every cell gets that of the output that it names, wherever that is. So parts
-// are of the cells, and need no slots.
-template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_sum_slots(
-    Parts parts,
-    Report report,
-    const T* __restrict__ grad_output,
-    AnyIndices indices,
-    T* __restrict__ grad_input) {
-  for_each_piece(parts, report, [&](const Piece& piece) {
-    const uint64_t begin = piece.number * parts.part_cells;
-    const uint64_t end = begin + parts.part_cells;
-    const uint64_t cells = parts.decoder.in_plane;
-    bool out_of_window = false;
-    for (uint64_t cell = begin + threadIdx.x; cell < end && cell < cells; cell += blockDim.x) {
-      const uint64_t target = piece.checked_target(
-          indices, cell, piece.window_start(cell), report.errors, out_of_window);
-      grad_input[piece.element(cell)] =
-          piece.is_in_plane(target) ? grad_output[piece.output(target)] : T{};
-    }
-    return out_of_window;
+    return noted.out_of_window;
   });
 }
 

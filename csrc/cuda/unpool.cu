@@ -89,75 +89,70 @@ void Dispatch::launch_backward() {
 }
 
 void Dispatch::slots() {
+  fits_32bit(geometry_) ? slots_of<uint32_t>() : slots_of<uint64_t>();
+}
+
+template <class Offset>
+void Dispatch::slots_of() {
   // All but the sum only move elements, so the size of an element is enough.
   if (last_ || !call_.forward) {
     with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
       if (call_.forward) {
-        launch_parts<T>(forward_last_slots<T>, 0);
+        launch_parts<T>(forward_last_slots<Offset, T>, parts<Offset>(sizeof(uint32_t)));
       } else if (last_) {
-        launch_parts<T>(backward_last_slots<T>, 0);
-      } else {
-        launch_parts<T>(backward_sum_slots<T>, 0);
+        launch_parts<T>(backward_last_slots<Offset, T>, parts<Offset>(sizeof(uint32_t)));
+      } else { // backward() does nearly all that fits 32 bits
+        launch_parts<T>(backward_sum_slots<T>, parts<uint64_t>(0));
       }
     });
-  } else {
-    with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
-      launch_parts<T>(forward_sum_slots<T>, sizeof(CombineSum<T>));
-    });
+    return;
   }
+  with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
+    if constexpr (sizeof(Offset) == sizeof(uint32_t)) {
+      if (!is_fixup_ && CoveringWindows::most(geometry_) <= CoveringWindows::kMost) {
+        const CoveringWindows covering(geometry_);
+        const int64_t slot_bytes = covering.words * int64_t{sizeof(uint32_t)};
+        Parts<Offset> plan = parts<Offset>(slot_bytes);
+        plan.shared_bytes += covering.all * int64_t{sizeof(uint32_t)};
+        launch_parts<T>(forward_own_sum_slots<T>, plan, covering);
+        return;
+      }
+    }
+    const int64_t slot_bytes = sizeof(CombineSum<T>) + sizeof(uint32_t);
+    launch_parts<T>(forward_any_sum_slots<Offset, T>, parts<Offset>(slot_bytes));
+  });
 }
 
-// Launches the kernel as the fast one, or as the fix-up.
-template <class T, class Kernel>
-void Dispatch::launch_parts(Kernel* kernel, int64_t value_bytes) {
-  constexpr int64_t kWarp = 32;
-  constexpr int64_t kOutputsOfThread = 8;
-  constexpr int64_t kSharedBytes = 32 << 10; // of a block's slots
+// The parts of the call, for the fast kernel or for the fix-up kernel, with slots of so many bytes.
+template <class Offset>
+Parts<Offset> Dispatch::parts(int64_t slot_bytes) const {
   const int64_t cells = geometry_.in_plane();
-  const int64_t outputs = geometry_.out_plane();
   TORCH_CHECK(
       cells < std::numeric_limits<uint32_t>::max(),
       "max_unpool",
       geometry_.rank,
       "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ",
       cells);
-  const int64_t slot = value_bytes + sizeof(uint32_t);
-  const int64_t room = std::clamp<int64_t>(kSharedBytes / slot, 1, outputs);
-  const int64_t part = divide_up(outputs, divide_up(outputs, room));
-  const int64_t count = divide_up(outputs, part);
-  const int64_t planes = geometry_.outer * geometry_.inner;
-  Parts parts{
-      .decoder = Decoder<uint64_t>(geometry_),
-      .stride = {},
-      .height = Divider<uint64_t>(geometry_.axis[1].in),
-      .width = Divider<uint64_t>(geometry_.axis[2].in),
-      .inner = Divider<uint64_t>(geometry_.inner),
-      .part = static_cast<uint64_t>(part),
-      .part_cells = static_cast<uint64_t>(divide_up(cells, count)),
-      .parts = static_cast<uint64_t>(count),
-      .planes = static_cast<uint64_t>(planes),
-      .all_cells = is_fixup_,
-      .is_fixup = is_fixup_,
-      .out_of_window_flags = out_of_window_flags_};
-  for (int a = 0; a < 3; ++a) {
-    const auto& [in, out, kernel, stride, padding] = geometry_.axis[a];
-    parts.stride[a] = Divider<uint64_t>(stride);
-    // The index of a window that covers no output is checked all the same.
-    parts.all_cells |= padding >= kernel || (in - 1) * stride - padding >= out;
+  return Parts<Offset>(geometry_, slot_bytes, is_fixup_ ? &out_of_window_flags_ : nullptr);
+}
+
+// Launches the kernel as the fast one, or as the fix-up kernel.
+template <class T, class Kernel, class Offset, class... Rest>
+void Dispatch::launch_parts(Kernel* kernel, const Parts<Offset>& parts, const Rest&... rest) {
+  const auto parts_of_image =
+      static_cast<int64_t>(parts.groups_of_image.divisor() * parts.parts_of_group);
+  const auto all = static_cast<int64_t>(parts.groups * parts.parts_of_group);
+  if (!is_fixup_) { // a chunk is a part
+    flag(all, 1, parts_of_image, static_cast<int64_t>(parts.images_of_group));
   }
-  if (!is_fixup_) { // a chunk is a part of a plane
-    flag(planes * count, 1, geometry_.inner * count, 1);
-  }
-  const int64_t work = divide_up(std::max(cells, divide_up(part, kOutputsOfThread)), kWarp);
-  const int64_t threads = std::min<int64_t>(work * kWarp, kSlotThreads);
   const int64_t most = is_fixup_ ? launch_.processors() * kSlotBlocksOfProcessor : int64_t{1} << 30;
-  const int64_t blocks = std::min(planes * count, most);
   launch_(
       kernel,
-      blocks,
-      threads,
-      part * slot,
+      std::min(all, most),
+      parts.threads(kSlotThreads),
+      parts.shared_bytes,
       parts,
+      rest...,
       report_,
       static_cast<const T*>(call_.values),
       any_indices(),

@@ -29,7 +29,6 @@ CSRC = HERE.parent.parent / "csrc"
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
     "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
-    "kSharedBytes": (r"kSharedBytes = 32 << 10;", "kSharedBytes = 512;"),
 }
 # The namespace, and the library of operators, that the kernels belong to here. So they share no
 # variable with a package that has CUDA kernels, and take no operator's place: see emulated_gpu().

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -85,6 +86,17 @@ T atomicMax(T* to, T value) {
   const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
   __atomic_store_n(to, std::max(before, value), __ATOMIC_RELAXED);
   return before;
+}
+
+template <class T>
+T atomicOr(T* to, T value) {
+  shim::let_others_run();
+  const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  __atomic_store_n(to, before | value, __ATOMIC_RELAXED);
+  return before;
+}
+inline int __clz(int value) {
+  return std::countl_zero(static_cast<unsigned>(value));
 }
 
 // The host's functions. The device does at once whatever it is asked.
