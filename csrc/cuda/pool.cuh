@@ -70,6 +70,8 @@ __device__ inline void for_each_row(
     for (int number = 0; number < kInputRows; ++number) {
       const uint32_t y = clamped(top + number, height.out);
       const uint32_t position = (z * height.out + y) * width.out;
+      // Computed even if it is not used: else nvcc compiles the loop twice, and one kernel spills
+      // (sm_100).
       const uint32_t offset = ((z - front) * kKernel + y - top) * kKernel;
       visit(
           InputRow{
