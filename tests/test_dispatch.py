@@ -228,10 +228,15 @@ def first_row(case: Case) -> int:
     "number", [pytest.param(n, id=" | ".join(row.values())) for n, row in enumerate(FAST)]
 )
 def test_a_row_of_the_table(number: int, rng: Random) -> None:
-    """Every call that it is the first to fit launches its kernel, and then the fix-up kernel."""
+    """Every call that it is the first to fit launches its kernel, and then the fix-up kernel.
+
+    Of the many calls of planes a part is drawn.
+    """
     chosen = [case for case in CASES if first_row(case) == number]
-    assert chosen
-    found = differences(rng.sample(chosen, min(len(chosen), cases.scaled(600))), rng)
+    planes = [case for case in chosen if case.shape == "plane"]
+    others = [case for case in chosen if case.shape != "plane"]
+    assert planes
+    found = differences(others + rng.sample(planes, min(len(planes), cases.scaled(600))), rng)
     assert not found, "\n".join(found)
 
 

@@ -91,27 +91,32 @@ inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geomet
   }
 }
 
-// What a thread owns: one cell in each of its planes.
-template <int kPlanes>
+// What a thread owns: one cell in each of its planes, with its indices.
+template <bool kOffsets, int kPlanes>
 struct OwnedCell {
   Position<uint32_t> cell;
-  uint32_t element[kPlanes]; // of the pooled tensor
-  uint32_t output;           // where the first plane begins in the unpooled tensor
-  uint32_t planes;           // how many there are
+  uint32_t element[kPlanes];       // of the pooled tensor
+  RawIndex<kOffsets> raw[kPlanes]; // their indices
+  uint32_t output;                 // where the first plane begins in the unpooled tensor
+  uint32_t planes;                 // how many there are
 
   // Number of a plane. If fewer than kPlanes are left, the first stands for the others. It is read
   // again for each, and written once.
   __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
 };
 
-// The cell, in so many planes, of an item of the tiling.
-template <int kPlanes>
-__device__ inline OwnedCell<kPlanes> owned_cell(
-    const Tiling<uint32_t>& tiling, const Planes& planes, uint32_t item) {
+// The cell, in so many planes, of an item of the tiling. Its indices are loaded as soon as
+// possible.
+template <bool kOffsets, int kPlanes>
+__device__ inline OwnedCell<kOffsets, kPlanes> owned_cell(
+    const Tiling<uint32_t>& tiling,
+    const Planes& planes,
+    const AnyIndices& indices,
+    uint32_t item) {
   const Geometry<uint32_t>& g = tiling.geometry;
   const auto [images, cell, channel] = tiling.item(item, g.inner != 1, planes.deep);
   const uint32_t outer = images * planes.images;
-  OwnedCell<kPlanes> own;
+  OwnedCell<kOffsets, kPlanes> own;
   own.cell = cell;
   own.planes = planes.images == 1 ? kPlanes : g.outer - outer;
   own.output = outer * tiling.out_plane * g.inner + channel;
@@ -120,6 +125,7 @@ __device__ inline OwnedCell<kPlanes> owned_cell(
   for (uint32_t u = 0; u < kPlanes; ++u) {
     own.element[u] = first + own.plane(u) * planes.next_pooled;
     MAXUNPOOL_ASSERT(own.element[u] < g.outer * g.in_image());
+    own.raw[u] = load_indices<kOffsets, 1>(indices, own.element[u])[0];
   }
   return own;
 }
@@ -131,7 +137,7 @@ struct Gathered {
   bool out_of_window; // of an index
 };
 
-// Gathers the gradients that `raw`, the indices of the thread's elements, name. An index that is
+// Gathers the gradients that the indices of the thread's elements name. An index that is
 // out of bounds is reported, and its gradient is 0; so is that of one out of window, if the plan
 // does not take it.
 template <bool kOffsets, class T, int kPlanes>
@@ -142,8 +148,7 @@ __device__ inline Gathered<T, kPlanes> gather(
     const Errors& errors,
     const T* grad_output,
     const AnyIndices& indices,
-    const OwnedCell<kPlanes>& own,
-    const RawIndex<kOffsets> (&raw)[kPlanes]) {
+    const OwnedCell<kOffsets, kPlanes>& own) {
   const Geometry<uint32_t>& g = tiling.geometry;
   const Position<uint32_t> start = tiling.window_start(own.cell);
   Gathered<T, kPlanes> gathered{};
@@ -152,7 +157,7 @@ __device__ inline Gathered<T, kPlanes> gather(
   bool are_valid = true;
 #pragma unroll
   for (uint32_t u = 0; u < kPlanes; ++u) {
-    index[u] = index_as<uint32_t>(raw[u]);
+    index[u] = index_as<uint32_t>(own.raw[u]);
     const auto named = decoded<kOffsets>(tiling, index[u], start, plan.planes.deep);
     is_valid[u] = takes_out_of_window ? named.in_plane : named.in_window;
     are_valid &= is_valid[u];
@@ -185,8 +190,7 @@ __device__ inline void drop_losers(
     const Geometry<uint32_t>& g,
     const GatherPlan& plan,
     const AnyIndices& indices,
-    const OwnedCell<kPlanes>& own,
-    const RawIndex<kOffsets> (&raw)[kPlanes],
+    const OwnedCell<kOffsets, kPlanes>& own,
     T (&grad)[kPlanes]) {
   const auto& [depth, height, width] = g.axis;
   // All are read before one is used. In place of a cell that does not exist, the own is read.
@@ -211,9 +215,9 @@ __device__ inline void drop_losers(
     const uint32_t less = down * width.kernel + right;
 #pragma unroll
     for (int u = 0; u < kPlanes; ++u) {
-      bool same = later[n][u] == raw[u];
+      bool same = later[n][u] == own.raw[u];
       if constexpr (kOffsets) {
-        same = later[n][u] + less == raw[u] && (plan.shared[n] >> raw[u] % 32 & 1) != 0;
+        same = later[n][u] + less == own.raw[u] && (plan.shared[n] >> own.raw[u] % 32 & 1) != 0;
       }
       grad[u] = exists[n] && same ? T{} : grad[u];
     }
@@ -233,16 +237,11 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) back
   constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
-    const auto own = owned_cell<kPlanes>(tiling, plan.planes, item);
-    RawIndex<kOffsets> raw[kPlanes];
-#pragma unroll
-    for (int u = 0; u < kPlanes; ++u) {
-      raw[u] = load_indices<kOffsets, 1>(indices, own.element[u])[0];
-    }
+    const auto own = owned_cell<kOffsets, kPlanes>(tiling, plan.planes, indices, item);
     auto gathered = gather<kOffsets>(
-        tiling, plan, takes_out_of_window, report.errors, grad_output, indices, own, raw);
+        tiling, plan, takes_out_of_window, report.errors, grad_output, indices, own);
     if constexpr (kDropsLosers) {
-      drop_losers<kOffsets>(tiling.geometry, plan, indices, own, raw, gathered.grad);
+      drop_losers<kOffsets>(tiling.geometry, plan, indices, own, gathered.grad);
     }
 #pragma unroll
     for (uint32_t u = 0; u < kPlanes; ++u) {
