@@ -147,8 +147,9 @@ class Comparison {
   }
 
   const Element* const input_end_;
-  Element values_[kMostWindows];
-  NarrowIndex indices_[kMostWindows];
+  // Aligned, so that no vector lies in two cache lines.
+  alignas(64) Element values_[kMostWindows];
+  alignas(64) NarrowIndex indices_[kMostWindows];
 };
 
 } // namespace

@@ -105,17 +105,20 @@ class Pool {
   // Pools windows [first, end) of row (z, y) of pooled image `outer`.
   void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
     const auto& [depth, height, width] = call_.geometry.axis;
-    const Span depth_span(depth, call_.dilation[0], z);
-    const Span height_span(height, call_.dilation[1], y);
+    // One window for the row: copies of what was just written would wait for all stores before it.
+    PoolWindow window{
+        Span(depth, call_.dilation[0], z),
+        Span(height, call_.dilation[1], y),
+        Span(width, call_.dilation[2], first)};
     const int64_t row_result = ((outer * depth.in + z) * height.in + y) * width.in;
     const Element* image = input() + outer * call_.geometry.out_image();
-    const bool staged = stage_.windows() > 0 && depth_span.size() * height_span.size() > 0;
+    const bool staged = stage_.windows() > 0 && window.z.size() * window.y.size() > 0;
     for (int64_t x = first; x < end; x += staged ? stage_.windows() : 1) {
-      const PoolWindow window{depth_span, height_span, Span(width, call_.dilation[2], x)};
       if (staged) {
-        const int64_t count = std::min(stage_.windows(), end - x);
-        windows(image, window, x, count, row_result + x);
+        window.x = Span::unclipped(width, x); // the padding is put on the stage, too
+        windows(image, window, x, std::min(stage_.windows(), end - x), row_result + x);
       } else {
+        window.x = Span(width, call_.dilation[2], x);
         cell(image, window, (row_result + x) * call_.geometry.inner);
       }
     }
@@ -160,11 +163,10 @@ class Pool {
   }
 
   // Pools `count` windows of a row of a contiguous tensor, from `window`, number x, on.
-  void windows(const Element* plane, PoolWindow window, int64_t x, int64_t count, int64_t result) {
+  void windows(
+      const Element* plane, const PoolWindow& window, int64_t x, int64_t count, int64_t result) {
     const Axis<int64_t>& width = call_.geometry.axis[2];
     const int64_t start = window.x.start;
-    window.x.begin = 0; // the padding is put on the stage, too
-    window.x.end = width.kernel;
     int64_t staged_row = 0;
     for (int64_t z = window.z.begin; z < window.z.end; ++z) {
       for (int64_t y = window.y.begin; y < window.y.end; ++y, ++staged_row) {
@@ -176,8 +178,9 @@ class Pool {
     // Windows that begin in the padding may have found nothing above it.
     for (int64_t i = 0; i < count && start + i * width.stride < 0; ++i) {
       if (Order::comparable(values_[result + i]) == Order::comparable(Order::lowest())) {
-        window.x = Span(width, call_.dilation[2], x + i);
-        indices_[result + i] = static_cast<Index>(positions_.first_index(window));
+        PoolWindow clipped = window;
+        clipped.x = Span(width, call_.dilation[2], x + i);
+        indices_[result + i] = static_cast<Index>(positions_.first_index(clipped));
       }
     }
   }

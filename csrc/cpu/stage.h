@@ -92,8 +92,9 @@ class Stage {
   int64_t more_;    // places of a phase beyond the number of windows
   int64_t windows_; // that have room
   int64_t phase_;   // places of a phase
-  Element padded_[kMost];
-  Element phases_[kMost];
+  // Aligned, so that fewer vectors lie in two cache lines.
+  alignas(64) Element padded_[kMost];
+  alignas(64) Element phases_[kMost];
 };
 
 } // namespace

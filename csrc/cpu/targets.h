@@ -35,13 +35,12 @@ struct FirstOutputs {
 
   void fill(const Plan& plan) {
     const int64_t inner = plan.geometry.inner;
-    const int64_t image = plan.geometry.in_image();
-    for (int64_t i = 0; i < plan.longest_chunk; ++i) {
-      if (i >= image) {
-        output[i] = output[i - image] + static_cast<uint32_t>(plan.geometry.out_image());
-      } else {
-        output[i] = static_cast<uint32_t>(i % inner);
-      }
+    const int64_t image = std::min(plan.longest_chunk, plan.geometry.in_image());
+    for (int64_t i = 0; i < image; ++i) {
+      output[i] = i < inner ? static_cast<uint32_t>(i) : output[i - inner]; // the channel
+    }
+    for (int64_t i = image; i < plan.longest_chunk; ++i) { // other images of the group
+      output[i] = output[i - image] + static_cast<uint32_t>(plan.geometry.out_image());
     }
   }
 };
@@ -89,7 +88,9 @@ class FlatTargets {
   bool find_all(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
     const int64_t count = chunk.elements.size();
     const ChunkPositions positions(plan_.geometry, chunk);
-    return in_vectors([=, this]() MAXUNPOOL_INLINE {
+    // By reference: a copy would be read in wider words than it was just written in, and would wait
+    // for all stores before it.
+    return in_vectors([=, this, &positions]() MAXUNPOOL_INLINE {
       uint32_t* __restrict to = targets;
       uint64_t distances = 0; // the bits of all distances from the reach's first position
       uint32_t farthest = 0;
@@ -200,7 +201,7 @@ class OffsetTargets {
     const int64_t count = chunk.elements.size();
     const ChunkPositions positions(plan_.geometry, chunk);
     const Shape shape = shape_of(chunk, positions.first);
-    return in_vectors([=, this]() MAXUNPOOL_INLINE {
+    return in_vectors([=, this, &positions, &shape]() MAXUNPOOL_INLINE { // as in FlatTargets
       uint32_t* __restrict to = targets;
       uint32_t farthest = 0;
       uint8_t largest_offset = 0;
