@@ -225,7 +225,7 @@ SAMPLE = [
     refused(
         "offset beyond the window",
         RuntimeError,
-        r"invalid max index: 4 \(an offset .* at position 0 of plane 0",
+        r"invalid max index: 4 \(an offset .* at position [0-3] of plane 0\b",  # all are
         lambda f, t: f.unpool(t.x, t.offsets + 4, 2),
     ),
     refused(

@@ -21,7 +21,6 @@ from pathlib import Path
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-TEST_FAILED = 1  # pytest's exit status: tests ran, and some failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +59,14 @@ def copy_project(folder: Path) -> None:
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in the copy, whose package comes before an installed one."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "FORCE_CPU": "1", "FORCE_CUDA": "0"}
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, **both)
+    command = (sys.executable, *command)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def build(folder: Path) -> str:
     """Builds the CPU kernels anew, as far as they changed. Returns the last line if that fails."""
     done = run(folder, "setup.py", "-q", "build_ext", "--inplace")
-    return "" if done.returncode == 0 else done.stdout.strip().rpartition("\n")[2]
+    return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
 
 
 def outcome(folder: Path, mutation: Mutation) -> str:
@@ -81,11 +80,11 @@ def outcome(folder: Path, mutation: Mutation) -> str:
         done = run(folder, "-m", "pytest", "-x", "-q", *mutation.tests)
     finally:
         file.write_text(right)
-    if done.returncode == 0:
-        return "**survives**"
+    if done.returncode <= 0:  # below zero: by a signal
+        return "a crash" if done.returncode else "**survives**"
     failed = re.search(r"^FAILED .*?::(.*?)( - .*)?$", done.stdout, re.M)
-    if done.returncode != TEST_FAILED or not failed:
-        return f"**tests did not run**: {done.stdout.strip().rpartition(chr(10))[2]}"
+    if done.returncode != 1 or not failed:  # pytest's status of tests that ran and failed
+        return f"**tests did not run**: {done.stdout.strip().splitlines()[-1:]}"
     return f"`{failed[1]}`"
 
 
@@ -107,12 +106,12 @@ def main() -> int:
             if run(folder, "-m", "pytest", "-x", "-q", *tests).returncode != 0:
                 sys.exit(f"mutate: expected tests that pass but got: pytest {' '.join(tests)}")
         print("| mutation | file | seen by |\n|---|---|---|")
-        found = []
+        survivors = 0
         for each in mutations:
-            found.append(outcome(folder, each))
-            print(f"| {each.name} | `{each.file}` | {found[-1]} |", flush=True)
-    survivors = sum(each.startswith("**") for each in found)
-    print(f"\n{len(found) - survivors} of {len(found)} mutations are seen.")
+            seen_by = outcome(folder, each)
+            survivors += seen_by.startswith("**")
+            print(f"| {each.name} | `{each.file}` | {seen_by} |", flush=True)
+    print(f"\n{len(mutations) - survivors} of {len(mutations)} mutations are seen.")
     return int(survivors > 0)
 
 
