@@ -13,10 +13,10 @@
 #pragma once
 
 #include "../reduction.h"
+#include "combine.cuh"
 #include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
-#include "vector.cuh"
 
 #include <cstdint>
 #include <type_traits>
