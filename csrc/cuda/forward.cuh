@@ -4,20 +4,26 @@
 // filled with zeros beforehand, and no two threads write one place.
 //
 // Example: a plane of 4 x 4 cells, 8 x 8 outputs, 3x3 windows with stride 2 and padding 1, float32
-// values and int64 indices. A thread owns two cells (see forward_tile.cuh). Numbers are those of
-// pooled elements, and of positions in the output plane, which is what an index names.
+// values and int64 indices. A thread owns two cells, and the outputs at them (see
+// forward_tile.cuh). Numbers are those of pooled elements, and of positions in the output plane, as
+// indices have them.
 //
-//   pooled elements       outputs
-//     0   1   2   3        0  1  2  3   4  5  6  7     Thread 2 owns elements 4 and 5 and writes the
-//   [ 4   5]( 6)  7        8  9 10 11  12 13 14 15     outputs in brackets. The windows of 6, 8, 9
-//   ( 8   9)(10) 11      [16 17 18 19] 20 21 22 23     and 10 cover some of these too: that of 9
-//    12  13  14  15      [24 25 26 27] 28 29 30 31     begins at row 3 and column 1, and covers 25,
-//                         32 33 34 35  36 37 38 39     26, 27, 33 ... So the thread reads
-//   - the index and the value of 4 and 5, and of 8 and 9, each as a vector, and of 6 and 10;
-//   - no other element: the windows of 0 to 3 end at row 1, those of 7 and 11 begin at column 5.
-// If the indices of 4 to 6 and 8 to 10 are 17, 27, 21 and 34, 27, 37, then output 17 is the value
-// of 4, output 27 is that of 9, the later of the two (or with "sum" those of 5 and 9 added up), and
-// the other six outputs are 0. The thread writes 16 to 19 as a vector, then 24 to 27.
+//   pooled elements     outputs
+//     0   1   2   3      0  1  2  3   4  5  6  7      Thread 2 owns elements 4 and 5, and writes
+//   [ 4   5]( 6)  7      8  9 10 11  12 13 14 15      the outputs in brackets. The windows of 6, 8,
+//   ( 8   9)(10) 11    [16 17 18 19] 20 21 22 23      9 and 10 cover some of these, too: that of 9
+//    12  13  14  15    [24 25 26 27] 28 29 30 31      begins at row 3 and column 1, and covers 25,
+//                       32 33 34 35  36 37 38 39      26, 27, 33 and so on.
+//
+// The thread reads the indices and the values of 4 and 5 (a vector each), of 8 and 9 (the same), of
+// 6 and of 10. The windows of 0 to 3 end at row 1, those of 7 and 11 begin at column 5, and those
+// of 12 to 15 begin at row 5.
+//
+//   element    4   5   6   8   9  10      No index names 16, 18, 19, 24, 25 or 26: they are 0.
+//   index     17  27  21  33  27  37      Output 17 is 1. Output 27 is 5, the later value of two;
+//   value      1   2   3   4   5   6      with "sum" it is 2 + 5. Others write 21, 33 and 37.
+//
+// The thread stores 16 to 19 as one vector, and 24 to 27 as another.
 //
 // It also checks the indices of the elements that it owns. An index that lies out of the window of
 // its own element may name an output whose owner does not read that element. The thread then flags
@@ -360,8 +366,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
         store_row(geometry, tile, row, outputs, output);
       }
     }
-    // In 3d, the tiles of all depths of a window have the same cells. The first of them reports. (As
-    // a function this condition would take more registers.)
+    // In 3d, the tiles of all depths of a window have the same cells, and the first of them
+    // reports. (As a function, this condition would take more registers.)
     const bool reports = tile.is_covered && tile.depth_in_window == 0 && tile.row < height.in &&
                          (Traits::kOfCells || tile.column < width.in);
     bool out_of_window = false;

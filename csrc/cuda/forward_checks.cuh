@@ -35,8 +35,8 @@ namespace maxunpool_cuda {
 // below `out`. Column x may be clipped only if bit x of `edges` is set; for the others there is no
 // code. Octal constants have a digit for each row of the window: 0007 is its first row, 0111 its
 // first column.
-__device__ __forceinline__ uint32_t unclipped_offsets(
-    const Geometry<uint32_t>& geometry, uint32_t top, uint32_t left, int edges) {
+__device__ __forceinline__ uint32_t
+unclipped_offsets(const Geometry<uint32_t>& geometry, uint32_t top, uint32_t left, int edges) {
   uint32_t rows = 0;
   uint32_t columns = 0;
 #pragma unroll
@@ -63,22 +63,20 @@ constexpr int clippable_columns(int n) {
   return n == Traits::kCount - 1 ? 0b100 : 0;
 }
 
-// Bit 0 tells whether the offset is in the window of the tile's cell n; others mean nothing. Right
-// for every offset.
+// Bit 0 tells whether the offset is in the window of the tile's cell n; the other bits mean
+// nothing. Doubts all offsets of the second depth of a window and beyond, and no other good one.
 template <class Traits>
 __device__ __forceinline__ uint32_t offset_inside_3x3(
-    const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    int n,
-    uint32_t offset) {
+    const Geometry<uint32_t>& geometry, const ThreadTile<Traits>& tile, int n, uint32_t offset) {
   const uint32_t top = Traits::S * tile.row - Traits::P;
-  const uint32_t left = Traits::S * tile.column - Traits::P + (Traits::kOfCells ? Traits::S * n : 0);
+  const uint32_t right = Traits::kOfCells ? Traits::S * n : 0;
+  const uint32_t left = Traits::S * tile.column - Traits::P + right;
   constexpr uint32_t kBeyond = 9; // a bit that is never set
   return unclipped_offsets(geometry, top, left, clippable_columns<Traits>(n)) >>
          (offset < kBeyond ? offset : kBeyond);
 }
 
-// The same for positions. Right for every position.
+// Whether the position is in the window of the tile's cell n. Doubts no good one.
 template <class Traits>
 __device__ __forceinline__ bool position_inside_3x3(
     const Tiling<uint32_t>& tiling,
@@ -87,14 +85,15 @@ __device__ __forceinline__ bool position_inside_3x3(
     int n,
     uint32_t position) {
   const uint32_t top = Traits::S * tile.row - Traits::P;
-  const uint32_t left = Traits::S * tile.column - Traits::P + (Traits::kOfCells ? Traits::S * n : 0);
+  const uint32_t right = Traits::kOfCells ? Traits::S * n : 0;
+  const uint32_t left = Traits::S * tile.column - Traits::P + right;
   const Position<uint32_t> start{{tile.output_depth, top, left}};
   return decoded<false>(tiling, position, start, planes.deep).in_window;
 }
 
-// The same for offsets in a disjoint window, of which own_indices_inside() knows that it has its
-// first row and all columns. If it has all rows, too, all its offsets pass, else those of its first
-// row. If its depths are clipped, none passes.
+// Whether the offset is in a disjoint window of K x K that has its first row and all its columns,
+// as own_indices_inside() has found out. If the window has its last row, too, no offset is clipped.
+// If it has not, only those of its first row pass, and if its depths are clipped, none.
 template <class Traits>
 __device__ __forceinline__ bool offset_inside_disjoint(
     const Geometry<uint32_t>& geometry, const ThreadTile<Traits>& tile, uint32_t offset) {
@@ -104,9 +103,8 @@ __device__ __forceinline__ bool offset_inside_disjoint(
   return offset < (tile.output_depth + depth.kernel <= depth.out ? end : 0);
 }
 
-// The same for positions in such a window. A position in the window of the tile's cell n is 0 to
-// K - 1 beyond the first output of one of the window's rows. None passes that lies in the third
-// depth of a window or beyond.
+// Whether the position is in such a window, that of the tile's cell n: then it is 0 to K - 1 beyond
+// the first output of one of the window's rows. Doubts all of a window's third depth and beyond.
 template <class Traits>
 __device__ __forceinline__ bool position_inside_disjoint(
     const Geometry<uint32_t>& geometry,

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What a thread of the kernel `forward` owns: a few pooled elements, and the outputs at them.
 //
-// The output plane is divided into squares of S x S outputs, S being the stride. Cell (row, column)
-// has the outputs from (S * row, S * column) on. These are the thread's, whatever the windows cover.
-// Example: a plane of 4 x 4 cells, 8 x 8 outputs, float32, and Elements::cells. Numbers are those of
-// pooled elements, and of positions in the output plane.
+// The output plane is divided into squares of S x S outputs, S being the stride. The outputs "at" a
+// cell (row, column) are the square that begins at (S * row, S * column). It is smaller than the
+// window where windows overlap, and belongs to the owner of the cell whatever the windows cover.
+// Example: a plane of 4 x 4 cells, 8 x 8 outputs, float32, and two cells for a thread. Numbers are
+// those of pooled elements, and of positions in the output plane.
 //
 //   cells                outputs
 //    0  1  2  3           0  1  2  3   4  5  6  7     Item 2 is (row 1, column 0). Its thread owns
 //   [4  5] 6  7           8  9 10 11  12 13 14 15     cells 4 and 5, and the outputs in brackets.
 //    8  9 10 11         [16 17 18 19] 20 21 22 23     locate() returns row = 1, column = 0,
-//   12 13 14 15         [24 25 26 27] 28 29 30 31     first_element = 4, position = 16, and true for
-//                        32 ..                        both of row_exists, as 8 rows hold 2 and 3.
+//   12 13 14 15         [24 25 26 27] 28 29 30 31     first_element = 4, position = 16, and
+//                        32 ..                        that rows 2 and 3 of the output exist.
 //
 // If an output plane is larger than S times the pooled one, the outputs beyond the last cell have
-// owners, too: tiles whose own cell does not exist. If it is smaller, a part of a tile's outputs do
-// not exist.
+// owners, too: tiles whose own cell does not exist. If it is smaller, some outputs of the last
+// tiles do not exist.
 //
 // From tiling.cuh come the numbering of tiles (Tiling) and the distance between a thread's planes
 // (Planes).
@@ -45,7 +46,7 @@ struct Square {
   // - without padding by the windows of cells r - 1 and r, which begin at 2r - 2 and 2r;
   // - with padding 1 by the windows of cells r and r + 1, which begin at 2r - 1 and 2r + 1.
   static constexpr int kCells = K > S ? 2 : 1;
-  static constexpr int kOwn = K > S && P == 0 ? 1 : 0;
+  static constexpr int kOwn = K > S&& P == 0 ? 1 : 0;
 };
 
 // Which pooled elements a thread owns. There are elements_of_thread() of them.
@@ -55,19 +56,23 @@ enum class Elements {
   cells,    // of several cells of a row, which are a vector in a contiguous tensor
 };
 
-// How many pooled elements a thread owns. A thread should have much to load at once, but a block
-// has to fit 64 registers a thread (see `forward`). An element takes a register (two, if it has 8
-// bytes), and so does its index (two, if it is int64); of a 3x3 window, a thread holds four cells.
+// How many pooled elements a thread owns: enough that several loads are under way at once, and few
+// enough that 64 registers do (see `forward`). Each takes a register for its value and one for its
+// index, or two if that has 8 bytes, and of 3x3 windows a thread holds four cells. The last column
+// tells why there are no more; registers, and bytes spilled, are those of nvcc 13.0 for sm_90.
 //
-//               window  indices   2 bytes  4 bytes  8 bytes   limited by
-//   cells       2, 3    uint8     4        2        -         vectors of 16 bytes in the output
-//               2, 3    int64     2        2        -         vectors of 32 bytes in the indices
-//               4       any       2 or 1   1        -         the same
-//   channels    2       uint8     8        4        -         vectors of 16 bytes
-//               3       uint8     4        4        -         registers: 4 cells x 4 x 2 of them
-//               2, 3    int64     4        2        -         vectors of 32 bytes in the indices
-//   planes      2       any       4        4        4         registers for addresses
-//               3       any       3        3        2         registers: 4 cells x 3 x 3 of them
+//             windows   indices  elements of 1, 2   4    8 bytes
+//   cells     2x2, 3x3  uint8    4                  2    -   4 x 2 outputs of 2 bytes are 16 bytes
+//             2x2, 3x3  flat     2                  2    -   2 int64 indices are 16 bytes
+//             4x4       uint8    2                  1    -   2 x 4 outputs of 2 bytes are 16 bytes
+//             4x4       flat     1                  1    -   as many outputs as of 2x2
+//   channels  2x2       uint8    8                  4    -   8 values of 2 bytes are 16 bytes
+//             3x3       uint8    4                  4    -   8 of 2 bytes would spill 176
+//             2x2, 3x3  flat     4                  2    -   3x3: 8 of 2 bytes would spill 228
+//   planes    2x2       any      4                  4    4   8 of 4 bytes would take 64 registers
+//             3x3       any      3                  3    2   3 of 8 bytes would spill 68
+//
+// Flat indices are int64 or int32.
 template <class T, bool kOffsets, class Window, Elements kElements>
 constexpr int elements_of_thread() {
   constexpr int kVector = kVectorBytes / sizeof(T); // elements of a vector
@@ -98,7 +103,7 @@ struct ForwardTraits : Window { // has K, S, P, kCells, kOwn
   static constexpr int kCount = elements_of_thread<Element, kOffsets, Window, kElements>();
 };
 
-// The tile of a thread. Coordinates and numbers that lie before the first wrap around.
+// What locate() finds out about a thread's tile. In 2d, all depths are 0, and is_covered is true.
 template <class Traits>
 struct ThreadTile {
   uint32_t row;             // of its cells, in the pooled plane
@@ -108,23 +113,24 @@ struct ThreadTile {
   uint32_t depth_in_window; // of its outputs, counted from the depth where their windows begin
   uint32_t position;        // of its first output, in the output plane
 
-  bool is_covered;              // windows cover the depth of its outputs; if not, no cell exists
-  bool row_exists[Traits::S];   // of its outputs
+  bool is_covered; // windows cover the depth of its outputs; if not, none of its cells exists
+  bool row_exists[Traits::S];    // of its outputs
   bool column_exists[Traits::S]; // of the outputs at a cell
 
   uint32_t first_element; // the number of its first element in the pooled tensor
   uint32_t first_output;  // the number of its first output in the unpooled tensor
-  // How many planes are left, from its first to the tensor's last; of Elements::channels and cells,
+  // Of Elements::planes: how many planes there are from its first to the tensor's last; else
   // kCount. If there are fewer than kCount, the thread does the last one several times: it writes
-  // the same values to the same places again, and no loop needs a condition.
+  // the same values to the same places again, so no loop over planes needs a condition.
   int left;
-  // Of its planes from the first: between elements, and between outputs. 0 for others.
+  // Of Elements::planes: how far each plane is from the first, in the pooled tensor and in the
+  // unpooled one; else 0.
   uint32_t element_distance[Traits::kCount];
   uint32_t output_distance[Traits::kCount];
 };
 
-// Finds the depth of a tile, which is all there is to find if `outer` holds the number of an image
-// and a depth, and returns the number of the image.
+// Fills in what 3d tells of a tile, and moves its position to its depth. `outer` counts images and,
+// within each, the depths of the output. Returns the number of the image alone.
 template <class Traits>
 __device__ __forceinline__ uint32_t locate_depth(
     const Tiling<uint32_t>& tiling,
@@ -143,7 +149,7 @@ __device__ __forceinline__ uint32_t locate_depth(
   return images;
 }
 
-// Finds the tile of a work item. Only here and in locate_depth() are there divisions.
+// Finds the tile of a work item. All divisions are here and in locate_depth().
 template <class Traits>
 __device__ __forceinline__ ThreadTile<Traits> locate(
     const Tiling<uint32_t>& tiling, const Planes& planes, uint32_t item) {

@@ -48,8 +48,8 @@ __device__ __forceinline__ void store(T* to, const Vector<T, N>& vector) {
 // Whether N elements of 1 or 2 bytes fill whole 32-bit words. The next two functions move these as
 // words: nvcc would move them as bytes or halves, with an instruction more for each.
 template <class T, int N>
-constexpr bool kFillWords = std::is_unsigned_v<T> && sizeof(T) < sizeof(uint32_t) &&
-                            N * sizeof(T) % sizeof(uint32_t) == 0;
+constexpr bool kFillWords =
+    std::is_unsigned_v<T> && sizeof(T) < sizeof(uint32_t) && N * sizeof(T) % sizeof(uint32_t) == 0;
 
 // Loads N neighbours into a variable each; `from` is aligned for a Vector<T, N>. If T has 1 or 2
 // bytes and Register is uint32_t, an element is in its low bits, and the bits above are arbitrary.
