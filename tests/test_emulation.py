@@ -68,8 +68,6 @@ def test_files_that_depend_on_the_compiler_are_named() -> None:
     """Other code of theirs would run on a GPU than in the emulation."""
     page = (emulation.CSRC.parent / "docs" / "testing.md").read_text()
     for path in (*emulation.CSRC.glob("cuda/*"), *emulation.CSRC.glob("*.h")):
-        if path.name == "vector.cuh":  # its two are those of packed elements alone
-            continue
         for macro in ("__CUDA_ARCH__", "__CUDACC__"):
             if macro in path.read_text():
                 named = f"`{path.relative_to(emulation.CSRC.parent)}` asks"

@@ -1,340 +1,378 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, or of 4x4, 4 apart, in one pass over the
-// output: the one owner of an element writes it, zero or not.
+// output. Each output has one owner, a thread, which writes it once, zero or not. So nothing is
+// filled with zeros beforehand, and no two threads write one place.
 //
-//   cells      | c  |(c)     A thread owns a cell and the SxS outputs at it, of V elements each
-//              |(c) |(c)     (see Elements). If windows overlap, cells in brackets may name these
-//   outputs    | oo |        outputs too. Without padding, those lie above and to the left.
-//              | oo |
+// Example: a plane of 4 x 4 cells, 8 x 8 outputs, 3x3 windows with stride 2 and padding 1, float32
+// values and int64 indices. A thread owns two cells, and the outputs at them (see
+// forward_tile.cuh). Numbers are those of pooled elements, and of positions in the output plane, as
+// indices have them.
 //
-// A thread compares its outputs with what the indices of all these cells name, in row-major order:
-// the last match is kept, or all are added. It also checks the indices of its own cell. If one is
-// out of window, the thread flags that (see Report), and the fix-up kernel rewrites the image.
+//   pooled elements     outputs
+//     0   1   2   3      0  1  2  3   4  5  6  7      Thread 2 owns elements 4 and 5, and writes
+//   [ 4   5]( 6)  7      8  9 10 11  12 13 14 15      the outputs in brackets. The windows of 6, 8,
+//   ( 8   9)(10) 11    [16 17 18 19] 20 21 22 23      9 and 10 cover some of these, too: that of 9
+//    12  13  14  15    [24 25 26 27] 28 29 30 31      begins at row 3 and column 1, and covers 25,
+//                       32 33 34 35  36 37 38 39      26, 27, 33 and so on.
+//
+// The thread reads the indices and the values of 4 and 5 (a vector each), of 8 and 9 (the same), of
+// 6 and of 10. The windows of 0 to 3 end at row 1, those of 7 and 11 begin at column 5, and those
+// of 12 to 15 begin at row 5.
+//
+//   element    4   5   6   8   9  10      No index names 16, 18, 19, 24, 25 or 26: they are 0.
+//   index     17  27  21  33  27  37      Output 17 is 1. Output 27 is 5, the later value of two;
+//   value      1   2   3   4   5   6      with "sum" it is 2 + 5. Others write 21, 33 and 37.
+//
+// The thread stores 16 to 19 as one vector, and 24 to 27 as another.
+//
+// It also checks the indices of the elements that it owns. An index that lies out of the window of
+// its own element may name an output whose owner does not read that element. The thread then flags
+// its chunk of work items, and the fix-up kernel of slots.cuh recomputes the image.
+//
+// From combine.cuh comes how elements add up, from indices.cuh how an index is loaded, from
+// report.cuh the loop over a thread's work items, which also writes the flags; forward_checks.cuh
+// has the checks.
 #pragma once
 
+#include "combine.cuh"
+#include "forward_checks.cuh"
+#include "forward_tile.cuh"
+#include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 
-// Windows of kKernel rows and columns, kStride apart, with kPadding: disjoint ones, or 3x3, 2
-// apart.
-template <int kKernel, int kStride, int kPadding>
-struct Square {
-  static_assert(kKernel == kStride ? kPadding == 0 : kKernel == 3 && kStride == 2 && kPadding <= 1);
-  static constexpr int K = kKernel, S = kStride, P = kPadding;
-  // In a row or column, the cells whose windows cover outputs of a tile: how many, and which of
-  // them is the tile's own.
-  static constexpr int kCells = K > S ? 2 : 1, kOwn = K == 3 && P == 0 ? 1 : 0;
-};
+// The index of a cell that does not exist. It is the name of no output: a plane has fewer than 2^31
+// positions, and a window fewer offsets.
+template <class Index>
+constexpr Index kNoIndex = static_cast<Index>(-1);
 
-// The elements of a thread: of one cell in V planes, of one cell in V channels that are a vector,
-// or of V cells of a row that are a vector.
-enum class Elements { planes, channels, cells };
+// An int64 index is used as 32 bits, and int32 indices are loaded into 64 bits as well, as one
+// kernel takes both. If a thread narrowed an index as soon as it is loaded, it would wait for this
+// load before it could issue the next one, so indices are narrowed after the last load. Then each
+// takes two registers until then: more than 12 do not fit, and are narrowed at once.
+template <class Traits>
+constexpr bool kNarrowsLate =
+    !Traits::kOffsets && Traits::kCells * Traits::kCells * Traits::kCount <= 12;
 
-template <class T, bool kOffsets, class Window, Elements kOf>
-constexpr int elements_of_thread() {
-  constexpr int kVector = kVectorBytes / sizeof(T);
-  switch (kOf) {
-    case Elements::cells:
-      return std::clamp(kVector, Window::S, kOffsets ? 8 : 4) / Window::S;
-    case Elements::channels:
-      return kOffsets ? std::min(kVector, Window::K == 2 || std::is_same_v<T, uint16_t> ? 8 : 4)
-                      : std::min(kVector / 2, 4);
-    default:
-      return Window::K == 2 ? 4 : sizeof(T) < sizeof(uint64_t) ? 3 : 2;
+template <class Traits>
+using LoadedIndex = std::conditional_t<kNarrowsLate<Traits>, uint64_t, uint32_t>;
+
+// What a thread holds of the cells whose windows cover its outputs, [row][column][element]. Row and
+// column kOwn are those of its own elements. An index and a value are two arrays, as in memory.
+template <class Traits, class Item>
+using Neighbourhood = Item[Traits::kCells][Traits::kCells][Traits::kCount];
+
+// ---- Loads
+
+// Loads the elements of one cell in a thread's planes, the first of which has the number `element`.
+template <class Traits, class Index>
+__device__ __forceinline__ void load_planes(
+    const ThreadTile<Traits>& tile,
+    uint32_t element,
+    const typename Traits::Element* input,
+    const AnyIndices& indices,
+    Index (&index)[Traits::kCount],
+    typename Traits::Register (&value)[Traits::kCount]) {
+#pragma unroll
+  for (int n = 0; n < Traits::kCount; ++n) {
+    const uint32_t of_plane = element + tile.element_distance[n];
+    index[n] = index_as<Index>(load_indices<Traits::kOffsets, 1>(indices, of_plane)[0]);
+    value[n] = static_cast<typename Traits::Register>(input[of_plane]);
   }
 }
 
-// From the elements of a row, N words, to their neighbours on one side. The last one's is `away`.
-template <bool kPacked, int kSide, int N, class Word>
-__device__ inline void take_neighbours(const Word (&words)[N], Word away, Word (&to)[N]) {
+// Loads neighbours in memory, of which the first has the number `element`.
+template <class Traits, class Index>
+__device__ __forceinline__ void load_vectors(
+    uint32_t element,
+    const typename Traits::Element* input,
+    const AnyIndices& indices,
+    Index (&index)[Traits::kCount],
+    typename Traits::Register (&value)[Traits::kCount]) {
+  const auto loaded = load_indices<Traits::kOffsets, Traits::kCount>(indices, element);
+  load_registers(input + element, value);
+#pragma unroll
+  for (int n = 0; n < Traits::kCount; ++n) {
+    index[n] = index_as<Index>(loaded[n]);
+  }
+}
+
+// Makes neighbours[n] the element on one side of own[n]: on the right (kSide 1) or left (-1). The
+// neighbour of the last element on that side is `outer`.
+template <int kSide, int N, class Item>
+__device__ __forceinline__ void shift_from_side(
+    const Item (&own)[N], Item outer, Item (&neighbours)[N]) {
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    to[n] = n == (kSide > 0 ? N - 1 : 0) ? away : words[n + kSide];
-    if constexpr (kPacked) {
-      to[n] = kSide > 0 ? bytes_of(words[n], to[n], 0x5432)
-                        : bytes_of(to[n], words[n], n == 0 ? 0x5410 : 0x5432);
+    constexpr int kLast = kSide > 0 ? N - 1 : 0;
+    neighbours[n] = n == kLast ? outer : own[n + kSide];
+  }
+}
+
+// For Elements::cells, fills in the other column of cells in one row: of a thread's cells, all but
+// one have a neighbour that the thread has loaded already. `element` is the number of the first.
+template <class Traits, class Index>
+__device__ __forceinline__ void load_side(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    bool row_exists,
+    uint32_t element,
+    const typename Traits::Element* input,
+    const AnyIndices& indices,
+    Index (&index)[Traits::kCells][Traits::kCount],
+    typename Traits::Register (&value)[Traits::kCells][Traits::kCount]) {
+  constexpr int kOwn = Traits::kOwn;
+  constexpr int kOther = 1 - kOwn;
+  constexpr int kSide = kOther - kOwn;
+  constexpr int kOuter = kSide > 0 ? Traits::kCount : -1; // from the first cell
+  Index outer_index = kNoIndex<Index>;
+  typename Traits::Register outer_value{};
+  if (row_exists && tile.column + static_cast<uint32_t>(kOuter) < geometry.axis[2].in) {
+    outer_index = index_as<Index>(load_indices<Traits::kOffsets, 1>(indices, element, kOuter)[0]);
+    outer_value = static_cast<typename Traits::Register>((input + element)[kOuter]);
+  }
+  shift_from_side<kSide>(index[kOwn], outer_index, index[kOther]);
+  shift_from_side<kSide>(value[kOwn], outer_value, value[kOther]);
+}
+
+// Indices as 32 bits, at last (see kNarrowsLate).
+template <class Traits, class Index>
+__device__ __forceinline__ void narrow_indices(
+    const Neighbourhood<Traits, Index>& from, Neighbourhood<Traits, uint32_t>& to) {
+#pragma unroll
+  for (int y = 0; y < Traits::kCells; ++y) {
+#pragma unroll
+    for (int x = 0; x < Traits::kCells; ++x) {
+#pragma unroll
+      for (int n = 0; n < Traits::kCount; ++n) {
+        if constexpr (Traits::kOffsets) {
+          to[y][x][n] = from[y][x][n];
+        } else {
+          to[y][x][n] = index_as<uint32_t>(from[y][x][n]);
+        }
+      }
     }
   }
 }
 
-// Bits of the offsets of a 3x3 window that are not clipped. It begins at `top` and `left`; of its
-// columns, those whose bits are in `edges` may be clipped. Octal numbers have a digit for each row.
-__device__ inline uint32_t unclipped_offsets(
-    const Geometry<uint32_t>& g, uint32_t top, uint32_t left, int edges) {
-  uint32_t rows = 0, columns = 0;
+// Loads all cells before one is looked at, so that no load waits for another. A cell that
+// does not exist gets kNoIndex and 0. The 0 is never used, so the instructions that set it (up to
+// 2 % of the kernel's) only make the values defined.
+template <class Traits>
+__device__ __forceinline__ void load_neighbourhood(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    const typename Traits::Element* input,
+    const AnyIndices& indices,
+    Neighbourhood<Traits, uint32_t>& index,
+    Neighbourhood<Traits, typename Traits::Register>& value) {
+  using Register = typename Traits::Register;
+  constexpr int kCells = Traits::kCells;
+  constexpr auto kNone = kNoIndex<LoadedIndex<Traits>>;
+  const auto& [depth, height, width] = geometry.axis;
+  Neighbourhood<Traits, LoadedIndex<Traits>> loaded;
 #pragma unroll
-  for (int k = 0; k < 3; ++k) {
-    rows |= top + k < g.axis[1].out ? 0007u << 3 * k : 0;
-    columns |= (edges >> k & 1) == 0 || left + k < g.axis[2].out ? 0111u << k : 0;
+  for (int y = 0; y < kCells; ++y) {
+    const int down = y - Traits::kOwn;
+    const bool row_exists = tile.is_covered && tile.row + down < height.in;
+    const uint32_t row = tile.first_element + down * width.in * geometry.inner;
+#pragma unroll
+    for (int x = 0; x < kCells; ++x) {
+      const int right = x - Traits::kOwn;
+#pragma unroll
+      for (int n = 0; n < Traits::kCount; ++n) {
+        loaded[y][x][n] = kNone;
+        value[y][x][n] = Register{};
+      }
+      const uint32_t element = row + right * geometry.inner;
+      const bool column_exists = Traits::kOfCells ? right == 0 : tile.column + right < width.in;
+      // Keep `|`: `||` compiles to a branch between the loads.
+      if (!row_exists | !column_exists) {
+        continue;
+      }
+      if constexpr (Traits::kOfPlanes) {
+        load_planes(tile, element, input, indices, loaded[y][x], value[y][x]);
+      } else {
+        load_vectors<Traits>(element, input, indices, loaded[y][x], value[y][x]);
+      }
+    }
+    if constexpr (Traits::kOfCells && kCells > 1) {
+      load_side(geometry, tile, row_exists, row, input, indices, loaded[y], value[y]);
+    }
   }
-  return rows & columns;
+  narrow_indices<Traits, LoadedIndex<Traits>>(loaded, index);
 }
 
-template <class Combine, bool kOffsets, class Window, Elements kOf>
+// ---- Outputs of a row
+
+// Combines into each output of one row of the tile, outputs[column][element], the elements whose
+// indices name it, in row-major order of the cells.
+template <class Traits>
+__device__ __forceinline__ void combine_row(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    int row,
+    const Neighbourhood<Traits, uint32_t>& index,
+    const Neighbourhood<Traits, typename Traits::Register>& value,
+    typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
+  constexpr int K = Traits::K;
+  constexpr int S = Traits::S;
+#pragma unroll
+  for (int y = 0; y < Traits::kCells; ++y) {
+#pragma unroll
+    for (int x = 0; x < Traits::kCells; ++x) {
+#pragma unroll
+      for (int column = 0; column < S; ++column) {
+        // The place of the output in the window of cell (y, x).
+        const int row_in_window = row - S * (y - Traits::kOwn) + Traits::P;
+        const int column_in_window = column - S * (x - Traits::kOwn) + Traits::P;
+        if (row_in_window < 0 || row_in_window >= K || column_in_window < 0 ||
+            column_in_window >= K) {
+          continue;
+        }
+        const uint32_t offset = (tile.depth_in_window * K + row_in_window) * K + column_in_window;
+        const uint32_t position = tile.position + row * geometry.axis[2].out + column;
+#pragma unroll
+        for (int n = 0; n < Traits::kCount; ++n) {
+          const uint32_t right = Traits::kOfCells ? S * n : 0; // from the tile's first cell
+          const uint32_t name = Traits::kOffsets ? offset : position + right;
+          outputs[column][n].add_if(index[y][x][n] == name, value[y][x][n]);
+        }
+      }
+    }
+  }
+}
+
+// Stores a row of outputs at neighbouring cells: `to` is the first, and they follow each other.
+template <class Traits>
+__device__ __forceinline__ void store_cells(
+    typename Traits::Element* to,
+    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
+  typename Traits::Register row[Traits::S * Traits::kCount];
+#pragma unroll
+  for (int i = 0; i < Traits::S * Traits::kCount; ++i) {
+    row[i] = outputs[i % Traits::S][i / Traits::S].value;
+  }
+  store_registers(to, row);
+}
+
+// Stores the outputs at one cell in neighbouring channels, a vector for each column.
+template <class Traits>
+__device__ __forceinline__ void store_channels(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    typename Traits::Element* to,
+    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
+#pragma unroll
+  for (int column = 0; column < Traits::S; ++column) {
+    if (tile.column_exists[column]) {
+      typename Traits::Register channels[Traits::kCount];
+#pragma unroll
+      for (int n = 0; n < Traits::kCount; ++n) {
+        channels[n] = outputs[column][n].value;
+      }
+      store_registers(to + column * geometry.inner, channels);
+    }
+  }
+}
+
+// Stores the two outputs at one cell in several planes, as a pair or one by one. If rows have an
+// odd width, the pairs of every second row are aligned.
+template <class Traits>
+__device__ __forceinline__ void store_planes(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    typename Traits::Element* to,
+    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
+  static_assert(Traits::S == 2);
+  using Element = typename Traits::Element;
+#pragma unroll
+  for (int n = 0; n < Traits::kCount; ++n) {
+    Element* const of_plane = to + tile.output_distance[n];
+    const bool is_aligned = reinterpret_cast<uintptr_t>(of_plane) % sizeof(Element[2]) == 0;
+    if (geometry.inner == 1 && tile.column_exists[1] && is_aligned) {
+      const typename Traits::Register pair[] = {outputs[0][n].value, outputs[1][n].value};
+      store_registers(of_plane, pair);
+      continue;
+    }
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      if (tile.column_exists[column]) {
+        of_plane[column * geometry.inner] = outputs[column][n].result();
+      }
+    }
+  }
+}
+
+// Stores one row of a tile's outputs.
+template <class Traits>
+__device__ __forceinline__ void store_row(
+    const Geometry<uint32_t>& geometry,
+    const ThreadTile<Traits>& tile,
+    int row,
+    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount],
+    typename Traits::Element* output) {
+  const uint32_t first = tile.first_output + row * geometry.axis[2].out * geometry.inner;
+  if constexpr (Traits::kOfCells) {
+    store_cells<Traits>(output + first, outputs);
+  } else if constexpr (Traits::kOfChannels) {
+    store_channels(geometry, tile, output + first, outputs);
+  } else {
+    store_planes(geometry, tile, output + first, outputs);
+  }
+}
+
+// ---- The kernel
+
+// Unpools for 32-bit numbers: one work item of `tiling` is one tile. `negative_zero` is explained
+// at added_to_zero(); an accumulator of sums needs none. 1024 threads on a processor leave 64
+// registers for each.
+template <class Combine, bool kOffsets, class Window, Elements kElements>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     Tiling<uint32_t> tiling,
     Planes planes,
     Report report,
-    typename Combine::Element negative_zero, // see added_to_zero
+    typename Combine::Element negative_zero,
     const typename Combine::Element* __restrict__ input,
     AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
-  using T = typename Combine::Element;
-  constexpr int K = Window::K, S = Window::S, P = Window::P, kCells = Window::kCells,
-                kOwn = Window::kOwn;
-  constexpr bool kOfCells = kOf == Elements::cells, kOfChannels = kOf == Elements::channels;
-  // Whether elements, and the offsets that name their outputs, are packed.
-  constexpr bool kPacked =
-      std::is_same_v<T, uint16_t> && kOffsets && S == 2 && (kOfCells || kOfChannels);
-  using Kept = std::conditional_t<kPacked, CombineLast<uint32_t>, Combine>;
-  using Word = typename Kept::Element;
-  using Held = typename Kept::Held;
-  constexpr int V = elements_of_thread<T, kOffsets, Window, kOf>();
-  constexpr int kInWord = sizeof(Word) / sizeof(T), kWords = V / kInWord; // of a thread
-  // An index of 8 bytes is narrowed after the last load, so that no load waits for another. More
-  // than 12 of them would not fit the registers: these are narrowed as they come.
-  constexpr bool kNarrowsLate = !kOffsets && kCells * kCells * V <= 12;
-  using Raw = std::conditional_t<kNarrowsLate, uint64_t, uint32_t>;
-  const Geometry<uint32_t>& g = tiling.geometry;
-  const auto& [depth, height, width] = g.axis;
-  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t i) {
-    auto [images, tile, group] = tiling.item(i, !kOfCells && g.inner != 1, false);
-    const uint32_t p = tile[1], q = kOfCells ? tile[2] * V : tile[2];
-    uint32_t position = S * p * width.out + S * q; // of the first output
-    uint32_t z = 0, d = 0, in_depth = 0; // slice of outputs, of cells, and of their windows
-    bool is_covered = true;
-    if (planes.deep) {
-      z = images;
-      images = split(z, tiling.tiles[0]);
-      in_depth = z;
-      d = split(in_depth, planes.depth_stride);
-      is_covered = d < depth.in && in_depth < depth.kernel;
-      in_depth = is_covered ? in_depth : 0; // else names might wrap around
-      position += z * height.out * width.out;
-    }
-    const uint32_t outer = images * planes.images, channel = kOfChannels ? group * V : group;
-    const uint32_t first = (outer * tiling.out_plane + position) * g.inner + channel;
-    const uint32_t own = tiling.pooled(outer, {{d, p, q}}, channel);
-    bool row_exists[S], column_exists[S];
+  using Traits = ForwardTraits<Combine, kOffsets, Window, kElements>;
+  const Geometry<uint32_t>& geometry = tiling.geometry;
+  const auto& [depth, height, width] = geometry.axis;
+  for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
+    const auto tile = locate<Traits>(tiling, planes, item);
+    Neighbourhood<Traits, uint32_t> index;
+    Neighbourhood<Traits, typename Traits::Register> value;
+    load_neighbourhood(geometry, tile, input, indices, index, value);
+    const bool all_inside =
+        own_indices_inside(tiling, planes, tile, index[Traits::kOwn][Traits::kOwn]);
+    if constexpr (Traits::kCells == 1) { // then sums have one element, which is only moved
 #pragma unroll
-    for (int k = 0; k < S; ++k) {
-      row_exists[k] = S * p + k < height.out;
-      column_exists[k] = kOfCells || S * q + k < width.out;
-    }
-    // Distance of each plane from the first. If fewer than V are left, the last is done again.
-    const bool all_left = kOf != Elements::planes || planes.images == 1;
-    const int left = all_left ? V : static_cast<int>(g.outer - outer);
-    uint32_t pooled[V] = {}, unpooled[V] = {};
-    if constexpr (kOf == Elements::planes) {
-#pragma unroll
-      for (int v = 1; v < V; ++v) {
-        pooled[v] = pooled[v - 1] + (v < left ? planes.next_pooled : 0);
-        unpooled[v] = unpooled[v - 1] + (v < left ? planes.next_output : 0);
+      for (int n = 0; n < Traits::kCount; ++n) {
+        value[0][0][n] = added_to_zero(value[0][0][n], negative_zero);
       }
     }
-
-    // All cells are read before any is looked at. A `||` below would be a branch where loads wait.
-    constexpr Raw kNoIndex = static_cast<Raw>(-1); // of a cell that does not exist
-    Raw raw[kCells][kCells][kWords];
-    Held value[kCells][kCells][kWords];
 #pragma unroll
-    for (int y = 0; y < kCells; ++y) {
-      const bool exists = is_covered && p + (y - kOwn) < height.in; // may wrap around
-      const uint32_t row = own + (y - kOwn) * width.in * g.inner;
-#pragma unroll
-      for (int x = 0; x < kCells; ++x) {
-#pragma unroll
-        for (int n = 0; n < kWords; ++n) {
-          raw[y][x][n] = kNoIndex;
-        }
-        const uint32_t from = row + (x - kOwn) * g.inner;
-        if (!exists | (kOfCells ? x != kOwn : q + (x - kOwn) >= width.in)) {
-          continue;
-        }
-        if constexpr (kOf == Elements::planes) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            raw[y][x][v] = index_as<Raw>(load_indices<kOffsets, 1>(indices, from + pooled[v])[0]);
-            value[y][x][v] = static_cast<Held>(input[from + pooled[v]]);
-          }
-        } else if constexpr (kPacked) {
-          load_held<kWords>(reinterpret_cast<const Word*>(input + from), value[y][x]);
-          const auto* const offsets = static_cast<const uint8_t*>(indices.data) + from;
-          const auto words = load<V / 4>(reinterpret_cast<const uint32_t*>(offsets));
-#pragma unroll
-          for (int n = 0; n < kWords; ++n) {
-            raw[y][x][n] = bytes_of(words[n / 2], 0, n % 2 == 0 ? 0x4140 : 0x4342);
-          }
-        } else {
-          const auto loaded = load_indices<kOffsets, V>(indices, from);
-          load_held<V>(input + from, value[y][x]);
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            raw[y][x][v] = index_as<Raw>(loaded[v]);
-          }
-        }
-      }
-      if constexpr (kOfCells && kCells > 1) { // but for one, neighbours are the thread's own cells
-        constexpr int kOther = 1 - kOwn, kSide = kOther - kOwn, kAway = kSide > 0 ? V : -1;
-        Raw away_index = kNoIndex;
-        Held away_value{};
-        if (exists && q + static_cast<uint32_t>(kAway) < width.in) {
-          away_index = index_as<Raw>(load_indices<kOffsets, 1>(indices, row, kAway)[0]);
-          away_value = static_cast<Held>((input + row)[kAway]);
-        }
-        take_neighbours<kPacked, kSide>(raw[y][kOwn], away_index, raw[y][kOther]);
-        take_neighbours<kPacked, kSide>(value[y][kOwn], away_value, value[y][kOther]);
+    for (int row = 0; row < Traits::S; ++row) {
+      Combine outputs[Traits::S][Traits::kCount];
+      combine_row(geometry, tile, row, index, value, outputs);
+      if (tile.row_exists[row]) {
+        store_row(geometry, tile, row, outputs, output);
       }
     }
-
-    // A name is the position that an index names, or the window offset. That of a cell that does
-    // not exist is the name of no output, packed or not.
-    uint32_t named[kCells][kCells][kWords];
-#pragma unroll
-    for (int y = 0; y < kCells; ++y) {
-#pragma unroll
-      for (int x = 0; x < kCells; ++x) {
-#pragma unroll
-        for (int n = 0; n < kWords; ++n) {
-          if constexpr (kOffsets) {
-            named[y][x][n] = raw[y][x][n];
-          } else {
-            named[y][x][n] = index_as<uint32_t>(raw[y][x][n]);
-          }
-        }
-      }
-    }
-
-    // Whether all own indices are in their windows. The test is cheap: it may doubt one that is.
-    const uint32_t top = S * p - P, first_column = S * q - P; // of the window
-    // Offsets below this one are not clipped from a disjoint window.
-    uint32_t end = row_exists[S - 1] ? K * K * depth.kernel : row_exists[0] ? K : 0;
-    end = column_exists[S - 1] && z + depth.kernel <= depth.out ? end : 0;
-    // Distance to the second slice of a disjoint window, or 0 where it has none.
-    const bool second_slice = planes.deep && depth.kernel > 1 && z + 1 < depth.out;
-    const uint32_t slice = second_slice ? height.out * width.out : 0;
-    uint32_t all_inside = K > S || (row_exists[0] && column_exists[S - 1]);
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const uint32_t word = named[kOwn][kOwn][v / kInWord], right = kOfCells ? S * v : 0;
-      const uint32_t name = !kPacked ? word : v % 2 == 0 ? word & 0xFFFF : word >> 16;
-      if constexpr (K == 3 && kOffsets) {
-        // In rows that divide into vectors, a window's first column may be clipped, or its last.
-        const int edges = !kOfCells ? 7 : P == 1 ? (v == 0 ? 1 : 0) : v == V - 1 ? 4 : 0;
-        const uint32_t offsets = unclipped_offsets(g, top, first_column + right, edges);
-        all_inside &= offsets >> (name < K * K ? name : K * K);
-      } else if constexpr (kOffsets) {
-        const bool both_below = ((word + (0x8000 - end) * kBoth) & 0x8000 * kBoth) == 0;
-        all_inside &= kPacked ? both_below : name < end;
-      } else if constexpr (K == 3) {
-        const Position<uint32_t> start{{z, top, first_column + right}};
-        all_inside &= decoded<false>(tiling, name, start, planes.deep).in_window;
-      } else {
-        // From the window's first output; then from the first one of the slice, and of the row.
-        uint32_t away = name - position - right;
-        away = std::min(away, away - slice); // a difference below 0 wraps around
-#pragma unroll
-        for (int k = 1; k < K; ++k) {
-          away = std::min(away, away - (row_exists[k] ? width.out : 0));
-        }
-        all_inside &= away < K;
-      }
-    }
-    if constexpr (K == S) {
-#pragma unroll
-      for (int n = 0; n < kWords; ++n) {
-        value[0][0][n] = added_to_zero<kPacked>(value[0][0][n], negative_zero);
-      }
-    }
-    const auto store_row = [&](int r, const Kept(&kept)[S][kWords]) {
-      Word* const to = reinterpret_cast<Word*>(output + (first + r * width.out * g.inner));
-      if constexpr (kOfCells) {
-        Kept line[S * kWords];
-#pragma unroll
-        for (int n = 0; n < S * kWords; ++n) {
-          line[n] = kept[n % S][n / S];
-          if constexpr (kPacked) { // the two outputs at a cell, whose halves these are
-            line[n].value =
-                bytes_of(kept[0][n / S].value, kept[1][n / S].value, n % S == 0 ? 0x5410 : 0x7632);
-          }
-        }
-        return store_results<S * kWords>(to, line);
-      }
-      if constexpr (kOfChannels) {
-#pragma unroll
-        for (int e = 0; e < S; ++e) {
-          if (column_exists[e]) {
-            store_results<kWords>(to + e * g.inner / kInWord, kept[e]);
-          }
-        }
-        return;
-      }
-#pragma unroll
-      for (int n = 0; n < kWords; ++n) {
-        Word* const at = to + unpooled[n];
-        // Where rows have an odd width, the pairs of every second one are aligned.
-        const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(Word[2]) == 0;
-        if (g.inner == 1 && column_exists[1] && aligned) {
-          const Kept pair[] = {kept[0][n], kept[1][n]};
-          store_results<2>(at, pair);
-          continue;
-        }
-#pragma unroll
-        for (int e = 0; e < S; ++e) {
-          if (column_exists[e]) {
-            at[e * g.inner] = kept[e][n].result();
-          }
-        }
-      }
-    };
-#pragma unroll
-    for (int r = 0; r < S; ++r) {
-      Kept kept[S][kWords];
-#pragma unroll
-      for (int y = 0; y < kCells; ++y) {
-#pragma unroll
-        for (int x = 0; x < kCells; ++x) {
-#pragma unroll
-          for (int e = 0; e < S; ++e) { // the output's coordinates in the cell's window:
-            const int in_y = r - S * (y - kOwn) + P, in_x = e - S * (x - kOwn) + P;
-            if (in_y < 0 || in_y >= K || in_x < 0 || in_x >= K) {
-              continue;
-            }
-            const auto name =
-                kOffsets ? (in_depth * K + in_y) * K + in_x : position + r * width.out + e;
-#pragma unroll
-            for (int n = 0; n < kWords; ++n) {
-              if constexpr (kPacked) {
-                kept[e][n].add_bits(equal_halves(named[y][x][n], name * kBoth), value[y][x][n]);
-              } else {
-                const bool match = named[y][x][n] == name + (kOfCells && !kOffsets ? S * n : 0);
-                kept[e][n].add_if(match, value[y][x][n]);
-              }
-            }
-          }
-        }
-      }
-      if (row_exists[r]) {
-        store_row(r, kept);
-      }
-    }
-
+    // In 3d, the tiles of all depths of a window have the same cells, and the first of them
+    // reports. (As a function, this condition would take more registers.)
+    const bool reports = tile.is_covered && tile.depth_in_window == 0 && tile.row < height.in &&
+                         (Traits::kOfCells || tile.column < width.in);
     bool out_of_window = false;
-    const bool is_cell = is_covered && in_depth == 0 && p < height.in && (kOfCells || q < width.in);
-    if (is_cell && all_inside == 0) {
-#pragma unroll 1
-      for (int v = 0; v < (left < V ? left : V); ++v) {
-        const uint32_t element = own + v * (kOf == Elements::planes ? planes.next_pooled : 1);
-        const auto start = tiling.window_start({{d, p, q + (kOfCells ? v : 0)}});
-        const auto found = decoded_or_reported(tiling, report.errors, indices, element, start);
-        out_of_window |= found.in_plane && !found.in_window;
-      }
+    if (reports && !all_inside) {
+      out_of_window = report_own_indices(tiling, planes, tile, indices, report.errors);
     }
     return out_of_window;
   });

@@ -14,12 +14,12 @@
 #pragma once
 
 #include "../reduction.h"
+#include "combine.cuh"
 #include "device.cuh"
 #include "indices.cuh"
 #include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
-#include "vector.cuh"
 
 #include <algorithm>
 #include <cstdint>

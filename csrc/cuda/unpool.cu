@@ -11,10 +11,10 @@
 #include "../geometry.h"
 #include "../reduction.h"
 #include "backward.cuh"
+#include "combine.cuh"
 #include "dispatch.cuh"
 #include "slots.cuh"
 #include "tiling.cuh"
-#include "vector.cuh"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
