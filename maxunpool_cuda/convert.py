@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -98,24 +98,15 @@ def _convert(
     check_reduce(name, "last" if reduce is None else reduce)
     named: list[tuple[str, Any]] = [*model.named_modules()]
     unpools = [module for _, module in named if isinstance(module, _MaxUnpoolNd)]
-    left_alone: dict[str, str] = {}  # for the warning
-    not_as_asked: dict[str, str] = {}  # what is returned
-    for path, module in named:
-        reason = _why_left_alone(module)
-        if reason:
-            left_alone[path] = reason
-        reason = _why_not_as_asked(module, index_dtype, reduce, unpools)
-        if reason:
-            not_as_asked[path] = reason
+    left_alone = _reasons(named, _why_left_alone)  # for the warning
+    not_as_asked = _reasons(
+        named, lambda module: _why_not_as_asked(module, index_dtype, reduce, unpools)
+    )
     for path, module in named:
         if type(module) in _TO_OURS and path not in left_alone:
             module.__class__ = _TO_OURS[type(module)]
-        if type(module) not in _TO_TORCH or path in not_as_asked:
-            continue
-        if getattr(module, "return_indices", False):
-            module.index_dtype = index_dtype
-        elif isinstance(module, _MaxUnpoolNd) and reduce is not None:
-            module.reduce = reduce
+        if type(module) in _TO_TORCH and path not in not_as_asked:
+            _set_arguments(module, index_dtype, reduce)
     if left_alone or not any(isinstance(module, _OUR_BASE) for _, module in named):
         warnings.warn(
             f"{name}: expected to replace all max pooling of the model but got "
@@ -125,6 +116,20 @@ def _convert(
             stacklevel=stacklevel,
         )
     return not_as_asked
+
+
+def _reasons(named: list[tuple[str, Any]], why_not: Callable[[Any], str | None]) -> dict[str, str]:
+    """For the names of modules that ``why_not`` gives a reason for: this reason."""
+    reasons = {path: why_not(module) for path, module in named}
+    return {path: reason for path, reason in reasons.items() if reason}
+
+
+def _set_arguments(module: Any, index_dtype: torch.dtype, reduce: Any) -> None:
+    """Give a pool or an unpool of this package what it can have of these."""
+    if getattr(module, "return_indices", False):
+        module.index_dtype = index_dtype
+    elif isinstance(module, _MaxUnpoolNd) and reduce is not None:
+        module.reduce = reduce
 
 
 def restore_max_pooling(model: Model) -> Model:

@@ -42,7 +42,8 @@ __device__ inline void for_each_in_block(Offset count, const Visit& visit) {
 // at once is on its way before the first visit, so that loads do not wait for each other.
 template <class Offset, class Load, class Visit>
 __device__ inline void for_each_loaded(Offset count, const Load& load, const Visit& visit) {
-  constexpr int kAtOnce = 16 / sizeof(Offset); // more would spill, with 64 registers a thread
+  constexpr int kAtOnce =
+      sizeof(Offset) == sizeof(uint32_t) ? 2 : 1; // more take code and registers
   for (Offset first = threadIdx.x; first < count; first += kAtOnce * blockDim.x) {
     decltype(load(first)) loaded[kAtOnce];
 #pragma unroll
@@ -352,29 +353,29 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
 //     round 1: turns - - 6 5    a's turn is 6:        thread 2 adds
 //     round 2: turns - - - 9    a's turn is 9:        thread 3 adds
 //     after the rounds:         a's turn and b's turn are 0 again
-template <class Offset, class T>
+template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_any_sum_slots(
-    Parts<Offset> parts,
+    Parts<uint64_t> parts,
     Report report,
     const T* __restrict__ input,
     AnyIndices indices,
     T* __restrict__ output) {
   auto* const sums = shared_memory<CombineSum<T>>();
   auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.most_slots());
-  for_each_part(parts, report, [&](const Part<Offset>& part) {
-    const Offset slots = part.slot_count();
-    const Offset cells = part.cell_count();
-    for_each_in_block(slots, [&](Offset slot) {
+  for_each_part(parts, report, [&](const Part<uint64_t>& part) {
+    const uint64_t slots = part.slot_count();
+    const uint64_t cells = part.cell_count();
+    for_each_in_block(slots, [&](uint64_t slot) {
       sums[slot] = CombineSum<T>{};
       turns[slot] = 0;
     });
     Noted noted;
-    for (Offset chunk = 0; chunk < cells; chunk += blockDim.x) {
-      Offset slot = slots; // none
+    for (uint64_t chunk = 0; chunk < cells; chunk += blockDim.x) {
+      uint64_t slot = slots; // none
       T value{};
       if (chunk + threadIdx.x < cells) {
-        const LoadedCell<Offset> loaded = part.load_cell(indices, chunk + threadIdx.x);
-        const Offset target = part.noted_target(indices, loaded, noted);
+        const LoadedCell<uint64_t> loaded = part.load_cell(indices, chunk + threadIdx.x);
+        const uint64_t target = part.noted_target(indices, loaded, noted);
         if (part.holds(target)) {
           slot = part.slot({target, loaded.cell.plane});
           value = input[part.pooled(loaded.cell)];
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
     }
     __syncthreads();
     report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    for_each_in_block(slots, [&](Offset slot) {
+    for_each_in_block(slots, [&](uint64_t slot) {
       output[part.unpooled(part.output(slot))] = sums[slot].result();
     });
     return noted.out_of_window;

@@ -119,7 +119,7 @@ void Dispatch::slots_of() {
       }
     }
     const int64_t slot_bytes = sizeof(CombineSum<T>) + sizeof(uint32_t);
-    launch_parts<T>(forward_any_sum_slots<Offset, T>, parts<Offset>(slot_bytes));
+    launch_parts<T>(forward_any_sum_slots<T>, parts<uint64_t>(slot_bytes));
   });
 }
 
