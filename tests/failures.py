@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -339,4 +340,5 @@ def launches_in(trace: dict[str, Any]) -> list[str]:
 def launch(signature: str, blocks: int, threads: int) -> str:
     """The kernel's name, its template arguments and its grid: ``forward<float><<<3, 256>>>``."""
     name, closing, _ = signature.removeprefix("void ").partition(">(")
-    return f"{name.replace('maxunpool_cuda::', '')}{closing[:1]}<<<{blocks}, {threads}>>>"
+    name = re.sub(r"\b(maxunpool_cuda|emulated)::", "", name)
+    return f"{name}{closing[:1]}<<<{blocks}, {threads}>>>"

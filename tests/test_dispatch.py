@@ -123,9 +123,17 @@ class Case:
         """The kernels in the tables."""
         fast = next(row for row in FAST if self.fits(row))
         fixup = next(row for row in FIXUP if self.fits(row))
-        kernels = [fast["fast kernel"], fixup["fix-up kernel"].split(",")[0]]
-        slots = f"{self.direction}_{self.reduce}_slots"
-        return [slots if kernel == "slots" else kernel for kernel in kernels if kernel != "none"]
+        kernels = [
+            self.slots("own") if fast["fast kernel"] == "slots" else fast["fast kernel"],
+            self.slots("any") if fixup["fix-up kernel"] == "slots" else "none",
+        ]
+        return [kernel for kernel in kernels if kernel != "none"]
+
+    def slots(self, sums: str) -> str:
+        """The kernel of slots.cuh, which for the sums of a forward depends on whose they are."""
+        if self.direction == "forward" and self.reduce == "sum":
+            return f"forward_{sums}_sum_slots"
+        return f"{self.direction}_{self.reduce}_slots"
 
     def draw(self, rng: Random) -> cases.Call:
         is_uneven = self.layout == "uneven rows"
@@ -189,9 +197,10 @@ CASES = every_case()
 def kernel_of(symbol: str) -> str:
     """A symbol in the words of the tables."""
     demangled = subprocess.check_output(["c++filt", symbol], text=True)
-    name, arguments = re.match(r"void maxunpool_cuda::(\w+)<(.*?)>\(maxunpool", demangled).groups()
+    signature = rf"void {emulation.NAMESPACE}::(\w+)<(.*?)>\({emulation.NAMESPACE}"
+    name, arguments = re.match(signature, demangled).groups()
     if name == "forward":
-        source = (emulation.CSRC / "cuda" / "forward.cuh").read_text()
+        source = (emulation.CSRC / "cuda" / "forward_tile.cuh").read_text()
         elements = re.search(r"enum class Elements \{(.*?)\}", source, re.S)[1]
         names = re.findall(r"\w+", re.sub("//.*", "", elements))
         number = int(re.search(r"Elements\)(\d+)", arguments)[1])
