@@ -45,10 +45,37 @@ def test_every_public_name_has_an_example(name: str) -> None:
 def test_examples_of_a_page(page: Path) -> None:
     """Each page runs in its own process, as it may change PyTorch or begin a process group."""
     text = page.read_text()
-    assert not re.search(r"^```python\n(?!>>> )", text, re.M)  # which would not be run
+    has_prompts = re.findall(r"^```python\n(>>> )?", text, re.M)
+    assert len({*has_prompts}) == 1, "a page has examples with prompts, or scripts"
     for package in ("captum", "shap") if ">>> import captum" in text else ():
         pytest.importorskip(package, reason="only make test-all installs it")
     subprocess.run([sys.executable, __file__, page], check=True)
+
+
+def test_readme_can_be_pasted() -> None:
+    """A screenful of lines; blocks without prompts, of lines that no narrow page cuts."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    blocks = re.findall(r"^```(?:py|python|sh)\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) > 3
+    assert not re.search("^(>>>|[$]) ", "".join(blocks), re.M)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 80
+
+
+def printed_by_the_demo(dims: int) -> tuple[str, ...]:
+    """The end of what it prints, after the number of losses."""
+    return (
+        "losses of two runs are equal, bit for bit",
+        "gradient of the sum │ three windows that hold one maximum",
+        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
+        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
+        "finite differences │ [0.0, 0.0, 1.0]",
+    )
+
+
+def test_readme_shows_what_the_demo_prints() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert [words for words in printed_by_the_demo(2) if words not in readme] == []
 
 
 @pytest.mark.slow
@@ -57,12 +84,10 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     options = ("--dims", str(dims), "--iterations", "2", "--out", tmp_path)
     command = (sys.executable, ROOT / "examples/segnet_mri.py", *options)
     printed = " ".join(subprocess.check_output(command, text=True, timeout=300).split())
-    for words in (
-        "2 losses of two runs are equal, bit for bit",
-        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
-        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
-        "finite differences │ [0.0, 0.0, 1.0]",
-    ):
+    # Between columns the table has lines, which are another character below the head.
+    printed = printed.replace("┃", "│")
+    assert "2 losses of two runs" in printed
+    for words in printed_by_the_demo(dims):
         assert words in printed
     assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000
 
@@ -123,9 +148,27 @@ def test_the_map_names_every_file() -> None:
     assert named == {path.name for path in files} | {"reference.py", "cases.py"}
 
 
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_links_to_files(page: Path) -> None:
+    """Each file that a page links is there, and a link whose text is a file's name leads to it."""
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    named = re.findall(r"\[`([\w/]+\.\w+)`\]\(([\w./-]+)\)", page.read_text())
+    assert [link for name, link in named if not link.endswith(f"/{name}")] == []
+
+
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)  # the fences around examples
+    text = page.read_text()
+    scripts = re.findall(r"^```python\n(?!>>> )(.*?)^```", text, re.M | re.S)
+    names: dict[str, object] = {}
+    for script in scripts:  # each goes on where the one before ended
+        exec(compile(script, page.name, "exec"), names)
+    text = re.sub(r"^```.*$", "", text, flags=re.M)  # the fences around examples
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     failed = runner.run(examples, clear_globs=False).failed
