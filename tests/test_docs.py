@@ -18,8 +18,13 @@ from maxunpool_cuda import functional
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+sys.path.append(str(ROOT / "tools"))
+
+import docs_shots  # noqa: E402
+
 # The names of the public interface, as the reference has them.
-NAMES = re.findall(r":: maxunpool_cuda\.(\S+)$", (DOCS / "api.md").read_text(), re.M)
+PAGES = "".join(page.read_text() for page in sorted(DOCS.glob("api-*.md")))
+NAMES = re.findall(r":: maxunpool_cuda\.(\S+)$", PAGES, re.M)
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -107,6 +112,38 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
         words, expected = (re.findall("<!-- (.*?) -->", path.read_text()) for path in (drawn, kept))
         assert len(words) > 5
         assert (drawn.name, words) == (kept.name, expected), "python docs/pictures.py draws it anew"
+
+
+@pytest.mark.parametrize(
+    "picture", sorted((DOCS / "pictures").iterdir()), ids=lambda path: path.stem
+)
+def test_pictures_are_legible_on_a_phone(picture: Path) -> None:
+    """A phone shows them 358 pixels wide: 390, without the margins of the page."""
+    size, width = docs_shots.letters(picture)
+    assert 358 * size / width >= docs_shots.SMALLEST_LETTERS
+    assert "prefers-color-scheme: dark" in picture.read_text()
+
+
+@pytest.mark.slow
+def test_screenshots_see_what_does_not_fit(tmp_path: Path) -> None:
+    """A page with a line that is too wide, and a picture that is too small."""
+    program = docs_shots.chromium()
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    picture = tmp_path / "speed.svg"
+    picture.write_bytes((DOCS / "pictures" / "speed.svg").read_bytes())
+    page = tmp_path / "page.html"
+    fits = '<body style="margin: 0"><article><img src="speed.svg" width="%d">%s</article></body>'
+    page.write_text(fits % (358, ""))
+    found = docs_shots.measured(program, page, 390, dark=True)
+    assert (found["window"], found["dark"]) == (390, True)
+    assert docs_shots.complaints(page, found) == []
+    page.write_text(fits % (200, '<div style="width: 500px">wide</div>'))
+    found = docs_shots.measured(program, page, 390, dark=False)
+    assert docs_shots.complaints(page, found) == [
+        "expected at most 390 pixels but got 500",
+        "speed.svg: expected letters of at least 9 pixels but got 5.7",
+    ]
 
 
 # Runs the kernel of the page one thread after another: it has no barriers.
