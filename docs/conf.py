@@ -25,7 +25,7 @@ myst_enable_extensions = ["alert"]  # the boxes of GitHub: > [!WARNING]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# The pages api-*.md take the docstrings from what the package's source says, so that nothing is built for it.
+# The pages api-*.md take the docstrings from the package's source, so nothing is built for them.
 autoapi_dirs = ["../maxunpool_cuda"]
 autoapi_generate_api_docs = False
 autoapi_options = []
