@@ -50,7 +50,7 @@ INCLUDES = $(VENV)/bin/python -c "import sysconfig, torch.utils.cpp_extension as
     print(*('-isystem' + path for path in (*build.include_paths(), sysconfig.get_path('include'))))"
 TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
 
-.PHONY: help demo test test-all docs bench report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+.PHONY: help demo test test-all docs docs-shots bench report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
 # A target that fails halfway, as an environment without pip, is not taken for made.
 .DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
@@ -67,6 +67,8 @@ test-all: $(VENV)/.test-all ## every test: also slow ones, and four times the ra
 	$(PYTEST) --all $(ARGS)
 docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
+docs-shots: docs ## pictures of each page as it looks on a desk and on a telephone, if there is Chromium
+	$(VENV)/bin/python tools/docs_shots.py out/docs out/docs-shots $(ARGS)
 bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue

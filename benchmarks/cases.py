@@ -123,6 +123,12 @@ KERNELBENCH = {
 
 UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
 POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
+OPERATIONS = {  # as families begin
+    "unpool": "unpooling, ",
+    "pool": "pooling, ",
+    "round-trip": "pooling and unpooling, ",
+    "network": "",
+}
 ALL = {
     "dtype": ("float32", "bfloat16"),
     "index_dtype": ("int64", "int32", "uint8"),
@@ -133,11 +139,12 @@ ALL = {
 def _each(
     family: str, layer: Any, calls: Any, device: str = "", **some: Sequence[str]
 ) -> Iterator[Case]:
-    """Every combination of some options. {operation} and {index_dtype} are replaced in family."""
+    """Every combination of some options. {index_dtype} is replaced in family."""
     among = {name: values[:1] for name, values in ALL.items()} | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
         options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
-        yield Case(f"{family.format(**options)}, {direction}", *layer, device=device, **options)
+        begin, name = OPERATIONS[operation], family.format(**options)
+        yield Case(f"{begin}{name}, {direction}", *layer, device=device, **options)
 
 
 def _on_gpus() -> Iterator[Case]:
@@ -157,15 +164,15 @@ def _all() -> Iterator[Case]:
     for family, layer in WINDOWS.items():
         yield from _each(family, layer, UNPOOLING, **ALL)
     for layer in WINDOWS.values():
-        yield from _each("{operation}, {index_dtype}", layer, POOLING, **ALL)
+        yield from _each("{index_dtype}", layer, POOLING, **ALL)
     for layer in NETWORKS:
         options = {"index_dtype": ALL["index_dtype"]}
-        yield from _each("round-trip, {index_dtype}", layer, POOLING[2:], **options)
+        yield from _each("{index_dtype}", layer, POOLING[2:], **options)
     for family, layer in EXTREMES.items():
         options = {"layout": ALL["layout"]}
         yield from _each(family, layer, UNPOOLING, **options)
         options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
-        yield from _each(f"{{operation}}, {family}", layer, POOLING, **options)
+        yield from _each(family, layer, POOLING, **options)
     yield from _on_gpus()
     for family, batch in product(("squeezenet", "vgg"), (1, 8)):
         layer = (f"{family}-b{batch}", (batch, 3, 224, 224))

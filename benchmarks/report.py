@@ -3,12 +3,11 @@
 
 import datetime
 import json
-import math
 import platform
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 import maxunpool_cuda
 
-from .cases import BY_NAME
+from .cases import ALL, BY_NAME, WINDOWS
 from .contenders import CLONE, OURS, TORCH
 
 Row = dict[str, Any]
@@ -148,12 +147,11 @@ def _bandwidth(row: Row) -> float | None:
     return None if case.operation == "network" else case.useful_bytes / median(row) / 1e9
 
 
-def means(report: Report, what: str, at_most: float = math.inf) -> None:
-    """Print geometric means of cases: this package's time, and the others' as multiples of it.
+def means(report: Report, what: str) -> None:
+    """Print geometric means of cases: the time, and how many times as fast as each other it is.
 
     GB/s are useful bytes by time, and "of clone" is their share of a clone's. The last column is of
-    the case in which torch.nn takes least. Only groups in which that is at most ``at_most`` are
-    printed.
+    the case that is slowest beside torch.nn.
     """
     timed = [row for row in report["rows"] if OURS in row["results"]]
     names = dict.fromkeys(name for row in timed for name in row["results"])
@@ -165,10 +163,84 @@ def means(report: Report, what: str, at_most: float = math.inf) -> None:
         cells.append(_mean(map(_bandwidth, members), ".0f"))
         cells.append(_mean((times(row, CLONE) for row in members), ".0%"))
         cells += [_mean((times(row, other) for row in members), ".2f") for other in others]
-        least = min(times(row, TORCH) for row in members)
-        if least <= at_most:
-            rows.append((*cells, f"{least:.2f}"))
-    table((what, "cases", "time, us", "GB/s", "of clone", *others, "torch.nn's least"), rows)
+        rows.append((*cells, f"{min(times(row, TORCH) for row in members):.2f}"))
+    fast = [f"times {other}'s speed" for other in others]
+    table((what, "cases", "microseconds", "GB/s", "of clone", *fast, "slowest"), rows)
+
+
+KINDS = {  # of calls: the operation and the direction of their cases
+    "pooling": ("pool", "forward"),
+    "pooling, backward": ("pool", "backward"),
+    "unpooling": ("unpool", "forward"),
+    "unpooling, backward": ("unpool", "backward"),
+    "both, there and back": ("round-trip", "both"),
+}
+DEFAULT = ("float32", "int64")  # of values and indices: torch.nn's, which conversion keeps
+FEWER_BYTES = (
+    ("float32", "int32"),
+    ("float32", "uint8"),
+    ("bfloat16", "int64"),
+    ("bfloat16", "uint8"),
+)
+# The layers that are timed with every dtype.
+EVERY_DTYPE = {layer for layer, *_ in WINDOWS.values()}
+
+
+def speeds(
+    report: Report, dtypes: tuple[str, str] = DEFAULT, layers: Container[str] | None = None
+) -> dict[str, list[float]]:
+    """How many times torch.nn's speed each case has, by kind of call and layout.
+
+    Args:
+        report: The results.
+        dtypes: Those of values and indices.
+        layers: Leave out the cases of others; None keeps all.
+    """
+    names = {key: kind for kind, key in KINDS.items()}
+    found: dict[str, list[float]] = {
+        f"{kind}, {layout}": [] for layout in ALL["layout"] for kind in KINDS
+    }
+    for row in report["rows"]:
+        case = BY_NAME[row["name"]]
+        kind = names.get((case.operation, case.direction))
+        if kind is None or (case.dtype, case.index_dtype) != dtypes:
+            continue
+        speed = times(row, TORCH)
+        if speed is not None and (layers is None or case.layer in layers):
+            found[f"{kind}, {case.layout}"].append(speed)
+    return {kind: of for kind, of in found.items() if of}
+
+
+def summary(report: Report) -> None:
+    """Print speeds beside torch.nn's: the default dtypes first, then what fewer bytes add."""
+    means_of = speeds(report)
+    if not means_of:
+        return
+    print("Times torch.nn's speed, float32 and int64 indices\n")
+    rows = [
+        (kind, len(of), _mean(of, ".2f"), f"{min(of):.2f}", f"{max(of):.2f}")
+        for kind, of in means_of.items()
+    ]
+    table(("call, layout", "cases", "times torch.nn's speed", "slowest", "fastest"), rows)
+    choices = (DEFAULT, *FEWER_BYTES)
+    columns = [speeds(report, dtypes, EVERY_DTYPE) for dtypes in choices]
+    print("Times torch.nn's speed, the same shapes and windows with each dtype\n")
+    table(
+        ("call, layout", *(", ".join(dtypes) for dtypes in choices)),
+        [(kind, *(_mean(column.get(kind, ()), ".2f") for column in columns)) for kind in means_of],
+    )
+
+
+def slower(report: Report, at_most: float = 0.9) -> None:
+    """Print the calls of which a case has at most so many times torch.nn's speed, in any dtype."""
+    print(f"Calls of at most {at_most} times torch.nn's speed, in any dtype\n")
+    rows = []
+    timed = [row for row in report["rows"] if OURS in row["results"]]
+    for call, members in _groups(timed, "call").items():
+        of = [times(row, TORCH) for row in members]
+        if min(of) <= at_most:
+            rows.append((call, len(of), _mean(of, ".2f"), f"{min(of):.2f}"))
+    table(("call", "cases", "times torch.nn's speed", "slowest"), rows)
 
 
 def compare(report: Report, before: Report) -> list[str]:
@@ -218,13 +290,14 @@ def show(report: Report) -> None:
     if "training" in report:
         savings(report)
         return
-    print(f"maxunpool_cuda on {title(report)}; the others' times are multiples of its own\n")
-    if known := details(report):
+    print(f"maxunpool_cuda on {title(report)}\n")
+    known = details(report)
+    if known:
         print(f"{known}\n")
+    summary(report)
     means(report, "name")
     means(report, "family")
-    print("Calls that take torch.nn at most 0.9 of this package's time, in any dtype\n")
-    means(report, "call", at_most=0.9)
+    slower(report)
     for reason in ("left out", "failed"):
         named = [f"- {row['name']}: {row[reason]}" for row in report["rows"] if reason in row]
         if named:

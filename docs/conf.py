@@ -2,14 +2,20 @@
 """How Sphinx builds the documents: ``make docs``."""
 
 import re
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
+ROOT = Path(__file__).parent.parent
 project = "maxunpool_cuda"
+(version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+release = version
 extensions = ["autoapi.extension", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton"]
 
 html_theme = "furo"
-html_title = project
+html_title = f"{project} {version}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_copy_source = False
 html_show_copyright = html_show_sphinx = False
 
@@ -19,7 +25,7 @@ myst_enable_extensions = ["alert"]  # the boxes of GitHub: > [!WARNING]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# api.md takes the docstrings from what the package's source says, so that nothing is built for it.
+# The pages api-*.md take the docstrings from the package's source, so nothing is built for them.
 autoapi_dirs = ["../maxunpool_cuda"]
 autoapi_generate_api_docs = False
 autoapi_options = []

@@ -2,9 +2,10 @@
 """Draws the documents' pictures: ``python docs/pictures.py [FOLDER]``; needs matplotlib.
 
 What a picture says is computed by the package as it is drawn, or read from ``benchmarks/results``.
+Each is at most 390 points wide and has letters of at least 11 points, so that a telephone shows
+them larger than 9 pixels. In dark mode the colours that DARK names become others.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,71 +25,108 @@ sys.path.append(str(ROOT))  # last: the package's source there must not hide the
 from benchmarks import report  # noqa: E402
 
 MEASURED = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json")
+PAPER, INK, EDGE, GREY = "#fefefe", "#1b1f24", "#454c54", "#a9afb6"
 BLUE, ORANGE, RED = "#6f9fdd", "#e08a2e", "#c0392b"
 TINTS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")
-PLANE = torch.tensor([[1.0, 2, 9, 4, 3]])  # whose windows of three share their maximum
-MARKED = ("white", "white", TINTS[1], "white", "white")
-FASTER = {  # the README's chart: what finds the names of the cases
-    "pooling and unpooling, there and back": "^round-trip",
-    "pooling, contiguous": "^pool.*contiguous-forward",
-    "pooling, channels_last": "^pool.*channels_last-forward",
-    "pooling backward": "^pool.*backward",
-    "unpooling": "^(?!pool|round-trip).*forward",
-    "unpooling backward, contiguous": "^(?!pool|round-trip).*contiguous-backward",
-    "unpooling backward, channels_last": "^(?!pool|round-trip).*channels_last-backward",
+DARK = {
+    PAPER: "#16191d",
+    INK: "#e9ecef",
+    EDGE: "#9aa2ab",
+    GREY: "#6b737c",
+    RED: "#ff7b6b",
+    TINTS[0]: "#23405f",
+    TINTS[1]: "#6b4516",
+    TINTS[2]: "#2a4f2c",
+    TINTS[3]: "#553049",
 }
+WIDTH = 5.4  # inches, which are 389 points
+PLANE = torch.tensor([[1.0, 2, 9, 4, 3]])  # whose windows of three share their maximum
+MARKED = (PAPER, PAPER, TINTS[1], PAPER, PAPER)
+VALUES = torch.tensor([[2.0, 6, 3]])  # what a network made of the three maxima, say
 
 
-def ratios(pattern: str) -> dict[str, float]:
-    """How many times torch.nn's speed this package has, by the names of cases."""
-    rows = (row for row in MEASURED["rows"] if re.search(pattern, row["name"]))
-    return {row["name"]: report.times(row, "torch.nn") for row in rows}
-
-
-def panels(figure: Figure, *titles: str, low: float = -0.1) -> Sequence[Axes]:
-    """Panels for squares, beside one another: no axes."""
-    for panel, title in zip(figure.subplots(1, len(titles)), titles, strict=True):
-        panel.set(xlim=(-0.1, 5.1), ylim=(low, 6.6), aspect="equal", title=title)
-        panel.axis("off")
-    return figure.axes
+def canvas(figure: Figure, width: float, height: float) -> Axes:
+    """A panel without axes, in units of a square's side."""
+    figure.set_size_inches(WIDTH, WIDTH * height / width)
+    panel = figure.add_axes((0, 0, 1, 1))
+    panel.set(xlim=(0, width), ylim=(0, height), aspect="equal")
+    panel.axis("off")
+    return panel
 
 
 def cells(panel: Axes, x: float, y: float, values: Sequence[float], faces: Sequence[str]) -> None:
     """A row of squares, the first with its lower left corner at x, y."""
     for place, (value, face) in enumerate(zip(values, faces, strict=True)):
-        panel.add_patch(Rectangle((x + place, y), 1, 1, facecolor=face, edgecolor="#444444"))
-        panel.text(x + place + 0.5, y + 0.5, f"{value:g}", ha="center", va="center_baseline")
+        panel.add_patch(Rectangle((x + place, y), 1, 1, facecolor=face, edgecolor=EDGE))
+        panel.text(x + place + 0.5, y + 0.47, f"{value:g}", ha="center", va="center_baseline")
 
 
-def unpooled(panel: Axes, values: torch.Tensor, output: torch.Tensor, adds: bool) -> None:
-    """Three values above the output that they were unpooled to; an arrow is grey if overwritten."""
-    cells(panel, 1, 5.5, values[0].tolist(), TINTS[:1] * 3)
-    cells(panel, 0, 3, output[0].tolist(), MARKED)
-    for x in (1.5, 2.5, 3.5):
-        arrow = {"arrowstyle": "-|>", "color": "black" if adds or x == 3.5 else "#cccccc"}
-        panel.annotate("", (2.5, 4.02), (x, 5.48), arrowprops=arrow)
+def names(panel: Axes, rows: dict[float, str]) -> None:
+    """The name of each row of squares, at the left of the panel; keys are their lower edges."""
+    for y, name in rows.items():
+        panel.text(0.2, y + 0.5, name, va="center")
+
+
+def windows(panel: Axes, x: float, y: float) -> None:
+    """A line for each of the three windows of the plane at x, whose upper edge is y."""
+    for place in range(3):
+        row = y - 0.3 - 0.3 * place
+        panel.hlines(row, x + place + 0.1, x + place + 2.9, color=BLUE, linewidth=3)
+
+
+def arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    """An arrow from one point to another."""
+    panel.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour})
+
+
+def legend(panel: Axes, rows: Sequence[tuple[float, str, str]]) -> None:
+    """Rows of a height, a colour, and what arrows of this colour mean."""
+    for y, colour, meaning in rows:
+        arrow(panel, (0.2, y), (1.5, y), colour)
+        panel.text(1.8, y, meaning, va="center")
+
+
+def unpooled(
+    panel: Axes, place: tuple[float, float], values: torch.Tensor, output: torch.Tensor, adds: bool
+) -> None:
+    """Three values above the output they were unpooled to, whose lower left corner is place."""
+    x, y = place
+    cells(panel, x + 1, y + 2.5, values[0].tolist(), TINTS[:1] * 3)
+    cells(panel, x, y, output[0].tolist(), MARKED)
+    for column in range(3):
+        colour = INK if adds or column == 2 else GREY
+        arrow(panel, (x + 1.5 + column, y + 2.46), (x + 2.5, y + 1.04), colour)
 
 
 def overlap(figure: Figure) -> None:
     """What becomes of three values with one index, and of the gradient."""
-    values = torch.tensor([[2.0, 6, 1]]).requires_grad_()
-    found = F.max_pool1d(PLANE, 3, 1, return_indices=True)[1]
-    titles = ("Three windows, one maximum", 'reduce="last"', 'reduce="sum"', "torch.nn, one thread")
-    first, *others = panels(figure, *titles)
-    cells(first, 0, 5.5, PLANE[0].tolist(), MARKED)
-    first.hlines([5, 4.55, 4.1], [0.08, 1.08, 2.08], [2.92, 3.92, 4.92], color=BLUE, linewidth=3)
-    words = f"Its index is {found[0, 0]} in all three.\nTo the right: values, outputs,\ngradients."
-    first.text(0, 3.3, words, va="top", fontsize=9, linespacing=1.5)
+    values = VALUES.clone().requires_grad_()
+    maxima, found = F.max_pool1d(PLANE, 3, 1, return_indices=True)
+    panel = canvas(figure, 20, 16.4)
+    names(panel, {14.9: "a plane", 10.4: "values", 7.9: "output", 5.4: "gradient"})
+    cells(panel, 4, 14.9, PLANE[0].tolist(), MARKED)
+    windows(panel, 4, 14.9)
+    said = (
+        f"Its three windows of 3\nhave one maximum, {maxima[0, 0]:g},\nso one index, {found[0, 0]}."
+    )
+    panel.text(9.8, 14.9, said, va="center", linespacing=1.4)
     outputs = [F.max_unpool1d(values, found, 3, 1, reduce=reduce) for reduce in ("last", "sum")]
     outputs.append(torch.nn.functional.max_unpool1d(values[None], found[None], 3, 1)[0])
-    for panel, output in zip(others, outputs, strict=True):
+    titles = ('here, "last"', 'here, "sum"', "torch.nn")
+    for x, title, output in zip((4, 9.3, 14.6), titles, outputs, strict=True):
+        adds = output is outputs[1]
+        panel.text(x + 2.5, 12.2, title, ha="center", va="center", weight="bold")
+        unpooled(panel, (x, 7.9), values.detach(), output.detach(), adds)
         gradient = torch.autograd.grad(output.sum(), values)[0][0].tolist()
-        unpooled(panel, values, output, output is outputs[1])
-        cells(panel, 1, 0.5, gradient, [TINTS[2] if share else "white" for share in gradient])
-        for x, share in zip((1.5, 2.5, 3.5), gradient, strict=True):
-            colour = "black" if x == 3.5 or output is outputs[1] else RED
-            arrow = {"arrowstyle": "-|>", "color": colour, "visible": share > 0}
-            panel.annotate("", (x, 1.52), (2.5, 2.98), arrowprops=arrow)
+        cells(panel, x + 1, 5.4, gradient, [TINTS[2] if share else PAPER for share in gradient])
+        for column, share in enumerate(gradient):
+            colour = INK if adds or column == 2 else RED
+            if share:
+                arrow(panel, (x + 2.5, 7.86), (x + 1.5 + column, 6.44), colour)
+    rows = [(4.2, INK, "the value is in the output, and gets its gradient")]
+    rows.append((2.9, GREY, "the value is overwritten: it is not in the output"))
+    rows.append((1.6, RED, "wrong: it was overwritten, so its gradient is 0"))
+    legend(panel, rows)
 
 
 def attribution(figure: Figure) -> None:
@@ -96,55 +134,98 @@ def attribution(figure: Figure) -> None:
     rows = torch.cat([PLANE, torch.tensor([[0.5, 1, 0, 2, 1]])])
     maxima, found = F.max_pool1d(rows, 3, 1, return_indices=True)
     values = maxima[:1] - maxima[1:]
-    first, *others = panels(figure, "Input, baseline", "captum, shap", "inside patched", low=2.5)
-    for y, row in zip((5.5, 4), rows.tolist(), strict=True):
-        cells(first, 0, y, row, MARKED)
-    first.text(0, 3.5, f"The outputs differ by {values.sum():g}.", va="top")
-    for panel, reduce in zip(others, ("last", "sum"), strict=True):
+    panel = canvas(figure, 18, 13.4)
+    names(
+        panel, {11.9: "input", 10.4: "baseline", 5.4: "differences\nof maxima", 2.9: "attributions"}
+    )
+    for y, row in zip((11.9, 10.4), rows.tolist(), strict=True):
+        cells(panel, 5, y, row, MARKED)
+    windows(panel, 5, 10.4)
+    said = f"Windows of 3, added up:\nthe outputs differ by {values.sum():g}."
+    panel.text(10.6, 11.7, said, va="center", linespacing=1.4)
+    for x, title, reduce in ((5, "captum, shap", "last"), (11.8, 'reduce="sum"', "sum")):
         output = F.max_unpool1d(values, found[:1], 3, 1, reduce=reduce)
-        unpooled(panel, values, output, reduce == "sum")
+        unpooled(panel, (x, 2.9), values, output, reduce == "sum")
+        total = f"{title}: {output.sum():g}"
+        panel.text(x + 2.5, 7.5, total, ha="center", va="center", weight="bold")
+    legend(panel, [(1.5, GREY, "overwritten: these differences are lost")])
 
 
 def indices(figure: Figure) -> None:
     """One plane, pooled by 2x2: where the maxima are, in eight bytes and in one."""
     plane = torch.tensor([[[3.0, 7, 1, 2], [5, 6, 4, 8], [9, 2, 0, 1], [4, 3, 5, 2]]])
-    first = "A plane, its flat positions,\nred: those of 2x2 windows' maxima"
-    others = ("int64: position\nin the plane", "uint8: place in the window,\n0 1 above 2 3")
-    left, int64, uint8 = panels(figure, first, *others)
-    for panel, dtype, colour in ((int64, torch.int64, ORANGE), (uint8, torch.uint8, BLUE)):
+    panel = canvas(figure, 11.4, 7.3)
+    panel.text(0.2, 6.4, "A plane and its positions;\nred: maxima of 2x2 windows", va="center")
+    words = {
+        6.5: "int64: the position\nin the plane",
+        3.0: "uint8: the place in\nthe window, 0 to 3",
+    }
+    for (y, text), dtype, colour in zip(
+        words.items(), (torch.int64, torch.uint8), (ORANGE, BLUE), strict=True
+    ):
         found = F.max_pool2d(plane, 2, return_indices=True, index_dtype=dtype)[1][0]
-        cells(panel, 1, 4, found[0].tolist(), TINTS[:2])
-        cells(panel, 1, 3, found[1].tolist(), TINTS[2:])
-        panel.add_patch(Rectangle((0.5, 2), found.nbytes / 8, 0.3, facecolor=colour))
-        panel.text(0.5, 1.8, f"4 indices, {found.nbytes} bytes", va="top")
+        panel.text(6.4, y, text, va="center")
+        cells(panel, 6.4, y - 1.8, found[0].tolist(), TINTS[:2])
+        cells(panel, 6.4, y - 2.8, found[1].tolist(), TINTS[2:])
+        panel.add_patch(Rectangle((8.8, y - 2.8), found.nbytes / 16, 0.4, facecolor=colour))
+        panel.text(8.8, y - 1.4, f"4 indices,\n{found.nbytes} bytes", va="center")
     flat = F.max_pool2d(plane, 2, return_indices=True)[1].flatten().tolist()
     for place, value in enumerate(plane.flatten().tolist()):
-        y, x = divmod(place, 4)
-        cells(left, x, 5 - y, [value], [TINTS[y // 2 * 2 + x // 2]])
-        colour = RED if place in flat else "black"
-        left.text(x + 0.06, 5.94 - y, place, va="top", fontsize=8, color=colour)
+        row, column = divmod(place, 4)
+        x, y = 0.2 + 1.35 * column, 4.3 - 1.35 * row
+        face = TINTS[row // 2 * 2 + column // 2]
+        panel.add_patch(Rectangle((x, y), 1.35, 1.35, facecolor=face, edgecolor=EDGE))
+        panel.text(x + 0.95, y + 0.4, f"{value:g}", ha="center", va="center", fontsize=14)
+        colour = RED if place in flat else INK
+        panel.text(x + 0.08, y + 1.27, place, va="top", color=colour)
 
 
 def speed(figure: Figure) -> None:
-    """The README's chart."""
-    panel = figure.subplots()
-    speeds = [geometric_mean(ratios(pattern).values()) for pattern in FASTER.values()]
-    panel.bar_label(panel.barh(list(FASTER), speeds, color=BLUE), fmt="%.1f", padding=3)
-    panel.axvline(1, color=RED, linewidth=1.5)
-    panel.text(1.06, -0.78, "torch.nn", color=RED, fontsize=9, va="center")
-    panel.set(xmargin=0.08, xlabel=f"times torch.nn's speed; CPU: {report.title(MEASURED)}")
-    panel.invert_yaxis()
-    panel.spines[["top", "right"]].set_visible(False)
+    """The README's chart: the default case, geometric means, and whiskers to the extremes."""
+    figure.set_size_inches(WIDTH, 4.3)
+    measured = report.speeds(MEASURED)
+    for layout, bottom in (("contiguous", 0.6), ("channels_last", 0.19)):
+        panel = figure.add_axes((0.38, bottom, 0.58, 0.33))
+        panel.set(xlim=(0, 12), xticks=range(0, 13, 2))
+        panel.set_title(layout, fontsize=11, loc="left", weight="bold")
+        names_of = {kind: kind.removesuffix(f", {layout}") for kind in measured if layout in kind}
+        for place, kind in enumerate(names_of):
+            mean, low, high = (of(measured[kind]) for of in (geometric_mean, min, max))
+            panel.barh(place, mean, color=BLUE, height=0.66)
+            panel.hlines(place, low, high, color=INK, linewidth=1)
+            panel.text(high + 0.2, place, f"{mean:.1f}", va="center")
+        panel.axvline(1, color=RED, linewidth=1.5)
+        panel.set_yticks(range(len(names_of)), names_of.values())
+        panel.invert_yaxis()
+        panel.tick_params(labelbottom=layout == "channels_last")
+        panel.spines[["top", "right"]].set_visible(False)
+    said = "times as fast as torch.nn (the red line)\nbar: mean; line: slowest to fastest case"
+    figure.axes[-1].set_xlabel(said)
+
+
+def in_the_dark(svg: str) -> str:
+    """The picture with a style for dark mode: DARK's colours, and a picture's ink is its text's."""
+    rules = [
+        f'[style*="{what}: {colour}"] {{ {what}: {dark} !important }}'
+        for colour, dark in DARK.items()
+        for what in ("fill", "stroke")
+    ]
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
+    return svg.replace("<defs>", f"{style}\n <defs>", 1)
 
 
 def draw(folder: Path) -> None:
     """Write every picture as SVG: the same bytes each time, with one release of matplotlib."""
     torch.set_num_threads(1)  # on more, torch.nn's result is another each time
-    mpl.rcParams.update({"svg.hashsalt": "pictures", "savefig.bbox": "tight", "axes.titlesize": 10})
+    colours = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    mpl.rcParams.update(dict.fromkeys(colours, INK))
+    mpl.rcParams.update({"svg.hashsalt": "pictures", "font.size": 11, "axes.facecolor": PAPER})
     for picture in (overlap, attribution, indices, speed):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        figure = Figure(facecolor=PAPER)
         picture(figure)
-        figure.savefig(folder / f"{picture.__name__}.svg", metadata={"Date": None, "Creator": None})
+        path = folder / f"{picture.__name__}.svg"
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        path.write_text(in_the_dark(path.read_text()))
 
 
 if __name__ == "__main__":

@@ -117,14 +117,14 @@ def test_compare(tmp_path: Path) -> None:
     def compare(*slower: str) -> None:
         now = report.load(RESULTS)
         for row in now["rows"]:
-            if BY_NAME[row["name"]].family == "networks, backward":
+            if BY_NAME[row["name"]].family == "unpooling, networks, backward":
                 for name in slower:
                     row["results"][name]["quartiles"][1] *= 1.2
         command.main(["--table", str(report.save(now, tmp_path)), "--compare", str(RESULTS)])
 
     compare(OURS, TORCH)
     compare(OURS, CLONE)
-    with pytest.raises(SystemExit, match=r"slower than before: networks, backward$"):
+    with pytest.raises(SystemExit, match=r"slower than before: unpooling, networks, backward$"):
         compare(OURS)
 
 
@@ -267,14 +267,16 @@ def test_a_call_that_the_device_waits_for_is_host_bound(
     assert gpu.sleeps.count(1_000_000) == 1  # the longest sleep is kept
 
     now = report.load(RESULTS)
-    first, second, *_ = rows = [r for r in now["rows"] if BY_NAME[r["name"]].family == "tiny, both"]
+    first, second, *_ = rows = [
+        r for r in now["rows"] if BY_NAME[r["name"]].family == "unpooling, tiny, both"
+    ]
     first["host-bound"] = [OURS]
     report.means(now | {"rows": rows}, "name")
     report.means(now | {"rows": rows}, "family")
     printed = capsys.readouterr().out
     assert f"| {first['name']}, host-bound |" in printed
     assert re.search(rf"^\| {second['name']} +\|", printed, re.M)
-    assert "| tiny, both, 1 host-bound |" in printed
+    assert "| unpooling, tiny, both, 1 host-bound |" in printed
 
 
 def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +286,10 @@ def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
     results = {name: {"quartiles": [0, time, 1]} for name, time in medians.items()}
     report.means({"rows": [{"name": case.name, "results": results}]}, "name")
     rate = 2 * 8 * (64 * (4 + 8) + 256 * 4) / 2e-6 / 1e9
-    assert f"|     1 |      2.0 | {rate:4.0f} |      50% |     2.50 |" in capsys.readouterr().out
+    assert (
+        f"|     1 |          2.0 | {rate:4.0f} |      50% |                   2.50 |"
+        in capsys.readouterr().out
+    )
 
 
 class FakeProperties(SimpleNamespace):
@@ -597,12 +602,32 @@ def test_networks_have_the_published_number_of_parameters(
 
 
 def test_documents_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first table has some of the rows that are printed, the second has all."""
-    report.show(report.load(RESULTS))
+    """The tables are those that are printed: by kind of call, by dtype, the slower calls."""
+    results = report.load(RESULTS)
+    report.show(results)
     printed, text = capsys.readouterr().out, (ROOT / "docs/performance.md").read_text()
-    families, slower, *_ = re.findall(r"^\| (?:family|call) .*?\n\n", text, re.M | re.S)
-    assert {*families.splitlines()} <= {*printed.splitlines()}
-    assert slower in printed
+    tables = re.findall(r"^\| call.*?\n\n", printed, re.M | re.S)
+    assert len(tables) == 3
+    assert [table in text for table in tables] == [True] * 3
+    assert report.title(results) in " ".join(text.split())
+
+
+def test_speeds_are_of_one_kind_of_call() -> None:
+    """They tell dtypes, directions and layouts apart, and leave out networks and untimed cases."""
+    case = BY_NAME["image-112x64-b16-2x2-float32-int64-contiguous-forward"]
+    times = {OURS: 2.0, TORCH: 5.0}
+    results = {name: {"quartiles": [0, time, 9]} for name, time in times.items()}
+    others = [
+        dataclasses.replace(case, **change).name
+        for change in ({"direction": "backward"}, {"dtype": "bfloat16"}, {"operation": "pool"})
+    ]
+    rows = [{"name": name, "results": results} for name in (case.name, *others)]
+    rows += [{"name": "network-squeezenet-b1-contiguous-inference", "results": results}]
+    rows += [{"name": case.name, "results": {}, "left out": "memory"}]
+    found = report.speeds({"rows": rows})
+    expected = ("pooling", "unpooling", "unpooling, backward")
+    assert found == {f"{kind}, contiguous": [2.5] for kind in expected}
+    assert report.speeds({"rows": rows}, layers=()) == {}
 
 
 def test_documents_say_what_memory_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

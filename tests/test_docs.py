@@ -18,8 +18,13 @@ from maxunpool_cuda import functional
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+sys.path.append(str(ROOT / "tools"))
+
+import docs_shots  # noqa: E402
+
 # The names of the public interface, as the reference has them.
-NAMES = re.findall(r":: maxunpool_cuda\.(\S+)$", (DOCS / "api.md").read_text(), re.M)
+PAGES = "".join(page.read_text() for page in sorted(DOCS.glob("api-*.md")))
+NAMES = re.findall(r":: maxunpool_cuda\.(\S+)$", PAGES, re.M)
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -45,10 +50,37 @@ def test_every_public_name_has_an_example(name: str) -> None:
 def test_examples_of_a_page(page: Path) -> None:
     """Each page runs in its own process, as it may change PyTorch or begin a process group."""
     text = page.read_text()
-    assert not re.search(r"^```python\n(?!>>> )", text, re.M)  # which would not be run
+    has_prompts = re.findall(r"^```python\n(>>> )?", text, re.M)
+    assert len({*has_prompts}) == 1, "a page has examples with prompts, or scripts"
     for package in ("captum", "shap") if ">>> import captum" in text else ():
         pytest.importorskip(package, reason="only make test-all installs it")
     subprocess.run([sys.executable, __file__, page], check=True)
+
+
+def test_readme_can_be_pasted() -> None:
+    """A screenful of lines; blocks without prompts, of lines that no narrow page cuts."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    blocks = re.findall(r"^```(?:py|python|sh)\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) > 3
+    assert not re.search("^(>>>|[$]) ", "".join(blocks), re.M)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 80
+
+
+def printed_by_the_demo(dims: int) -> tuple[str, ...]:
+    """The end of what it prints, after the number of losses."""
+    return (
+        "losses of two runs are equal, bit for bit",
+        "gradient of the sum │ three windows that hold one maximum",
+        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
+        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
+        "finite differences │ [0.0, 0.0, 1.0]",
+    )
+
+
+def test_readme_shows_what_the_demo_prints() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert [words for words in printed_by_the_demo(2) if words not in readme] == []
 
 
 @pytest.mark.slow
@@ -57,13 +89,11 @@ def test_demo(dims: int, tmp_path: Path) -> None:
     options = ("--dims", str(dims), "--iterations", "2", "--out", tmp_path)
     command = (sys.executable, ROOT / "examples/segnet_mri.py", *options)
     printed = " ".join(subprocess.check_output(command, text=True, timeout=300).split())
-    expected = (
-        "2 losses of two runs are equal, bit for bit",
-        f"torch.nn.functional.max_unpool{dims}d │ [1.0, 1.0, 1.0]",
-        "maxunpool_cuda │ [0.0, 0.0, 1.0]",
-        "finite differences │ [0.0, 0.0, 1.0]",
-    )
-    assert [words for words in expected if words not in printed] == []
+    # Between columns the table has lines, which are another character below the head.
+    printed = printed.replace("┃", "│")
+    assert "2 losses of two runs" in printed
+    for words in printed_by_the_demo(dims):
+        assert words in printed
     assert (tmp_path / f"segnet_mri_{dims}d.png").stat().st_size > 10_000
 
 
@@ -84,6 +114,38 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
     )
     assert all(len(words) > 5 for words in drawn.values())
     assert drawn == kept, "python docs/pictures.py draws them anew"
+
+
+@pytest.mark.parametrize(
+    "picture", sorted((DOCS / "pictures").iterdir()), ids=lambda path: path.stem
+)
+def test_pictures_are_legible_on_a_phone(picture: Path) -> None:
+    """A phone shows them 358 pixels wide: 390, without the margins of the page."""
+    size, width = docs_shots.letters(picture)
+    assert 358 * size / width >= docs_shots.SMALLEST_LETTERS
+    assert "prefers-color-scheme: dark" in picture.read_text()
+
+
+@pytest.mark.slow
+def test_screenshots_see_what_does_not_fit(tmp_path: Path) -> None:
+    """A page with a line that is too wide, and a picture that is too small."""
+    program = docs_shots.chromium()
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    picture = tmp_path / "speed.svg"
+    picture.write_bytes((DOCS / "pictures" / "speed.svg").read_bytes())
+    page = tmp_path / "page.html"
+    fits = '<body style="margin: 0"><article><img src="speed.svg" width="%d">%s</article></body>'
+    page.write_text(fits % (358, ""))
+    found = docs_shots.measured(program, page, 390, dark=True)
+    assert (found["window"], found["dark"]) == (390, True)
+    assert docs_shots.complaints(page, found) == []
+    page.write_text(fits % (200, '<div style="width: 500px">wide</div>'))
+    found = docs_shots.measured(program, page, 390, dark=False)
+    assert docs_shots.complaints(page, found) == [
+        "expected at most 390 pixels but got 500",
+        "speed.svg: expected letters of at least 9 pixels but got 5.7",
+    ]
 
 
 # Runs the kernel of the page one thread after another: it has no barriers.
@@ -146,9 +208,27 @@ def test_templates_of_tests(pytester: pytest.Pytester, monkeypatch: pytest.Monke
     assert outcomes["passed"] >= len(chosen)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_links_to_files(page: Path) -> None:
+    """Each file that a page links is there, and a link whose text is a file's name leads to it."""
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    named = re.findall(r"\[`([\w/]+\.\w+)`\]\(([\w./-]+)\)", page.read_text())
+    assert [link for name, link in named if not link.endswith(f"/{name}")] == []
+
+
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)  # the fences around examples
+    text = page.read_text()
+    scripts = re.findall(r"^```python\n(?!>>> )(.*?)^```", text, re.M | re.S)
+    names: dict[str, object] = {}
+    for script in scripts:  # each goes on where the one before ended
+        exec(compile(script, page.name, "exec"), names)
+    text = re.sub(r"^```.*$", "", text, flags=re.M)  # the fences around examples
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     failed = runner.run(examples, clear_globs=False).failed
