@@ -610,6 +610,12 @@ def test_documents_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> 
     assert len(tables) == 3
     assert [table in text for table in tables] == [True] * 3
     assert report.title(results) in " ".join(text.split())
+    pooling, unpooling = (
+        geometric_mean(report.speeds(results)[f"{kind}, contiguous"])
+        for kind in ("pooling", "unpooling")
+    )
+    words = f"pooling {pooling:.1f} times, unpooling {unpooling:.1f} times"
+    assert words in (ROOT / "README.md").read_text()
 
 
 def test_speeds_are_of_one_kind_of_call() -> None:
