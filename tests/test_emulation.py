@@ -55,9 +55,9 @@ def declared(header: Path) -> set[str]:
 
 
 def test_the_table_of_changes_is_whole() -> None:
-    """docs/testing.md lists what the emulation replaces, and nothing else."""
-    page = (emulation.CSRC.parent / "docs" / "testing.md").read_text()
-    section = page.partition("### What the emulation changes")[2].partition("\n## ")[0]
+    """docs/emulation.md lists what the emulation replaces, and nothing else."""
+    page = (emulation.CSRC.parent / "docs" / "emulation.md").read_text()
+    section = page.partition("## What it changes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
     replaced = declared(emulation.CSRC / "cuda" / "device.cuh")
     assert declared(emulation.HERE / "device.cuh") == replaced
@@ -66,7 +66,7 @@ def test_the_table_of_changes_is_whole() -> None:
 
 def test_files_that_depend_on_the_compiler_are_named() -> None:
     """Other code of theirs would run on a GPU than in the emulation."""
-    page = (emulation.CSRC.parent / "docs" / "testing.md").read_text()
+    page = (emulation.CSRC.parent / "docs" / "emulation.md").read_text()
     for path in (*emulation.CSRC.glob("cuda/*"), *emulation.CSRC.glob("*.h")):
         for macro in ("__CUDA_ARCH__", "__CUDACC__"):
             if macro in path.read_text():

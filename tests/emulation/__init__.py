@@ -25,7 +25,7 @@ import maxunpool_cuda._C
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
 # Each file of csrc/cuda is compiled as it is, but for device.cuh, in whose place is the one in this
-# folder, and for these edits. docs/testing.md says of each what it leaves untested.
+# folder, and for these edits. docs/emulation.md says of each what it leaves untested.
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
     "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // In place of csrc/cuda/device.cuh, on the CPU. The limits let small tensors go the ways of large
 // ones. The functions do what those of a GPU promise, in words that g++ and the sanitizers know.
-// docs/testing.md has a row for each.
+// docs/emulation.md has a row for each.
 #pragma once
 
 #include "cuda_shim.h"
