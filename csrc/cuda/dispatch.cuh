@@ -48,7 +48,8 @@
 //           cells of a row, which are a multiple of a thread's cells (elements_of_thread).
 //           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
 //           thread's.
-// slots     forward_last_slots, backward_last_slots or backward_sum_slots. For the sum of a forward,
+// slots     forward_last_slots, backward_last_slots or backward_sum_slots. For the sum of a
+// forward,
 //           the fast kernel is forward_own_sum_slots, where 32 bits count the call and at most 256
 //           windows cover an output; else, and as fix-up kernel, it is forward_any_sum_slots.
 //
