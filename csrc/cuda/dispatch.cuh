@@ -48,10 +48,9 @@
 //           cells of a row, which are a multiple of a thread's cells (elements_of_thread).
 //           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
 //           thread's.
-// slots     forward_last_slots, backward_last_slots or backward_sum_slots. For the sum of a
-// forward,
-//           the fast kernel is forward_own_sum_slots, where 32 bits count the call and at most 256
-//           windows cover an output; else, and as fix-up kernel, it is forward_any_sum_slots.
+// slots     forward_last_slots, backward_last_slots or backward_sum_slots. The sum of a forward has
+//           two: forward_own_sum_slots, as the fast kernel where 32 bits count the call and at most
+//           256 windows cover an output; forward_any_sum_slots elsewhere and as fix-up kernel.
 //
 // `slots` also does a call whose numbers need more than 32 bits even for one image, and every call
 // if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py reads both tables, and compares each
