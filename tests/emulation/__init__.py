@@ -24,15 +24,20 @@ import maxunpool_cuda._C
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
+# The namespace, and the library of operators, that the kernels belong to here. So they share no
+# variable with a package that has CUDA kernels, and take no operator's place: see emulated_gpu().
+NAMESPACE = "emulated"
 # Each file of csrc/cuda is compiled as it is, but for device.cuh, in whose place is the one in this
 # folder, and for these edits. docs/emulation.md says of each what it leaves untested.
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
     "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
+    # PyTorch 2.8 takes this name as it is written: no macro can change it.
+    "TORCH_LIBRARY(maxunpool_cuda, m)": (
+        r"TORCH_LIBRARY\(maxunpool_cuda,",
+        f"TORCH_LIBRARY({NAMESPACE},",
+    ),
 }
-# The namespace, and the library of operators, that the kernels belong to here. So they share no
-# variable with a package that has CUDA kernels, and take no operator's place: see emulated_gpu().
-NAMESPACE = "emulated"
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
