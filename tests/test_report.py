@@ -4,8 +4,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,15 @@ def test_arguments_of_pytest_keep_their_order(tmp_path: Path, monkeypatch: Patch
     assert "-k 'passes and not sums' --maxfail 1" in text
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Python raises KeyboardInterrupt, also in a process that a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_only_the_program(tmp_path: Path) -> None:
     """Ctrl-C also reaches the report, which stays; a program that it starts still has it."""
     code = "import os, signal; os.kill(os.getppid(), signal.SIGINT); print(signal.SIGINT.name)"
