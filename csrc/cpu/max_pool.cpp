@@ -163,15 +163,15 @@ class Pool {
   }
 
   // Pools `count` windows of a row of a contiguous tensor, from `window`, number x, on.
-  void windows(
+  MAXUNPOOL_INLINE void windows(
       const Element* plane, const PoolWindow& window, int64_t x, int64_t count, int64_t result) {
     const Axis<int64_t>& width = call_.geometry.axis[2];
     const int64_t start = window.x.start;
+    const Element* first_row = plane + (positions_.begin(window) - start);
     int64_t staged_row = 0;
     for (int64_t z = window.z.begin; z < window.z.end; ++z) {
       for (int64_t y = window.y.begin; y < window.y.end; ++y, ++staged_row) {
-        const int64_t row = positions_.begin(window) - start + positions_.position(z, y, 0);
-        stage_.put(staged_row, plane + row, start, count);
+        stage_.put(staged_row, first_row + positions_.position(z, y, 0), start, count);
       }
     }
     compare(stage_.begin(), count, window, 1, result);
@@ -188,13 +188,14 @@ class Pool {
   // Offset of an element of a window from the first one that is compared, in the input or on the
   // stage. The window is clipped to `box`.
   int64_t offset(const Box& box, int64_t z, int64_t y, int64_t x) const {
-    return stage_.windows() > 0 ? stage_.offset(z * box[1] + y, x)
+    return stage_.windows() > 0 ? stage_.offset(z * box.y + y, x)
                                 : positions_.position(z, y, x) * call_.geometry.inner;
   }
 
   // Compares the elements of `count` windows, `columns` columns at a time, and writes the results.
+  // Inlined, as rows are often short.
   // Element e of window i is at base[offset(e) + i]. `window` is the first one.
-  void compare(
+  MAXUNPOOL_INLINE void compare(
       const Element* base,
       int64_t count,
       const PoolWindow& window,
@@ -227,10 +228,10 @@ class Pool {
   void list(const Box& box, int64_t columns, const CompareList& compare_list) {
     list_.restart(0);
     listed_box_ = box;
-    for (int64_t z = 0; z < box[0]; ++z) {
-      for (int64_t y = 0; y < box[1]; ++y) {
-        for (int64_t x = 0; x < box[2]; x += columns) {
-          const int64_t column = std::min(x, box[2] - columns);
+    for (int64_t z = 0; z < box.z; ++z) {
+      for (int64_t y = 0; y < box.y; ++y) {
+        for (int64_t x = 0; x < box.x; x += columns) {
+          const int64_t column = std::min(x, box.x - columns);
           const int64_t index = positions_.index(z, y, column);
           if (!list_.has_room_for(index, most_listed_)) {
             compare_list();
@@ -310,32 +311,72 @@ class Pool {
   Comparison comparison_;
 };
 
+// A task: the windows [first, end()) of row (z, y) of pooled image `outer`.
+class PoolTask {
+ public:
+  static int64_t count(const Geometry<int64_t>& geometry) {
+    const auto& [depth, height, width] = geometry.axis;
+    return geometry.outer * depth.in * height.in * divide_up(width.in, kWindows);
+  }
+
+  // Task `number` of them, in row-major order.
+  PoolTask(const Geometry<int64_t>& geometry, int64_t number) : axis_(geometry.axis) {
+    const auto& [depth, height, width] = axis_;
+    const int64_t row_tasks = divide_up(width.in, kWindows);
+    first = number % row_tasks * kWindows;
+    y = number / row_tasks % height.in;
+    z = number / row_tasks / height.in % depth.in;
+    outer = number / row_tasks / height.in / depth.in;
+  }
+
+  int64_t end() const { return std::min(axis_[2].in, first + kWindows); }
+
+  // Moves on to the next task. A division would cost as much as a short row.
+  void advance() {
+    first += kWindows;
+    if (first < axis_[2].in) {
+      return;
+    }
+    first = 0;
+    if (++y < axis_[1].in) {
+      return;
+    }
+    y = 0;
+    if (++z == axis_[0].in) {
+      z = 0;
+      ++outer;
+    }
+  }
+
+  // Windows of a task. Only rows of signals are longer, and are divided among tasks.
+  static constexpr int64_t kWindows = 1 << 13;
+
+  int64_t outer;
+  int64_t z;
+  int64_t y;
+  int64_t first;
+
+ private:
+  const Axis<int64_t> (&axis_)[3];
+};
+
 template <class T, class Index>
 void pool_rows(const PoolCall& call) {
   // Compared elements that are worth a thread: they take about 5 us, as they are compared in
   // vectors, and to wake a thread takes a few us.
   constexpr double kGrain = 1 << 15;
-  // Windows of a task. Only rows of signals are longer, and are divided among tasks.
-  constexpr int64_t kTask = 1 << 13;
   const Geometry<int64_t>& geometry = call.geometry;
-  const auto& [depth, height, width] = geometry.axis;
-  const int64_t row_tasks = divide_up(width.in, kTask);
-  const int64_t slice_tasks = height.in * row_tasks;                             // of a depth slice
-  double work = static_cast<double>(std::min(width.in, kTask) * geometry.inner); // of a task
+  const int64_t windows = std::min(geometry.axis[2].in, PoolTask::kWindows); // of a task
+  double work = static_cast<double>(windows * geometry.inner);
   for (const Axis<int64_t>& axis : geometry.axis) {
     work *= static_cast<double>(std::min(axis.kernel, axis.out));
   }
   const auto grain = static_cast<int64_t>(kGrain / std::min(kGrain, work));
-  const int64_t tasks = geometry.outer * depth.in * slice_tasks;
-  at::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, PoolTask::count(geometry), grain, [&](int64_t begin, int64_t end) {
     Pool<T, Index> pool(call);
-    for (int64_t i = begin; i < end;) {
-      const int64_t slice = i / slice_tasks;
-      for (int64_t task = i % slice_tasks; task < slice_tasks && i < end; ++task, ++i) {
-        const int64_t first = task % row_tasks * kTask;
-        const int64_t row_end = std::min(width.in, first + kTask);
-        pool.row(slice / depth.in, slice % depth.in, task / row_tasks, first, row_end);
-      }
+    PoolTask task(geometry, begin);
+    for (int64_t i = begin; i < end; ++i, task.advance()) {
+      pool.row(task.outer, task.z, task.y, task.first, task.end());
     }
   });
 }

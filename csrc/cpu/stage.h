@@ -2,7 +2,7 @@
 // Rows of a contiguous input, copied so that the elements which neighbouring windows compare lie
 // side by side.
 //
-// It takes the call (../calls.h) and no other file of this folder.
+// It takes the call from ../calls.h.
 //
 // Example: the row a b c d e f g h, four windows of 3 columns, stride 2, padding 1:
 //   (- a b) (b c d) (d e f) (f g h)
@@ -16,6 +16,7 @@
 #include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
+#include "machine.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -54,8 +55,8 @@ class Stage {
   }
 
   // Puts a row of the input there, as much of it as `count` windows need. `begin`: coordinate where
-  // the first window begins.
-  void put(int64_t row, const Element* input_row, int64_t begin, int64_t count) {
+  // the first window begins. Inlined, as rows are often short.
+  MAXUNPOOL_INLINE void put(int64_t row, const Element* input_row, int64_t begin, int64_t count) {
     const int64_t stride = width_.stride;
     const int64_t places = count + more_; // of a phase
     const int64_t length = places * stride;
@@ -71,7 +72,7 @@ class Stage {
       from = padded;
     }
     const int64_t phase = phase_;
-    const auto split = [=](auto steps) {
+    const auto split = [=](auto steps) MAXUNPOOL_INLINE {
       for (int64_t i = 0; i < places; ++i) {
         for (int64_t k = 0; k < steps; ++k) {
           phases[k * phase + i] = from[i * steps + k];
