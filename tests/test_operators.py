@@ -15,7 +15,18 @@ from typing import Any
 import cases
 import pytest
 import torch
-from cases import LAYOUTS, OPERATORS, UNPOOLING, Call, Geometry, draw, geometry_of, laid_out, scaled
+from cases import (
+    LAYOUTS,
+    OPERATORS,
+    REDUCES,
+    UNPOOLING,
+    Call,
+    Geometry,
+    draw,
+    geometry_of,
+    laid_out,
+    scaled,
+)
 from conftest import GPUS
 from failures import check_each
 from gpu_tests import skip_without_memory
@@ -252,6 +263,21 @@ def test_windows_far_larger_than_the_planes() -> None:
     assert output.flatten().nonzero().tolist() == [[0]]
     x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
     assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
+    x = torch.rand(1, 1, 8, 8, 128)  # products of these kernel sizes are 0 and 1 in 64 bits
+    for depth, height in ((2**32, 2**32), (274177, 67280421310721)):
+        values = F.max_pool3d(
+            x, (depth, height, 2), (2**40, 2**50, 1), (depth // 2, height // 2, 0)
+        )
+        assert torch.equal(values, x.amax((2, 3), True).unfold(4, 2, 1).amax(5))
+
+
+def test_padding_far_larger_than_the_plane() -> None:
+    """Many elements name one output, so sums are kept from chunk to chunk."""
+    indices = torch.zeros(1, 1, 4, 512, dtype=torch.int64)
+    indices[..., 0, :] = torch.arange(512) % 256
+    arguments = ((4, 64), (1, 1), (1, 1), (2**57 + 2, 0), "sum")
+    output = _ops.max_unpool(torch.ones(1, 1, 4, 512, dtype=torch.float16), indices, *arguments)
+    assert output.flatten().tolist() == [2 + 3 * 512] + [2] * 255
 
 
 @pytest.mark.slow
@@ -365,6 +391,18 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
                 yield call(flat, cell, position)
 
     check_each(calls(), lambda call: call.verify_error(device))
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("operator", [_ops.max_unpool, _ops.max_unpool_backward])
+def test_no_offset_is_good_in_a_window_that_is_all_padding(
+    device: str, operator: Any, reduce: str
+) -> None:
+    geometry = Geometry((1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 4))
+    sizes = geometry.pooled if operator is _ops.max_unpool else geometry.output
+    tensors = torch.ones(1, 1, *sizes), torch.zeros(1, 1, *geometry.pooled, dtype=torch.uint8)
+    arguments = (geometry.output, *geometry.window, reduce)
+    Call(operator, tensors, arguments, error="invalid max index: 0").verify_error(device)
 
 
 DROPPED = [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How an unpooling on the CPU is divided: its outputs into parts, one thread each, and its pooled
-// elements into chunks, which a thread visits one after the other.
+// How an unpooling on the CPU is divided: its outputs into parts, each of which one thread writes,
+// and its pooled elements into chunks, which a thread visits one after the other.
 //
 // Besides the call (../calls.h) it needs to know only the number of threads. An image group is one
 // image, or several small ones that follow each other in memory. Elements and outputs are counted
@@ -39,6 +39,7 @@ struct Range {
     return static_cast<uint64_t>(i - begin) < static_cast<uint64_t>(size());
   }
   bool operator==(const Range&) const = default;
+  // What both have. Nothing: begin >= end. (size() and holds() are for other ranges alone.)
   Range within(const Range& other) const {
     return {std::max(begin, other.begin), std::min(end, other.end)};
   }
@@ -46,7 +47,7 @@ struct Range {
 
 // A run of consecutive pooled elements of an image group.
 struct Chunk {
-  // Elements. Their int64 indices fill 4 KiB, a page, and what is kept of each in tables fills
+  // Elements. Their int64 indices fill 4 KiB, a page, and the tables of windows.h and targets.h
   // 8 KiB: all that stays in a first cache of 32 KiB beside the values.
   static constexpr int64_t kMost = 512;
 
@@ -76,7 +77,8 @@ class Plan {
   }
 
   // Chunk i of an image group, for the owner of `outputs`. Together, the reaches of all chunks hold
-  // every output of the group.
+  // every output of the group. None begins or ends before that of the chunk before: slots rely on
+  // it.
   Chunk chunk(int64_t group, int64_t i, const Range& outputs) const {
     const Range elements = elements_of(group, i);
     const Range reach = any_index || chunks == 1 ? outputs_of(group) : reach_of(elements);
@@ -92,7 +94,7 @@ class Plan {
     return {begin, std::min({begin + longest_chunk, section_end, group_end})};
   }
 
-  // Outputs of part i of an image group. If there are several, they differ by one position at most.
+  // Outputs of part i of an image group. The sizes of parts differ by one output at most.
   Range part(int64_t group, int64_t i) const {
     return parts == 1 ? outputs_of(group) : Range{part_begin(i), part_begin(i + 1)};
   }
@@ -110,7 +112,7 @@ class Plan {
   const Geometry<int64_t>& geometry;
   const bool any_index;
   int64_t groups;        // image groups of the call
-  int64_t images;        // of a group; the last group may have fewer
+  int64_t images;        // of a group; the last group may have fewer; if several, they are a chunk
   int64_t chunks;        // of a group
   int64_t longest_chunk; // elements; the last chunk of a section may have fewer
   int64_t parts;         // of a group
@@ -126,8 +128,8 @@ class Plan {
   }
 
   // A chunk is a whole number of units. A unit is the largest of image, depth slice, row, cell and
-  // element that is not larger than a chunk may be. The section, which chunks divide evenly, is
-  // what consists of such units: of rows it is a depth slice, of images the group.
+  // element that is not larger than a chunk may be. A section is what such units are counted in:
+  // of rows it is a depth slice, of images the group. A chunk lies in one section.
   void choose_chunks() {
     int64_t unit = geometry.in_image();
     int64_t units = images;
@@ -141,7 +143,6 @@ class Plan {
     section_ = units * unit;
     section_chunks_ = divide_up(units, Chunk::kMost / unit);
     longest_chunk = divide_up(units, section_chunks_) * unit;
-    section_chunks_ = divide_up(section_, longest_chunk);
     chunks = divide_up(geometry.in_image(), section_) * section_chunks_;
   }
 
@@ -155,8 +156,8 @@ class Plan {
     out_step_ = geometry.out_image() / axis_->out;
   }
 
-  // Large images are divided if there are few, so that each thread gets as many parts. A part has
-  // at most 2^31 outputs, which 32 bits can count.
+  // Large images are divided if there are few, so that all threads get equally many parts. A part
+  // has at most 2^31 outputs, which 32 bits can count.
   void choose_parts() {
     const int64_t outputs = images * geometry.out_image();
     const int64_t threads = at::get_num_threads();
@@ -176,9 +177,9 @@ class Plan {
 
   // First output of a part, in a group of one image.
   int64_t part_begin(int64_t i) const {
-    const int64_t positions = geometry.out_plane() / parts;
-    const int64_t remainder = geometry.out_plane() % parts;
-    return (i * positions + std::min(i, remainder)) * geometry.inner;
+    const int64_t outputs = geometry.out_image() / parts;
+    const int64_t remainder = geometry.out_image() % parts;
+    return i * outputs + std::min(i, remainder);
   }
 
   // Coordinate along the axis where an element's window begins, before it is clipped.
@@ -186,9 +187,9 @@ class Plan {
     return element / step_ * axis_->stride - axis_->padding;
   }
 
-  // Where the reach of the chunk begins whose first element this is. The reach of the chunk before
-  // ends there at the earliest, so that no output is between them. (For that chunk, the end of the
-  // image counts as an element, too.)
+  // Where the reach of a chunk begins; `element` is the chunk's first. The reach before it ends
+  // here or later, so no output lies between them. The end of the image stands for a chunk after
+  // the last.
   int64_t reach_begin(int64_t element) const {
     if (element == 0) {
       return 0;
@@ -203,11 +204,12 @@ class Plan {
     const int64_t begin = reach_begin(elements.begin);
     const int64_t next_begin = reach_begin(elements.end);
     const int64_t last_window_end = window_begin(elements.end - 1) + axis_->kernel;
-    const int64_t windows_end = std::min(last_window_end, axis_->out) * out_step_;
+    const int64_t windows_end = std::clamp<int64_t>(last_window_end, 0, axis_->out) * out_step_;
+    // Never empty, so that some thread visits the chunk and checks its indices.
     return {begin, std::max({begin + 1, next_begin, windows_end})};
   }
 
-  int64_t section_;        // elements
+  int64_t section_;        // elements; see choose_chunks()
   int64_t section_chunks_; // chunks of a section
   const Axis<int64_t>* axis_;
   int64_t step_;     // elements of one step along the axis

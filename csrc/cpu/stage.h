@@ -9,7 +9,8 @@
 // It is copied to as many phases as the stride, and the padding with it:
 //   phase 0    - b d f h      the windows' columns 0, and from the second place on their columns 2
 //   phase 1    a c e g .      the windows' columns 1
-// So column c of window i lies at place i + c / 2 of phase c % 2, and one vector of a phase has one
+// A phase has the coordinates with one remainder modulo the stride; a place is a position in it. So
+// column c of window i lies at place i + c / 2 of phase c % 2, and one vector of a phase has one
 // column of as many windows.
 #pragma once
 
@@ -27,11 +28,13 @@ namespace {
 template <class Element>
 class Stage {
  public:
-  // `lowest`: what the padding is filled with. `lanes`: windows of a vector. `most_windows`: that
-  // the caller compares at once.
+  // `lowest`: what the padding is filled with. `lanes`: windows of a vector. `most_windows`: as
+  // many as the caller compares at once, or 0 for no stage.
   Stage(const PoolCall& call, Element lowest, int64_t lanes, int64_t most_windows)
       : width_(call.geometry.axis[2]), dilation_(call.dilation[2]), lowest_(lowest) {
-    const int64_t rows = call.geometry.axis[0].kernel * call.geometry.axis[1].kernel;
+    const auto& [depth, height, width] = call.geometry.axis;
+    // Rows of a window that lie in the input, at most.
+    const int64_t rows = std::min(depth.kernel, depth.out) * std::min(height.kernel, height.out);
     more_ = dilation_ * (width_.kernel - 1) / width_.stride;
     const int64_t room = kMost / rows / width_.stride - more_;
     const int64_t useful = divide_up(width_.in, lanes) * lanes;
@@ -41,7 +44,8 @@ class Stage {
     std::fill_n(phases_, windows_ > 0 ? kMost : 0, Element{});
   }
 
-  // How many windows of a row have room at once. 0: windows are too large for a stage.
+  // How many windows of a row have room at once. 0: windows are too large for a stage, or none was
+  // asked for.
   int64_t windows() const { return windows_; }
 
   // Where the windows' rows begin.

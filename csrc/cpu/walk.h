@@ -4,12 +4,12 @@
 // It takes parts and chunks from plan.h, the outputs that indices name from targets.h, and the loop
 // over a chunk from prefetch.h. What is done with an element is up to the kernel that walks.
 //
-// Example: a plane of 1024x1024 cells has two parts, the outputs [0, 2097152) and those after. Each
-// chunk is half a row of cells, 512 elements, whose reach is two rows of outputs. The owner of the
-// first part visits the chunks 0 to 1023 and skips all others, whose reach belongs to another part.
-// With 3x3 windows and stride 2, neighbouring rows of windows share a row of outputs. So a few
-// chunks reach into both parts. Both owners visit these, and each skips elements that name outputs
-// of the other.
+// Example: 2x2 windows; a plane of 1024x1024 cells has two parts, the outputs [0, 2097152) and
+// those after. Each chunk is half a row of cells, 512 elements, whose reach is two rows of outputs.
+// The owner of the first part visits the chunks 0 to 1023 and skips all others, whose reach belongs
+// to another part. With 3x3 windows and stride 2, neighbouring rows of windows share a row of
+// outputs. So a few chunks reach into both parts. Both owners visit these, and each skips elements
+// that name outputs of the other.
 #pragma once
 
 #include "../calls.h"
@@ -51,7 +51,7 @@ struct Work {
   const Targets& targets;
   const PrefetchPlan& prefetch;
   const OwnWindows* own_windows; // if given, indices have to lie in their own windows
-  FirstElement& out_of_reach;    // of the tensor, whose index is not allowed: see record()
+  FirstElement& out_of_reach;    // the tensor's first whose index is not allowed: see record()
 };
 
 // A part of an image group, and what its owner needs.
@@ -132,11 +132,13 @@ struct Part {
     });
   }
 
-  // Records the first element of a chunk whose index is out of bounds. If the reach is not the
-  // whole group, some element will do, because everything will be done again.
+  // If the plan allows any index, records the chunk's first element whose index is out of bounds.
+  // Else records any element of the chunk: everything will be done again.
   void record(const Chunk& chunk) const {
     int64_t element = chunk.elements.begin;
-    while (work.plan.any_index && chunk.reach.holds(work.targets.output_of(group, element))) {
+    const int64_t last = chunk.elements.end - 1; // even if another thread changed the indices
+    while (work.plan.any_index && element < last &&
+           chunk.reach.holds(work.targets.output_of(group, element))) {
       ++element;
     }
     work.out_of_reach.report(work.plan.pooled(group) + element);

@@ -4,7 +4,7 @@
 // comes the Decoder, the geometry with its divisors, which a Tiling extends; from device.cuh the
 // size of a block and the limit of 32-bit offsets.
 //
-// Example: each of 5 planes has 4 rows of 6 pooled cells, and a tile is 2 cells of a row. So a
+// Example: each of 5 planes has 4 rows of 6 cells, and a tile is 2 cells of a row. So a
 // plane has 1 x 4 x 3 tiles (depth, height, width), and there are 60 items. Item 41 is split from
 // the last dimension on:
 //
@@ -52,7 +52,7 @@ struct Tiling : Decoder<Offset> {
   }
 
   struct Item {
-    Offset outer; // outer index; that of `images` images together, if a thread does so many
+    Offset outer; // outer index, divided by `images`: number of a set of images
     Position<Offset> tile;
     Offset channel_vector;
   };
@@ -92,14 +92,14 @@ struct Tiling : Decoder<Offset> {
 //                              computed once for all planes.
 //
 // In a channels_last tensor, neighbouring threads own neighbouring channels. If the number of
-// channels divides by the number of planes, a thread's planes are channels of one image: of 12
-// channels and 3 planes, thread 1 has the channels 1, 5 and 9. Else they are one channel of several
-// images.
+// channels is a multiple of the number of planes, a thread's planes are channels of one image: of
+// 12 channels and 3 planes, thread 1 has the channels 1, 5 and 9. Else they are one channel of
+// several images.
 struct Planes {
   uint32_t images;      // that a thread's planes lie in: one for each plane, or one for all
   uint32_t next_pooled; // from one of the planes to the next, in elements of the pooled tensor
   uint32_t next_output; // the same, in elements of the output
-  bool deep;            // depth is not one everywhere
+  bool deep;            // depth has more than one place, or padding
   Divider<uint32_t> depth_stride;
 
   explicit Planes(const Geometry<int64_t>& g, int64_t count = 1) {
@@ -107,14 +107,15 @@ struct Planes {
     images = of_channels ? 1 : static_cast<uint32_t>(count);
     next_pooled = static_cast<uint32_t>(of_channels ? g.inner / count : g.in_image());
     next_output = static_cast<uint32_t>(of_channels ? g.inner / count : g.out_image());
-    deep = g.axis[0].in != 1 || g.axis[0].out != 1 || g.axis[0].kernel != 1;
+    const Axis<int64_t>& depth = g.axis[0];
+    deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
     depth_stride = Divider<uint32_t>(g.axis[0].stride);
   }
 };
 
-// Whether all intermediate values of all kernels stay below kMost32BitOffset, for windows of that
-// dilation, and `more_rows` rows of windows beyond those of the geometry. It computes in floating
-// point, which does not overflow.
+// Whether all values that a kernel uses stay below kMost32BitOffset; the place of an output that
+// does not exist may wrap around. `dilation` is that of a pool; `more_rows` are rows of windows
+// beyond those of the geometry. It computes in floating point, which does not overflow.
 inline bool fits_32bit(
     const Geometry<int64_t>& geometry,
     const int64_t (&dilation)[3] = {1, 1, 1},
@@ -138,8 +139,8 @@ inline bool fits_32bit(
   return largest < static_cast<double>(kMost32BitOffset);
 }
 
-// How many outer indices a call may have for fits_32bit(), at most all; 0: not even one. Calls that
-// have more are cut into parts, which halving makes about equal.
+// How many outer indices one launch does: all, or so often halved that fits_32bit() holds; 0: not
+// even one fits. A call that has more runs as several ranges of them.
 inline int64_t outer_that_fits(
     Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more_rows = 0) {
   while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more_rows)) {
