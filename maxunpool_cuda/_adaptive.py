@@ -4,11 +4,12 @@
 Of an axis of size n that is pooled to size m, window i begins at ``floor(i * n / m)`` and ends
 before ``ceil((i + 1) * n / m)``. There are two cases:
 
-- m divides n, as in 6 to 3: all windows have the size n / m, here [0, 2), [2, 4), [4, 6). Max
-  pooling with ``kernel_size = stride = n / m`` does the same (_pooling.py).
-- It does not, as in 5 to 2: the windows are [0, 3) and [2, 5), and in general of several sizes.
-  torch.nn's function finds the indices, and ``max_unpool_backward`` with "sum" reads the values
-  there. Its gradient, ``max_unpool`` with "sum", is deterministic on CUDA, where torch.nn's is not.
+1. m divides n, as in 6 to 3: all windows have the size n / m, here [0, 2), [2, 4), [4, 6). Max
+   pooling with ``kernel_size = stride = n / m`` does the same (_pooling.py).
+2. It does not, as in 5 to 2: the windows are [0, 3) and [2, 5), and in general of several sizes.
+   torch.nn's function finds the indices, and ``max_unpool_backward`` with "sum" reads the values
+   there. Its gradient, ``max_unpool`` with "sum", is deterministic on CUDA, where torch.nn's is
+   not.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def adaptive_max_pool(
     """Adaptive max pooling over ``dims`` spatial dimensions.
 
     Args:
-        function: the public function, whose name errors have.
+        function: the public function; errors begin with its name.
         dims: 1, 2 or 3.
         arguments: those that torch.nn's function has, in its order.
-        index_dtype: the argument that it lacks.
+        index_dtype: the argument that torch.nn's function lacks.
     """
     input, output_size, return_indices = arguments
     if has_torch_function_unary(input):
@@ -48,9 +49,9 @@ def adaptive_max_pool(
         return result
     name = function.__name__
     _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
-    is_for_torch = _pooling.is_for_torch(
-        name, input, index_dtype if return_indices else torch.int64
-    )
+    if not return_indices:
+        index_dtype = torch.int64  # nobody sees them, so any plane will do
+    is_for_torch = _pooling.is_for_torch(name, input, index_dtype)
     kernel_size = None if is_for_torch else _common_window(input, output_size, dims)
     if kernel_size is not None:
         return _pool_equal_windows(function, arguments, kernel_size, index_dtype)
@@ -61,10 +62,10 @@ def adaptive_max_pool(
 
 
 def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None:
-    """The size that all windows have, or None if they differ or if the second way is needed.
+    """The size that all windows have, or None if they differ or if case 2 has to do it.
 
     All sizes must be known: a question about a symbolic size would fix it in the graph that is
-    being traced. Exported programs go the second way, because in their portable form max pooling
+    being traced. Exported programs are case 2, because in their portable form max pooling
     has nodes for each element of a window. So do empty inputs, and arguments that are wrong:
     torch.nn's function refuses those, in its own words.
     """
@@ -121,9 +122,10 @@ def _pool_unequal_windows(
 ) -> tuple[Tensor, Tensor]:
     """Values and indices. The indices are those of torch.nn's function.
 
-    The values are, too, if its gradient is deterministic, in eager mode on a CPU. Else this
-    package's operator reads them: on CUDA, in what is compiled or exported, and under forward-mode
-    derivatives, which torch.nn's function lacks under PyTorch's older vmap.
+    So are the values in eager mode on a CPU, where the gradient of that function is
+    deterministic. Else this package's operator reads them: on CUDA, in what is compiled or
+    exported, and under forward-mode derivatives, which torch.nn's function lacks under PyTorch's
+    older vmap.
     """
     is_eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
     if is_eager and not is_for_torch and input.layout is not torch.strided:
@@ -142,14 +144,15 @@ def _pool_unequal_windows(
 def _values_at(input: Tensor, indices: Tensor, dims: int) -> Tensor:
     """The elements of ``input`` at flat ``indices``, by an operator with a fast gradient.
 
-    The operator expects windows of one size and stride. It gets some that are close to the
-    adaptive ones, so that its gradient is fast. The result is right wherever the indices lie.
+    The operator expects windows of one size and stride. Those that it gets fit the adaptive ones
+    near the beginning of the plane. The result is right wherever the indices lie.
     """
     sizes = input.shape[-dims:]
     pooled = indices.shape[-dims:]
     # PyTorch 2.8 compiles torch.sym_max of symbolic sizes alone.
     are_known = all(map(is_known_int, (*sizes, *pooled)))
     largest: Callable[..., Any] = max if are_known else torch.sym_max
+    # No adaptive window is larger: it has at most one element more than n / m, rounded up.
     kernel_size = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
     stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
     padding = [0] * dims

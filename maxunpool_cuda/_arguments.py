@@ -52,6 +52,11 @@ def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
     return math.prod(kernel_size) <= 256 and all(step == 1 for step in dilation)
 
 
+def has_no_stride(stride: object) -> bool:
+    """Whether a pool is given no stride, so that it is the kernel size: None, () or []."""
+    return stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
+
+
 def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
     """The smallest dtype for the indices of a pool that returns none: its backward needs them."""
     if fits_uint8(kernel_size, dilation):
@@ -124,7 +129,7 @@ def unpooled_size(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {list(sizes)} for stride={list(stride)}"
             )
-    if is_exporting():
+    if is_exporting() and len(default) == len(sizes):  # else the operator refuses the shape
         _assert_within_a_stride(name, sizes, default, stride)
     return sizes
 

@@ -55,16 +55,19 @@ _WINDOW = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ce
 
 @contextlib.contextmanager
 def exact_attributions(model: Model) -> Iterator[Model]:
-    """Inside, the attributions of captum and shap by DeepLIFT's rule add up to the difference.
+    """Inside, the attributions of captum and shap by DeepLIFT's rule add up.
 
+    They add up to the difference between the model's outputs for the input and for the baseline.
     These are captum's ``DeepLift`` and ``DeepLiftShap``, their ``Layer`` and ``Neuron`` variants,
     and shap's ``DeepExplainer``, for models whose windows of max pooling overlap or whose pools
-    follow or precede an activation. The weights and outputs of the model stay the same.
+    follow or precede an activation. The weights stay the same, and so do the outputs of the model,
+    unless it calls torch.nn's max unpooling where windows overlap: inside, that adds up.
 
-    Inside, max unpooling adds up, as in :class:`patched` with ``reduce="sum"``; every module
-    without children and parameters is handed a clone of its input; modules do nothing in place;
-    and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools. On
-    exit, also by an exception, all of it is undone. docs/attributions.md has the reasons.
+    Inside, torch.nn's max unpooling adds up, as in :class:`patched` with ``reduce="sum"``; every
+    module without children and parameters is handed a clone of its input; modules do nothing in
+    place; and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools.
+    Unpools of this package keep their ``reduce``. On exit, also by an exception, all of it is
+    undone. docs/attributions.md has the reasons.
 
     Args:
         model: any module.

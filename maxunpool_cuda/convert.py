@@ -9,9 +9,9 @@ For example, torch.nn's ``Sequential(MaxPool2d(2, return_indices=True), MaxUnpoo
 this package's with ``replace_max_pooling(model, torch.uint8)``, and the pool gets the attribute
 ``index_dtype = torch.uint8``, because an unpool with the same window takes its indices.
 
-Only modules of exactly the nine classes are converted, and only if their ``forward`` is that of
-their class: nobody knows what a subclass does. Most functions below return a reason as text, or
-None if there is none.
+Only modules of exactly torch.nn's nine classes, or of the nine here, are converted, and only if
+their ``forward`` is that of their class: nobody knows what a subclass does. Most functions below
+return a reason as text, or None if there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd, _MaxUnpoolNd
 
 from . import modules
-from ._arguments import Reduce, check_index_dtype, check_reduce, fits_uint8, per_dim
+from ._arguments import (
+    Reduce,
+    check_index_dtype,
+    check_reduce,
+    fits_uint8,
+    has_no_stride,
+    per_dim,
+)
 from ._ops import Ints
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -78,7 +85,8 @@ def replace_max_pooling(
 
     Warns:
         UserWarning: names what looks like max pooling but is left alone (subclasses, scripted
-            modules, modules whose ``forward`` is set on the instance), or if nothing is replaced.
+            modules, modules of torch.nn whose ``forward`` is set on the instance), or if nothing is
+            replaced.
 
     Example:
         >>> pools = [torch.nn.MaxPool2d(size, return_indices=True) for size in (2, 17)]
@@ -102,12 +110,10 @@ def _convert(
     not_as_asked = _reasons(
         named, lambda module: _why_not_as_asked(module, index_dtype, reduce, unpools)
     )
-    for path, module in named:
-        if type(module) in _TO_OURS and path not in left_alone:
-            module.__class__ = _TO_OURS[type(module)]
-        if type(module) in _TO_TORCH and path not in not_as_asked:
-            _set_arguments(module, index_dtype, reduce)
-    if left_alone or not any(isinstance(module, _OUR_BASE) for _, module in named):
+    replaced = [path for path, module in named if type(module) in _TO_OURS]
+    are_ours = any(isinstance(module, _OUR_BASE) for _, module in named)
+    if left_alone or not (replaced or are_ours):
+        # Before anything changes: where warnings are errors, the model stays as it is.
         warnings.warn(
             f"{name}: expected to replace all max pooling of the model but got "
             f"{type(model).__name__} with {left_alone or 'none among its modules'}. What is not "
@@ -115,6 +121,11 @@ def _convert(
             "name.",
             stacklevel=stacklevel,
         )
+    for path, module in named:
+        if type(module) in _TO_OURS and path not in left_alone:
+            module.__class__ = _TO_OURS[type(module)]
+        if type(module) in _TO_TORCH and path not in not_as_asked:
+            _set_arguments(module, index_dtype, reduce)
     return not_as_asked
 
 
@@ -260,7 +271,7 @@ def _torch_class_name(module: torch.nn.Module) -> str:
 
 
 def _is_convertible(module: torch.nn.Module) -> bool:
-    """Whether the class of ``module`` is one of the eighteen, and says what the module does."""
+    """Whether ``module`` does what its class says, one of torch.nn's nine or of the nine here."""
     return type(module) in _CONVERTIBLE and "forward" not in vars(module)
 
 
@@ -284,8 +295,9 @@ def _why_left_alone(module: Any) -> str | None:
 def _why_not_as_asked(
     module: Any, index_dtype: torch.dtype, reduce: Any, unpools: list[Any]
 ) -> str | None:
-    """Why ``module`` is left alone, or cannot return ``index_dtype``; None if it has no indices."""
+    """Why ``module`` is left alone, or keeps its indices; None if neither."""
     returns_indices = isinstance(module, _TORCH_BASES) and getattr(module, "return_indices", False)
+    # This package's get the attributes also if their forward is set on the instance.
     if _is_convertible(module) or type(module) in _TO_TORCH:
         asked_for_others = index_dtype not in (torch.int64, getattr(module, "index_dtype", None))
         if returns_indices and asked_for_others:
@@ -332,7 +344,7 @@ def _why_no_offsets(pool: Any, dims: int) -> str | None:
     dilation = per_dim(type(pool).__name__, "dilation", pool.dilation, dims)
     if not fits_uint8(kernel_size):
         return f"kernel_size {kernel_size} has more than 256 elements"
-    if not fits_uint8((), dilation):
+    if max(dilation) > 1:
         return f"dilation {dilation} is not 1"
     return None
 
@@ -356,6 +368,6 @@ def _window(module: Any, dims: int) -> tuple[Ints, Ints, Ints]:
     """The kernel size, stride and padding of a pool or an unpool, each for all dimensions."""
     name = type(module).__name__
     kernel_size = per_dim(name, "kernel_size", module.kernel_size, dims)
-    stride = module.stride or module.kernel_size  # pools may have None or []
+    stride = module.kernel_size if has_no_stride(module.stride) else module.stride
     padding = per_dim(name, "padding", module.padding, dims)
     return kernel_size, per_dim(name, "stride", stride, dims), padding

@@ -207,6 +207,14 @@ def test_empty_batches_and_empty_outputs(dims: int, leading: Sizes, size: int) -
     assert ours(dims)(x.requires_grad_(), size).shape == expected[0].shape
 
 
+def test_only_indices_that_are_returned_have_to_fit() -> None:
+    x = torch.empty(1, 2**31, device="meta")
+    for size in (3, 2**29):
+        assert ours(1)(x, size, index_dtype=torch.int32).shape == (1, size)
+        with pytest.raises(ValueError, match="use int64"):
+            ours(1)(x, size, return_indices=True, index_dtype=torch.int32)
+
+
 @both_ways
 @every_rank
 def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:

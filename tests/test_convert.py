@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import INDEX_DTYPES
@@ -226,6 +227,22 @@ def test_a_warning_where_there_is_nothing_to_replace() -> None:
         replace_max_pooling(nn.MaxPool1d(2))
         replace_max_pooling(OwnOfOurs(2))
         restore(model)
+
+
+def test_a_warning_that_is_an_error_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.MaxPool2d(2), OwnPool(2))
+    with warnings.catch_warnings(), unchanged(model):
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="is left alone"):
+            replace_max_pooling(model)
+        with pytest.raises(UserWarning, match="is left alone"), converted(model):
+            pass
+
+
+def test_a_stride_that_is_an_array() -> None:
+    pool = nn.MaxPool2d(2, np.array([2, 2]), return_indices=True)
+    assert replace_max_pooling(nn.Sequential(pool, nn.MaxUnpool2d(2)), torch.uint8) == {}
+    assert pool.index_dtype == torch.uint8
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -55,11 +55,15 @@ def test_nothing_is_left_afterwards(pool: nn.Module, fails: bool) -> None:
     assert torch.equal(model(x), expected)
 
 
-def test_unpooling_adds_up_inside() -> None:
+def test_torchs_unpooling_adds_up_inside() -> None:
+    """Also a model's own. Unpools of this package keep their ``reduce``."""
     pooled, indices = torch.tensor([[[2.0, 3]]]), torch.tensor([[[1, 1]]])
-    with exact_attributions(network(nn.MaxPool1d(3, 1))):
+    unpools = nn.ModuleList([nn.MaxUnpool1d(2, 1), maxunpool_cuda.MaxUnpool1d(2, 1)])
+    with exact_attributions(nn.Sequential(network(nn.MaxPool1d(3, 1)), unpools)):
         inside = nn.functional.max_unpool1d(pooled, indices, 2, 1)
+        of_modules = [unpool(pooled, indices).tolist() for unpool in unpools]
     assert inside.tolist() == [[[0, 5, 0]]]
+    assert of_modules == [[[[0, 5, 0]]], [[[0, 3, 0]]]]
 
 
 @pytest.mark.parametrize("order", [(nn.ReLU, nn.MaxPool1d), (nn.MaxPool1d, nn.ReLU)])
