@@ -76,9 +76,8 @@ void check_below_limit(c10::ArrayRef<Size> numbers, const Window<Size>& window) 
       window);
 }
 
-// Checks each number of a window by itself. Whoever computes with the numbers first calls this
-// before. So does whoever hands them to PyTorch's dispatcher, which refuses numbers below -2^62
-// with a message of its own.
+// Checks each number of a window by itself. To be called before computing with the numbers, and
+// before PyTorch's dispatcher gets them: that refuses numbers below -2^62 in its own words.
 template <class Size>
 void check_window(const Window<Size>& window) {
   check_at_least(1, window.kernel_size, window, "kernel_size greater than zero");
@@ -141,8 +140,8 @@ void check_fits_uint8(const Window<Size>& window) {
 // the unpooled tensor, and where a window begins and ends. The estimates are generous and of type
 // double, which does not overflow. A symbolic size counts as 1: the later call checks it.
 //
-// `cells` and `unpooled` are shapes of whole tensors. `cells` has the sizes of the pooled tensor,
-// or upper bounds for them; a pooled size may be one larger, which does not matter here.
+// `cells` and `unpooled` are shapes of whole tensors. `cells` has pooled sizes, or numbers that are
+// at most one less, which does not matter here.
 template <class Size>
 void check_overflow(
     const Window<Size>& window, c10::ArrayRef<Size> cells, c10::ArrayRef<Size> unpooled) {

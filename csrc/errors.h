@@ -19,9 +19,9 @@
 namespace maxunpool_cuda {
 
 // The message. `element` counts the elements of the pooled tensor in the order of memory.
-// `in_window`: the index is a window offset.
+// `is_window_offset`: the index is a window offset.
 inline std::string invalid_index(
-    const Geometry<int64_t>& geometry, bool in_window, int64_t index, int64_t element) {
+    const Geometry<int64_t>& geometry, bool is_window_offset, int64_t index, int64_t element) {
   // In memory the axes are [outer][position in the plane][inner].
   const int64_t inner = element % geometry.inner;
   const int64_t position = element / geometry.inner % geometry.in_plane();
@@ -35,7 +35,7 @@ inline std::string invalid_index(
       geometry.rank,
       "d: expected indices in the output plane but got: Found an invalid max index: ",
       index,
-      in_window ? " (an offset in its window)" : "",
+      is_window_offset ? " (an offset in its window)" : "",
       " (output volumes are of size ",
       c10::Join("x", of_callers_rank),
       ") at position ",
@@ -45,8 +45,8 @@ inline std::string invalid_index(
 }
 
 // maxunpool_cuda.check_errors() of Python. The CPU kernels raise an error before they return. CUDA
-// kernels record it, and csrc/cuda/operators.cu waits for every device that has run a kernel of
-// this library, and raises what was recorded there.
+// kernels record it, and csrc/cuda/operators.cu waits for the current stream of every device that
+// was asked to unpool, and raises what was recorded there.
 #ifdef WITH_CUDA
 void check_errors();
 #else

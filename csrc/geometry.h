@@ -25,19 +25,19 @@
 //   window offset  an index that counts the positions of its own window; uint8 indices do
 //   owner          the one thread, or CUDA block, that writes an output; it reads every cell whose
 //                  window covers that output
-//   part           the outputs of a plane or image that one owner writes
-//   chunk          consecutive pooled elements that are processed together
+//   part           the outputs that one owner writes: some images, or a range of one image
+//   chunk          consecutive pooled elements (on CUDA: work items) that are processed together
 //   reach          the outputs, without a gap in memory, in which the windows of a chunk lie: if
 //                  the chunk is row 1 of the pooled plane above, its windows cover the output rows
 //                  [1, 4), and its reach is the outputs [8, 32)
 //
 // A flat index that lies in its plane but not in its own window is *out of window*: 60, for the
 // cell above. It is valid, but slower. An index that lies outside its plane is *out of bounds*: 64,
-// or -1. It is an error.
+// or -1. It is an error. So is a window offset beyond its window, or in the padding.
 //
-// A CUDA call with flat indices launches two kernels. The *fast kernel* assumes that each index
-// lies in its own window, and flags images where one does not. The *fix-up kernel* recomputes
-// those images.
+// A CUDA call whose flat indices may be out of window launches two kernels. The *fast kernel*
+// assumes that each index lies in its own window, and flags chunks where one does not. The *fix-up
+// kernel* recomputes the images of these chunks.
 #pragma once
 
 #include <cstdint>
@@ -51,17 +51,15 @@
 
 namespace maxunpool_cuda {
 
-// a / b rounded down, and rounded up, for b > 0 and any a. (C++ rounds towards zero.)
-MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_down(int64_t a, int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
-}
+// a / b rounded up, for b > 0 and any a. (C++ rounds towards zero.)
 MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
 
 // A spatial dimension. The window of pooled coordinate p covers the output coordinates
 // [p * stride - padding, p * stride - padding + kernel), clipped to [0, out). The default values
-// are those of a dimension that the call does not have. Offset is an integer type.
+// are those of a dimension that the call does not have. Offset is an integer type. The dilation of
+// a pool is in PoolCall (calls.h).
 template <class Offset>
 struct Axis {
   Offset in = 1;  // pooled size
@@ -94,7 +92,8 @@ struct Geometry {
 };
 
 // Whether no two windows share a position, even before they are clipped: 2x2 with stride 2 is
-// disjoint, 3x3 with stride 2 is not.
+// disjoint, 3x3 with stride 2 is not. False, too, if a window is longer than its stride where an
+// axis has one alone.
 template <class Offset>
 bool disjoint(const Geometry<Offset>& geometry) {
   for (const Axis<Offset>& axis : geometry.axis) {

@@ -24,9 +24,8 @@ namespace maxunpool_cuda {
 
 // - Each list has a number for each spatial axis; `output_size` has the spatial sizes alone.
 // - max_unpool_backward is the gradient of max_unpool, with the same indices and numbers.
-// - max_pool returns values and indices: int64 and int32 ones are flat positions in the input
-// plane,
-//   uint8 ones are window offsets. Its gradient is max_unpool with "sum".
+// - max_pool returns values and indices. int64 and int32 ones are flat positions in the input
+//   plane, uint8 ones are window offsets. Its gradient is max_unpool with "sum".
 constexpr const char* kSchemas[] = {
     "max_unpool(Tensor input, Tensor indices, SymInt[] output_size, SymInt[] kernel_size, "
     "SymInt[] stride, SymInt[] padding, str reduce) -> Tensor",

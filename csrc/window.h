@@ -36,8 +36,8 @@ struct Window {
   c10::ArrayRef<Size> padding;
   c10::ArrayRef<Size> dilation; // empty for max unpooling, which has none
 
-  // The number of spatial axes. If the lists differ in length, that of `padding` counts: a caller
-  // often leaves it out, so the likeliest to be right is that one.
+  // The number of spatial axes. If the lists differ in length, that of `padding` counts: callers
+  // mostly leave it to its default, which has the right length.
   size_t rank() const { return padding.size(); }
   std::string name() const { return op + std::to_string(rank()) + "d"; }
 
@@ -47,7 +47,8 @@ struct Window {
            stride.size() == rank();
   }
 
-  // Whether uint8 can count the positions of a window, as window offsets need.
+  // Whether uint8 can count the positions of a window, as window offsets need. Dilated windows do
+  // not fit: unpooling knows only their extent, and would read other offsets.
   bool fits_uint8() const {
     // A product beyond the limit is set to limit + 1, as further factors could overflow. Sizes are
     // positive, so it stays beyond the limit.

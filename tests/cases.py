@@ -45,7 +45,7 @@ LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
 INDEX_KINDS = ("own window", "maxima", "wrapped window", "one out of window", "anywhere", "few")
 
 # Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormal numbers.
-SPECIAL_BYTES = (0, 1, 0x7F, 0x80, 0xF0, 0xFF)
+SPECIAL_BYTES = (0, 1, 0x7C, 0x7F, 0x80, 0xF0, 0xFF)
 
 # Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
 # kernel, stride and padding in every dimension.
@@ -379,7 +379,7 @@ class Call:
 
     @property
     def positions(self) -> Tensor:
-        """Indices of an unpooling as flat positions in the output plane. Invalid ones are -1."""
+        """Indices of an unpooling as flat positions in the output plane; of invalid offsets -1."""
         indices, geometry = self.tensors[1], self.geometry
         if indices.dtype != torch.uint8:
             return indices
@@ -418,7 +418,8 @@ class Call:
 
     @property
     def size(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors)
+        # Tests may put what is no tensor in the place of one.
+        return sum(each.numel() for each in self.tensors if isinstance(each, Tensor))
 
     def facts(self, error: BaseException) -> list[tuple[str, str]]:
         return facts_of(self, error)
@@ -426,10 +427,12 @@ class Call:
     def halves(self) -> Iterator["Call"]:
         """The call for half of its images or of its channels, laid out as before.
 
-        There is none if the call has to raise an error, which names a place in the whole call.
+        There is none if the call has to raise an error, which names a place in the whole call, nor
+        if a test has put what is no tensor in the place of one.
         """
-        leading = self.tensors[0].shape[: -self.dims]
-        for axis, size in enumerate(leading if not self.error else ()):
+        if self.error or not all(isinstance(each, Tensor) for each in self.tensors):
+            return
+        for axis, size in enumerate(self.tensors[0].shape[: -self.dims]):
             for begin, end in ((0, size // 2), (size // 2, size)) if size > 1 else ():
                 yield self.part(axis, begin, end)
 

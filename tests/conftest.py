@@ -112,6 +112,6 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def single_threaded_torch(poisoned_memory: None) -> None:
-    """Makes torch.nn's unpooling deterministic."""
+    """Makes torch.nn's unpooling deterministic. Leaves unwritten memory unfilled."""
     torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
     torch.set_num_threads(1)  # with more threads any of the values that share an index may win

@@ -81,8 +81,9 @@ def windows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The position of each element of each cell's window, and whether it lies in the plane.
 
-    All are (cells, elements). A position outside the plane is the one it would wrap to. The last
-    result is whether an element lies before no axis' begin.
+    All are (cells, elements). Outside the plane a position is what its coordinates give: in another
+    row, or before or behind the plane. The last result is whether an element lies at or behind the
+    begin of every axis.
     """
     cells, steps = (np.indices(sizes).reshape(len(sizes), -1).T for sizes in (pooled, kernel))
     places = cells[:, None] * stride + steps * dilation - padding
@@ -106,7 +107,7 @@ def max_pool(
     chosen = []
     positions, inside, begun = windows(size, pooled, kernel, stride, padding, dilation)
     for at, found, begins in zip(positions, inside, begun, strict=True):
-        # An empty window has the index of its first element that lies before no axis' begin.
+        # An empty window has the index of its first element at or behind the begin of every axis.
         offsets = found.nonzero()[0] if found.any() else begins.argmax(keepdims=True)
         chosen.append((at[found], offsets if index_dtype == torch.uint8 else at[offsets]))
     values, indices = _pool(input, pooled, chosen)

@@ -81,7 +81,10 @@ class Case:
 
     @property
     def is_near(self) -> bool:
-        """Whether a window overlaps no windows but its neighbours, and has at most 32 elements."""
+        """In a row or a plane: whether a window overlaps its neighbours alone, and is small.
+
+        That is, at most 32 elements.
+        """
         kernels = [kernel for kernel, _, _ in self.windows]
         near = all(kernel <= 2 * stride for kernel, stride, _ in self.windows)
         return near and len(kernels) < 3 and math.prod(kernels) <= 32

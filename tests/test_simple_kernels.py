@@ -286,7 +286,7 @@ def test_several_small_planes_of_a_block(
         )
         for layout, reduce, kind in aims
     )
-    check_each(calls, lambda call: call.check(device))
+    check_each(calls, lambda call: call.verify(device))
 
 
 @on_gpus
@@ -309,7 +309,7 @@ def test_the_fix_up_kernel_looks_at_the_flags_of_all_images_of_a_block(
     """The fast kernel of 2x2 windows has other blocks, so each image has flags of its own."""
     chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (4, 10)}
     chosen |= {"geometry": geometry_of((2, 3), (2, 2, 0)), "reduce": "last"}
-    check_each((draw(rng, operator, torch.float32, **chosen) for _ in range(8)), Call.check)
+    check_each((draw(rng, operator, torch.float32, **chosen) for _ in range(8)), Call.verify)
 
 
 @on_gpus

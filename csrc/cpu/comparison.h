@@ -65,8 +65,9 @@ class Comparison {
   explicit Comparison(const Element* input_end) : input_end_(input_end) {}
 
   // Compares the listed elements of `count` windows. Those of the first window lie at their offsets
-  // from `base`, and those of each next window one further on. Vectors are read whole: up to the
-  // next multiple of kLanes windows, except where the input ends.
+  // from `base`, and those of each next window one further on. Vectors are read whole, also for
+  // fewer than kLanes windows, except where the input ends: the last offset of a list is its
+  // largest in the input. (On a stage it may not be, but there count is at least kLanes.)
   void run(const Element* base, const List& list, int64_t count) {
     in_vectors([=, this, &list]() MAXUNPOOL_INLINE {
       if (count >= kMany * kLanes) {

@@ -4,8 +4,8 @@
 // index names: no other element can name it, if every index lies in its own window.
 //
 // It takes chunks from plan.h, the check of indices from windows.h, and the loop over a chunk from
-// prefetch.h. The walk (walk.h) gives the same result for every call; here no targets are computed,
-// and threads divide elements, not outputs.
+// prefetch.h. The walk (walk.h) would give the same result; here no targets are computed, and
+// threads divide elements, not outputs.
 //
 // Example: 4 outputs, windows of 2, grad_output = {5, 6, 7, 8}, indices = {1, 2}. Index 1 lies in
 // the window of outputs 0 and 1, and index 2 in that of 2 and 3, so grad_input = {6, 7}. With
@@ -36,6 +36,8 @@ inline bool can_gather_directly(const UnpoolCall& call) {
          call.index_type != c10::ScalarType::Byte && OwnWindows::can_tell(call.geometry);
 }
 
+// Gathers a chunk whose indices lie in their own windows. Each index is read again here, so nobody
+// may change it during the call.
 template <class Element, class Index>
 void gather_chunk(
     const UnpoolCall& call,
@@ -55,7 +57,7 @@ void gather_chunk(
     return;
   }
   const int64_t in_plane = plan.geometry.in_plane();
-  for (int64_t i = 0; i < elements.size(); grad_output += out_plane) {
+  for (int64_t i = 0; i < elements.size(); grad_output += out_plane) { // the group is one chunk
     for (const int64_t end = i + in_plane; i < end; ++i) {
       grad_input[i] = grad_output[indices[i]];
     }

@@ -34,8 +34,8 @@ __attribute__((target("avx2"))) inline auto with_avx2(const Work& work) {
 }
 #endif
 
-// Returns work(), which is compiled twice: for every processor, and for those with AVX2. Work, and
-// all that it calls, has to be MAXUNPOOL_INLINE.
+// Returns work(), which is compiled twice: for every processor, and for those with AVX2. Work
+// has to be MAXUNPOOL_INLINE, and all that it calls too, unless it is as trivial as std::max.
 template <class Work>
 inline auto in_vectors(const Work& work) {
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Max pooling on the CPU.
 //
-// It takes the call from ../max_pool.h, which has checked it. The elements of a window are listed,
-// and compared in vectors (comparison.h) of what lies side by side in memory. There are three
-// cases:
+// It takes the call from ../max_pool.h, which has checked it. In the geometry, as for unpooling,
+// `in` is the pooled side, the result here, and `out` is the input. The elements of a window are
+// listed, and compared in vectors (comparison.h) of what lies side by side in memory. There are
+// three cases:
 //   channels_last              the channels of a cell
 //   contiguous                 the windows of a row, whose elements a stage (stage.h) puts side by
 //                              side
@@ -105,7 +106,7 @@ class Pool {
   // Pools windows [first, end) of row (z, y) of pooled image `outer`.
   void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
     const auto& [depth, height, width] = call_.geometry.axis;
-    // One window for the row: copies of what was just written would wait for all stores before it.
+    // One object for the row: a copy of what was just written waits for the stores before it.
     PoolWindow window{
         Span(depth, call_.dilation[0], z),
         Span(height, call_.dilation[1], y),
@@ -194,7 +195,8 @@ class Pool {
 
   // Compares the elements of `count` windows, `columns` columns at a time, and writes the results.
   // Inlined, as rows are often short.
-  // Element e of window i is at base[offset(e) + i]. `window` is the first one.
+  // Element e of window i is at base[offset(e) + i]. `window` is the first one. Several columns are
+  // compared only of one window.
   MAXUNPOOL_INLINE void compare(
       const Element* base,
       int64_t count,
@@ -348,7 +350,7 @@ class PoolTask {
     }
   }
 
-  // Windows of a task. Only rows of signals are longer, and are divided among tasks.
+  // Windows of a task. Longer rows are divided among tasks.
   static constexpr int64_t kWindows = 1 << 13;
 
   int64_t outer;

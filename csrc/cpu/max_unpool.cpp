@@ -161,8 +161,8 @@ bool gains_if_single(const UnpoolCall& call) {
   return call.reduce == Reduce::last;
 }
 
-// Runs a call by walks, and returns the first element whose index leads out of its reach, if any
-// does: the result is undefined then. With `any_index` such an index is out of bounds.
+// Runs a call by walks. Returns FirstElement::kNone, or an element whose index leads out of its
+// reach: the result is undefined then. With `any_index` it is the first one that is out of bounds.
 int64_t walk_parts(const UnpoolCall& call, bool any_index) {
   const bool offsets = call.index_type == c10::ScalarType::Byte;
   const bool checks_windows =

@@ -28,9 +28,11 @@ struct Order {
   static constexpr bool kHalf = sizeof(T) == 2 && !std::is_integral_v<T>;
   static constexpr int16_t kInfinity = std::is_same_v<T, c10::Half> ? 0x7c00 : 0x7f80; // its bits
   static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max(); // what NaNs compare as
+  static constexpr int16_t kMagnitude = kNaN;                          // all bits but the sign
 
   using Element = std::conditional_t<kHalf, int16_t, T>; // of 16-bit floats the bits
-  // An integer as wide as an element, so that vectors have as many of both.
+  // An integer as wide as an element, so that vectors have as many of both. Of one byte unsigned,
+  // so that a list may have 256 indices.
   using SameWidth =
       std::conditional_t<sizeof(T) == 1, uint8_t, std::make_signed_t<Bytes<sizeof(T)>>>;
 
@@ -50,7 +52,7 @@ struct Order {
   template <class V>
   MAXUNPOOL_INLINE static V comparable(const V& element) {
     if constexpr (kHalf) {
-      const V magnitude = element & kNaN;
+      const V magnitude = element & kMagnitude;
       const V sign = element >> 15; // -1: negative
       const V number = (magnitude ^ sign) - sign;
       return magnitude > kInfinity ? V{} + kNaN : number;

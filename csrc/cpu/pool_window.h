@@ -37,14 +37,15 @@ struct Span {
   }
 
   // All elements of window p, whether they lie in the input or not.
-  static Span unclipped(const Axis<int64_t>& axis, int64_t p) {
+  MAXUNPOOL_INLINE static Span unclipped(const Axis<int64_t>& axis, int64_t p) {
     return {p * axis.stride - axis.padding, 0, axis.kernel};
   }
 
   MAXUNPOOL_INLINE int64_t size() const { return std::max<int64_t>(0, end - begin); }
 
  private:
-  Span(int64_t start, int64_t begin, int64_t end) : start(start), begin(begin), end(end) {}
+  MAXUNPOOL_INLINE Span(int64_t start, int64_t begin, int64_t end)
+      : start(start), begin(begin), end(end) {}
 };
 
 // Numbers of elements along the three axes.

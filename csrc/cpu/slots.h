@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a kernel remembers of the outputs in the reach of a chunk, one slot for each.
+// What a kernel remembers of the outputs that a chunk may name and its thread owns, one slot for
+// each. These outputs are called the reach here.
 //
 // It takes Range from plan.h. As the reach moves on, slots of outputs that stay in it are kept, and
 // new ones begin with zero or with the output's value.

@@ -27,9 +27,9 @@
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
 
-// Turns positions into targets. Of each element of a group's first chunk, the output that position
-// 0 is for it: its channel, and where its image begins in the group. Of another chunk's elements,
-// channels are larger by that of its first element.
+// What to add to a position, times the channels, to get an output: an element's channel, and the
+// begin of its image in the group. The table is of a group's first chunk. A chunk that begins
+// inside a cell adds the channel of its first element.
 struct FirstOutputs {
   alignas(64) uint32_t output[Chunk::kMost]; // no vector of it lies in two cache lines
 
@@ -50,14 +50,14 @@ struct ChunkPositions {
   uint32_t channels;
   uint32_t channel; // of the first element
   int64_t first;    // position in the plane where the reach begins
-  int64_t last;     // largest distance from it of a position in the reach
+  int64_t farthest; // distance of the reach's last position from `first`
 
   ChunkPositions(const Geometry<int64_t>& geometry, const Chunk& chunk)
       : channels(static_cast<uint32_t>(geometry.inner)),
         channel(static_cast<uint32_t>(chunk.elements.begin % geometry.inner)),
         first(chunk.reach.begin / geometry.inner) {
     const int64_t end = std::min(chunk.reach.end / geometry.inner, geometry.out_plane());
-    last = end - 1 - first;
+    farthest = end - 1 - first;
   }
 };
 
@@ -102,7 +102,7 @@ class FlatTargets {
         const uint32_t first_output = kPlanes ? 0 : first_outputs_.output[i] + positions.channel;
         to[i] = kPlanes ? distance : distance * positions.channels + first_output;
       }
-      return distances >> 31 == 0 && farthest <= positions.last;
+      return distances >> 31 == 0 && farthest <= positions.farthest;
     });
   }
 
@@ -116,7 +116,7 @@ class OffsetTargets {
   explicit OffsetTargets(const Plan& plan)
       : plan_(plan), may_be_clipped_(Windows(plan.geometry).may_be_clipped()) {
     const auto& [depth, height, width] = plan.geometry.axis;
-    double farthest = 0; // an upper bound of all positions in windows, before they are clipped
+    double farthest = 0; // more than any two positions in windows, unclipped, are apart
     for (const Axis<int64_t>& axis : plan.geometry.axis) {
       const double end = axis.in * static_cast<double>(axis.stride) + axis.kernel + axis.padding;
       farthest = farthest * static_cast<double>(axis.out) + end;
@@ -146,7 +146,7 @@ class OffsetTargets {
   }
 
  private:
-  // Positions. The difference of two fits int32_t then, with a factor of 2 to spare.
+  // Positions. So a difference fits int32_t, with a factor of 2 to spare.
   static constexpr int64_t kMostPosition = 1 << 30;
 
   static bool is_absent(const Axis<int64_t>& axis) {
@@ -160,9 +160,9 @@ class OffsetTargets {
     int32_t height;  // of the plane
     int32_t width;   // of the plane
     uint32_t volume; // offsets of a window
-    // offset / columns is offset * by_columns >> 16, where by_columns = 65536 / columns + 1: the
-    // product is not below the quotient, and exceeds it by less than 256 / 65536, so by less than
-    // 1 / columns, which is too little to reach the next integer. The same for rows.
+    // offset / columns is offset * by_columns >> 16, where by_columns = 65536 / columns + 1. Before
+    // the shift drops its fraction, that is too large by less than 256 / 65536, so by less than
+    // 1 / columns: too little to reach the next integer. The same for rows.
     int32_t by_rows;
     int32_t by_columns;
     uint32_t to_next_row;   // positions from the end of a window's row to its next row
@@ -205,7 +205,7 @@ class OffsetTargets {
       uint32_t* __restrict to = targets;
       uint32_t farthest = 0;
       uint8_t largest_offset = 0;
-      int32_t outside = 0; // negative: a coordinate was
+      int32_t outside = 0; // negative: some coordinate was outside
       for (int64_t i = 0; i < count; ++i) {
         const int32_t offset = offsets[i];
         const int32_t row = kAxes > 1 ? offset * shape.by_columns >> 16 : 0; // of all slices
@@ -226,7 +226,7 @@ class OffsetTargets {
         const uint32_t first_output = kPlanes ? 0 : first_outputs_.output[i] + positions.channel;
         to[i] = kPlanes ? distance : distance * positions.channels + first_output;
       }
-      return outside >= 0 && largest_offset < shape.volume && farthest <= positions.last;
+      return outside >= 0 && largest_offset < shape.volume && farthest <= positions.farthest;
     });
   }
 

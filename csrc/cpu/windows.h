@@ -66,9 +66,9 @@ class Windows {
   const Geometry<int64_t>& geometry_;
 };
 
-// Where the window of each element of a group's first chunk begins, before it is clipped. The
-// windows of element i of any other chunk lie as far from these as the chunk's first window lies
-// from the group's, because chunks consist of whole rows, or divide one row.
+// Where the window of each element of a group's first chunk begins, before it is clipped. Other
+// chunks need no table: a chunk is whole rows or a piece of one, so from chunk to chunk all its
+// windows move as far as the first one does.
 struct WindowTable {
   // A position in the plane, in 32 bits that may wrap around, and coordinates. Aligned, so that no
   // vector of 32 bytes lies in two cache lines.
@@ -110,7 +110,7 @@ struct WindowTable {
 // two such indices of a plane are equal.
 class OwnWindows {
  public:
-  // Whether no two windows overlap, none is clipped, and they are small enough for this class.
+  // Whether no two windows overlap, none is clipped, and plane and windows are small enough.
   static bool can_tell(const Geometry<int64_t>& geometry) {
     return disjoint(geometry) && geometry.out_plane() >> 31 == 0 &&
            !Windows(geometry).may_be_clipped() &&
@@ -134,6 +134,7 @@ class OwnWindows {
     using enum c10::ScalarType;
     with_type_of<Int, Long>(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
       const auto* indices = static_cast<const Index*>(call_.indices) + plan_.pooled(group);
+      static_assert(kMostRows == 4);
       with_one_of<1, 2, 3, 4>(
           rows_, [&](auto rows) { all = hold_all<rows>(indices + elements.begin, elements); });
     });
@@ -146,7 +147,7 @@ class OwnWindows {
   template <int kRows, class Index>
   bool hold_all(const Index* indices, const Range& elements) const {
     const int64_t count = elements.size();
-    const Coordinates step = windows_.step_to(elements.begin); // the first image has the element
+    const Coordinates step = windows_.step_to(elements.begin); // chunks begin in the first image
     const auto first = static_cast<uint64_t>(windows_.position(step));
     const auto columns = static_cast<uint32_t>(plan_.geometry.axis[2].kernel);
     return in_vectors([=, this]() MAXUNPOOL_INLINE {
@@ -156,7 +157,8 @@ class OwnWindows {
         const uint64_t distance = static_cast<uint64_t>(int64_t{indices[i]}) - first;
         distances |= distance;
         const uint32_t in_window = static_cast<uint32_t>(distance) - table_.position[i];
-        // From the nearest row that begins before the index. From the others it wraps around.
+        // The distance from the last row that begins at or before the index is the smallest:
+        // earlier rows are farther, and later ones wrap around.
         uint32_t in_row = in_window;
         for (int row = 1; row < kRows; ++row) {
           in_row = std::min(in_row, in_window - row_begin_[row]);

@@ -32,9 +32,10 @@
 
 namespace maxunpool_cuda {
 
-// Planes of a thread, and blocks of a processor. kDropsLosers needs registers, and more threads to
-// hide latency. For Blackwell, ptxas spills unless it has the 64 registers that 1024 threads leave.
-// A processor of Turing (sm_75) has room for no more than these.
+// Planes of a thread: two with kDropsLosers, which also holds four later indices of each; else
+// four. Threads of a processor: 1536 with kDropsLosers, to hide its loads. Else 1024, which leave
+// 64 registers: with fewer, ptxas spills for Blackwell. A processor of Turing (sm_75) has room for
+// no more than 1024.
 template <bool kDropsLosers>
 constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
@@ -98,7 +99,7 @@ struct OwnedCell {
   uint32_t element[kPlanes];       // of the pooled tensor
   RawIndex<kOffsets> raw[kPlanes]; // their indices
   uint32_t output;                 // where the first plane begins in the unpooled tensor
-  uint32_t planes;                 // how many there are
+  uint32_t planes;                 // from the first on that exist; may exceed kPlanes
 
   // Number of a plane. If fewer than kPlanes are left, the first stands for the others. It is read
   // again for each, and written once.
@@ -114,8 +115,8 @@ __device__ inline OwnedCell<kOffsets, kPlanes> owned_cell(
     const AnyIndices& indices,
     uint32_t item) {
   const Geometry<uint32_t>& g = tiling.geometry;
-  const auto [images, cell, channel] = tiling.item(item, g.inner != 1, planes.deep);
-  const uint32_t outer = images * planes.images;
+  const auto [image_set, cell, channel] = tiling.item(item, g.inner != 1, planes.deep);
+  const uint32_t outer = image_set * planes.images;
   OwnedCell<kOffsets, kPlanes> own;
   own.cell = cell;
   own.planes = planes.images == 1 ? kPlanes : g.outer - outer;

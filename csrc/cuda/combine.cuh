@@ -3,10 +3,10 @@
 // (CombineLast), or all add up (CombineSum). The owner goes through them in row-major order of the
 // pooled plane, so a result has the same bits in every run.
 //
-// Example: the elements 5, 7, -2 name one output, in this order, and another element does not.
+// Example: the elements 5, 7 and 2 name one output, in this order.
 //
-//   CombineLast<uint32_t>   0 -> 5 -> 7 -> -2       adds in this order; the result is -2
-//   CombineSum<float>       0 -> 5 -> 12 -> 10      the result is 10
+//   CombineLast<uint32_t>   0 -> 5 -> 7 -> 2       the last one stays
+//   CombineSum<float>       0 -> 5 -> 12 -> 14     they add up
 //
 // If no index names an output, its result is the 0 that both start from.
 //

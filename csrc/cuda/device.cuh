@@ -4,8 +4,8 @@
 // This is the one file of csrc/cuda that the tests replace as a whole when they compile the kernels
 // for the CPU: tests/emulation/device.cuh declares the same names. So whatever g++ cannot compile,
 // or small tensors would never reach, has its place here, and docs/emulation.md has a row for each.
-// For instance, a call of 300 planes of 1,000 elements is one part with the limit of 2^31 below;
-// with 2^17, the limit of the tests, it is four parts of 75 planes.
+// For instance, a call of 300 planes of 1,000 elements is one range with the limit of 2^31 below;
+// with 2^17, the limit of the tests, it is four ranges of 75 planes.
 #pragma once
 
 #include <cstdint>

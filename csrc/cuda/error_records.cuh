@@ -5,8 +5,8 @@
 // The four states of a record, by example; `epoch` and `ready` are the record's:
 //
 //   epoch 0, reports[0].ready 0    nothing is reported: raise_if_reported() does nothing
-//   epoch 0, reports[0].ready 1    a kernel reported: raise_if_reported() makes the epoch 1, and
-//   raises epoch 1, reports[1].ready 0    calls report anew; reports[0] is no longer looked at
+//   epoch 0, reports[0].ready 1    a kernel reported: raise_if_reported() raises, begins epoch 1
+//   epoch 1, reports[1].ready 0    calls report anew; reports[0] is no longer looked at
 //   epoch 1, reports[1].ready 2    a kernel of a later call reported, and so on
 #pragma once
 
@@ -36,7 +36,7 @@ inline bool is_capturing() {
 }
 
 // What the kernels of all calls share in the memory of a device; zero at first. It is a variable of
-// the library, so a first call needs no memory of a GPU whose memory PyTorch's allocator holds.
+// the library, so a first call allocates nothing on a GPU that PyTorch's allocator has filled.
 struct DeviceWords {
   unsigned long long largest_out_of_window_launch; // see OutOfWindowLaunches
   uint32_t claimed;                                // see Errors
@@ -81,7 +81,7 @@ class DeviceErrors {
       return;
     }
     const std::string message =
-        invalid_index(report.geometry, report.in_window, report.index, report.element);
+        invalid_index(report.geometry, report.is_window_offset, report.index, report.element);
     // Of the threads that see the report, the one that begins the next epoch raises the error.
     const bool begins_epoch = epoch().compare_exchange_strong(now, now + 1);
     TORCH_CHECK(!begins_epoch, message, " (in this call or an earlier one on this CUDA device)");
@@ -94,7 +94,7 @@ class DeviceErrors {
   DeviceWords* words_;
 };
 
-// Records of the devices that have run a kernel of this library. Asks nothing of CUDA before one
+// Records of the devices that have been asked to unpool. Asks nothing of CUDA before one
 // has: a process that has used CUDA cannot be forked.
 class ErrorRecords {
  public:

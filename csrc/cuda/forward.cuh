@@ -47,15 +47,14 @@
 
 namespace maxunpool_cuda {
 
-// The index of a cell that does not exist. It is the name of no output: a plane has fewer than 2^31
-// positions, and a window fewer offsets.
+// The index of a cell that does not exist, also after it was narrowed. It names no output: a plane
+// has fewer than 2^31 positions, and a window fewer offsets.
 template <class Index>
 constexpr Index kNoIndex = static_cast<Index>(-1);
 
-// An int64 index is used as 32 bits, and int32 indices are loaded into 64 bits as well, as one
-// kernel takes both. If a thread narrowed an index as soon as it is loaded, it would wait for this
-// load before it could issue the next one, so indices are narrowed after the last load. Then each
-// takes two registers until then: more than 12 do not fit, and are narrowed at once.
+// Flat indices are loaded as 64 bits, as one kernel takes int32 and int64, and used as 32.
+// Narrowing an index waits for its load, so it comes after the last load. Until then an index takes
+// two registers; where a thread has more than 12, these do not fit, and each is narrowed at once.
 template <class Traits>
 constexpr bool kNarrowsLate =
     !Traits::kOffsets && Traits::kCells * Traits::kCells * Traits::kCount <= 12;
@@ -64,7 +63,7 @@ template <class Traits>
 using LoadedIndex = std::conditional_t<kNarrowsLate<Traits>, uint64_t, uint32_t>;
 
 // What a thread holds of the cells whose windows cover its outputs, [row][column][element]. Row and
-// column kOwn are those of its own elements. An index and a value are two arrays, as in memory.
+// column kOwn are those of its own elements. Indices and values have an array each, as in memory.
 template <class Traits, class Item>
 using Neighbourhood = Item[Traits::kCells][Traits::kCells][Traits::kCount];
 
@@ -192,7 +191,7 @@ __device__ __forceinline__ void load_neighbourhood(
       }
       const uint32_t element = row + right * geometry.inner;
       const bool column_exists = Traits::kOfCells ? right == 0 : tile.column + right < width.in;
-      // Keep `|`: `||` compiles to a branch between the loads.
+      // Keep `|`: with `||`, a branch would stand between the loads.
       if (!row_exists | !column_exists) {
         continue;
       }
@@ -250,6 +249,7 @@ __device__ __forceinline__ void combine_row(
 }
 
 // Stores a row of outputs at neighbouring cells: `to` is the first, and they follow each other.
+// (store_registers() narrows an accumulator's value; result() does so for one stored by itself.)
 template <class Traits>
 __device__ __forceinline__ void store_cells(
     typename Traits::Element* to,
@@ -330,9 +330,9 @@ __device__ __forceinline__ void store_row(
 
 // ---- The kernel
 
-// Unpools for 32-bit numbers: one work item of `tiling` is one tile. `negative_zero` is explained
-// at added_to_zero(); an accumulator of sums needs none. 1024 threads on a processor leave 64
-// registers for each.
+// Unpools a call whose numbers fit 32 bits: one work item of `tiling` is one tile. `negative_zero`
+// is explained at added_to_zero(); an accumulator of sums needs none. 1024 threads on a processor
+// leave 64 registers for each.
 template <class Combine, bool kOffsets, class Window, Elements kElements>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     Tiling<uint32_t> tiling,

@@ -129,7 +129,8 @@ __device__ __forceinline__ bool position_inside_disjoint(
 }
 
 // Step 1. `own` holds the indices of the tile's elements. May return false for good indices, and
-// never true for wrong ones.
+// never true for wrong ones. What it returns is used only in the first depth of a window, so
+// tile.output_depth is where the window begins.
 template <class Traits>
 __device__ __forceinline__ bool own_indices_inside(
     const Tiling<uint32_t>& tiling,
@@ -139,7 +140,8 @@ __device__ __forceinline__ bool own_indices_inside(
   const Geometry<uint32_t>& geometry = tiling.geometry;
   constexpr bool kOverlap = Traits::K > Traits::S;
   // A disjoint window that lacks its first row or a column is left to step 2.
-  uint32_t all_inside = kOverlap || (tile.row_exists[0] && tile.column_exists[Traits::S - 1]);
+  uint32_t all_inside = // 0 or 1, so the other bits stay 0
+      kOverlap || (tile.row_exists[0] && tile.column_exists[Traits::S - 1]);
 #pragma unroll
   for (int n = 0; n < Traits::kCount; ++n) {
     if constexpr (kOverlap && Traits::kOffsets) {

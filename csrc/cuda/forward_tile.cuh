@@ -46,7 +46,7 @@ struct Square {
   // - without padding by the windows of cells r - 1 and r, which begin at 2r - 2 and 2r;
   // - with padding 1 by the windows of cells r and r + 1, which begin at 2r - 1 and 2r + 1.
   static constexpr int kCells = K > S ? 2 : 1;
-  static constexpr int kOwn = K > S&& P == 0 ? 1 : 0;
+  static constexpr int kOwn = P == 0 && K > S ? 1 : 0;
 };
 
 // Which pooled elements a thread owns. There are elements_of_thread() of them.
@@ -57,9 +57,10 @@ enum class Elements {
 };
 
 // How many pooled elements a thread owns: enough that several loads are under way at once, and few
-// enough that 64 registers do (see `forward`). Each takes a register for its value and one for its
-// index, or two if that has 8 bytes, and of 3x3 windows a thread holds four cells. The last column
-// tells why there are no more; registers, and bytes spilled, are those of nvcc 13.0 for sm_90.
+// enough that 64 registers do (see `forward`). Each takes a register for its value (of 8 bytes:
+// two) and one for its index (a flat one: two until it is narrowed, see kNarrowsLate), and of 3x3
+// windows a thread holds four cells. The last column tells why there are no more; registers, and
+// bytes spilled, are those of nvcc 13.0 for sm_90.
 //
 //             windows   indices  elements of 1, 2   4    8 bytes
 //   cells     2x2, 3x3  uint8    4                  2    -   4 x 2 outputs of 2 bytes are 16 bytes
@@ -119,9 +120,9 @@ struct ThreadTile {
 
   uint32_t first_element; // the number of its first element in the pooled tensor
   uint32_t first_output;  // the number of its first output in the unpooled tensor
-  // Of Elements::planes: how many planes there are from its first to the tensor's last; else
-  // kCount. If there are fewer than kCount, the thread does the last one several times: it writes
-  // the same values to the same places again, so no loop over planes needs a condition.
+  // Planes from its first to the tensor's last, if its planes lie in several images; else kCount.
+  // If there are fewer than kCount, the thread does the last one several times: it writes the same
+  // values to the same places again, so no loop over planes needs a condition.
   int left;
   // Of Elements::planes: how far each plane is from the first, in the pooled tensor and in the
   // unpooled one; else 0.
@@ -130,7 +131,7 @@ struct ThreadTile {
 };
 
 // Fills in what 3d tells of a tile, and moves its position to its depth. `outer` counts images and,
-// within each, the depths of the output. Returns the number of the image alone.
+// within each, the depths of the output. Returns the number of the set of images alone.
 template <class Traits>
 __device__ __forceinline__ uint32_t locate_depth(
     const Tiling<uint32_t>& tiling,
@@ -139,14 +140,14 @@ __device__ __forceinline__ uint32_t locate_depth(
     ThreadTile<Traits>& tile) {
   const auto& [depth, height, width] = tiling.geometry.axis;
   tile.output_depth = outer;
-  const uint32_t images = split(tile.output_depth, tiling.tiles[0]);
+  const uint32_t image_set = split(tile.output_depth, tiling.tiles[0]);
   uint32_t depth_in_window = tile.output_depth;
   tile.depth = split(depth_in_window, planes.depth_stride);
   tile.is_covered = tile.depth < depth.in && depth_in_window < depth.kernel;
   // Where no window is, this is 0, so that no window offset can wrap around to kNoIndex.
   tile.depth_in_window = tile.is_covered ? depth_in_window : 0;
   tile.position += tile.output_depth * height.out * width.out;
-  return images;
+  return image_set;
 }
 
 // Finds the tile of a work item. All divisions are here and in locate_depth().
@@ -157,7 +158,7 @@ __device__ __forceinline__ ThreadTile<Traits> locate(
   constexpr int kCount = Traits::kCount;
   const Geometry<uint32_t>& geometry = tiling.geometry;
   const auto& [depth, height, width] = geometry.axis;
-  const auto [outer_and_depth, coordinates, channel_group] =
+  const auto [outer_and_depth, coordinates, channel_vector] =
       tiling.item(item, !Traits::kOfCells && geometry.inner != 1, false);
 
   ThreadTile<Traits> tile{};
@@ -165,12 +166,12 @@ __device__ __forceinline__ ThreadTile<Traits> locate(
   tile.column = Traits::kOfCells ? coordinates[2] * kCount : coordinates[2];
   tile.position = S * tile.row * width.out + S * tile.column;
   tile.is_covered = true;
-  uint32_t images = outer_and_depth;
+  uint32_t image_set = outer_and_depth;
   if (planes.deep) {
-    images = locate_depth(tiling, planes, outer_and_depth, tile);
+    image_set = locate_depth(tiling, planes, outer_and_depth, tile);
   }
-  const uint32_t outer = images * planes.images;
-  const uint32_t channel = Traits::kOfChannels ? channel_group * kCount : channel_group;
+  const uint32_t outer = image_set * planes.images;
+  const uint32_t channel = Traits::kOfChannels ? channel_vector * kCount : channel_vector;
   tile.first_output = (outer * tiling.out_plane + tile.position) * geometry.inner + channel;
   tile.first_element = tiling.pooled(outer, {{tile.depth, tile.row, tile.column}}, channel);
 #pragma unroll

@@ -44,8 +44,9 @@ struct AnyIndices {
 template <bool kOffsets>
 using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
-// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`. A
-// negative index becomes a number beyond all planes: of int32, one of 2^31 or more.
+// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`, for
+// kernels with 32-bit offsets. A negative index becomes a number beyond all planes of these: of
+// int32, one of 2^31 or more.
 template <bool kOffsets, int N>
 __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
     const AnyIndices& indices, uint32_t i, int away = 0) {

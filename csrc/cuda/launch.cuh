@@ -30,7 +30,7 @@ struct Launch {
   at::Tensor& memory;                               // owns the workspace of the call
   unsigned long long* largest_out_of_window_launch; // of the device; null for pooling
 
-  // Memory for so many words, undefined, until `memory` is freed.
+  // Room for so many words of 32 bits, undefined. The next workspace() of this call frees it.
   uint32_t* workspace(int64_t words) const;
   // Multiprocessors of the device.
   int64_t processors() const;

@@ -2,8 +2,8 @@
 // A call of max pooling as a whole, cut into launches that 32 bits can count; with it the kernels
 // of pool.cuh and pool_lanes.cuh are compiled, which PoolDispatch chooses from (max_pool.cuh).
 //
-// Example: a call of 300 images (see geometry.h) of which 100 fit a launch runs three times, on
-// images 0 to 99, 100 to 199, and 200 to 299.
+// Example: a call of 300 images (see geometry.h) of which 100 fit a launch runs four times, on 75
+// each, as 300 is halved until it fits.
 #include "../calls.h"
 #include "../geometry.h"
 #include "dispatch.cuh"

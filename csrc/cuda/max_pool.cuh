@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Choice of the kernel that a call of max pooling runs. The kernels are in pool.cuh and
-// pool_lanes.cuh. max_pool.cu makes a PoolDispatch for each call, whose Launch (launch.cuh)
-// launches the kernel.
+// pool_lanes.cuh. max_pool.cu makes a PoolDispatch for each range of a call's images;
+// Launch (launch.cuh) launches the kernel. `out` is the input's side, as in pool.cuh.
 //
 // Examples, of float32 inputs with 64 channels, a batch of 8:
 //
@@ -41,7 +41,7 @@ class PoolDispatch {
 
   void run() const {
     with_ordered_type(call_.type, [&]<class T>(std::type_identity<T>) {
-      // Other types are rarely pooled: the kernels for any window will do.
+      // Other types are rarely pooled: the kernels for any window, with 64-bit offsets, will do.
       constexpr bool kIsUsual = !std::is_integral_v<T> && sizeof(T) < 8;
       if (!fits_32bit_) {
         return run_windows<T, uint64_t>();
@@ -94,25 +94,25 @@ class PoolDispatch {
     const auto& [depth, height, width] = geometry_.axis;
     constexpr int kVector = kVectorBytes / sizeof(T);
     constexpr int kColumns = kVector / 2;
-    // bfloat16 is little to move for so many comparisons, so windows share those of a row. (Half,
-    // whose Element has two numbers, would not fit the registers.)
+    // Of bfloat16, comparisons take longer than bytes, so a thread has two rows of windows, which
+    // share those of a row. (Half, whose Element has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && kKernel == 3 ? 2 : 1;
     // In one row, threads of several rows would have nothing to share.
-    const auto has_stride = [&](int64_t stride, bool also_in_one_row) {
-      return width.stride == stride && (is_one_row() ? also_in_one_row : height.stride == stride);
+    const auto has_stride = [&](int64_t stride, int rows) {
+      return width.stride == stride && (is_one_row() ? rows == 1 : height.stride == stride);
     };
     const bool divides =
         width.padding == kKernel - 2 && width.out % kVector == 0 && width.out == 2 * width.in;
-    if (are_arrays_aligned() && divides && has_stride(2, kRows == 1)) {
+    if (are_arrays_aligned() && divides && has_stride(2, kRows)) {
       return launch<T, uint32_t>(
           pool_rows<T, kKernel, 2, kColumns, kRows, true>, {.rows = kRows, .columns = kColumns});
     }
-    if (has_stride(2, false)) {
+    if (has_stride(2, kMostRows)) {
       return launch<T, uint32_t>(
           pool_rows<T, kKernel, 2, 1, kMostRows, false>, {.rows = kMostRows});
     }
     if constexpr (kKernel == 3) {
-      if (has_stride(1, false)) {
+      if (has_stride(1, kMostRows)) {
         return launch<T, uint32_t>(
             pool_rows<T, kKernel, 1, 1, kMostRows, false>, {.rows = kMostRows});
       }

@@ -2,16 +2,17 @@
 // Kernels of max pooling. pool_elements.cuh has the comparison of two elements and the store,
 // tiling.cuh the items of a thread, vector.cuh the loads of several neighbours at once, divider.cuh
 // the division by a dilation. max_pool.cuh chooses the kernel; large windows have pool_lanes.cuh.
+// As in all of csrc, `out` is the unpooled side, which is the input here, and `in` the pooled one.
 //
 // pool_rows, for contiguous tensors: 2x2 or 3x3 windows without dilation. A thread owns kRows x
 // kColumns windows, and reads the rows of the input that they cover once. Example: 3x3 windows, 2
 // apart, padding 1. The thread that owns windows 2 and 3 of a row of windows reads of a row of the
 // input:
 //
-//      column         3   4   5   6   7      the elements 4 to 7 are one vector; 3 is read by
-//      itself element        5 | 3   9   4   9 window 2      [5   3   9]             its best of
-//      this row: 9, of column 5 window 3              [9   4   9]     its best of this row: 9, of
-//      column 5, the first of two
+//      column         3   4   5   6   7      elements 4 to 7 are one vector; 3 is read by itself
+//      element        5 | 3   9   4   9
+//      window 2      [5   3   9]             its best of this row: 9, of column 5
+//      window 3              [9   4   9]     its best of this row: 9, of column 5, the first of two
 //
 //   The best of a window is then the best of its three rows. If kRows is 2, five rows are read, and
 //   the third one counts for the windows above and below.
@@ -48,7 +49,7 @@ __device__ inline uint32_t clamped(uint32_t coordinate, uint32_t size) {
 struct InputRow {
   int number;        // from 0, the first row of the thread's first window, on
   uint32_t position; // of its first element, in the plane
-  uint32_t index;    // of its first element: the position, or the offset in the first window
+  uint32_t index;    // of its first element: the position, or the window offset in the first window
   bool is_first;     // of the first depth slice of the windows
 };
 
@@ -94,9 +95,9 @@ __device__ inline void for_each_row(
 // thread owns kRows x kColumns.
 //
 // kVectors: rows, of the input and of the windows, divide into vectors, and a thread's first window
-// begins where its vector does, or one element left of it if kKernel is 3. Else kColumns is 1,
-// under any padding: neighbouring threads still write neighbouring elements, and kRows rows share
-// the work.
+// begins where its vector does, or one element left of it if kKernel is 3. Else kColumns is 1, and
+// any padding will do: neighbouring threads still write neighbouring elements, and an input row
+// that two rows of windows cover is read once.
 template <class T, int kKernel, int kStride, int kColumns, int kRows, bool kVectors>
 struct PoolRows {
   static_assert(kVectors ? kStride == 2 : kColumns == 1);
@@ -166,8 +167,9 @@ struct PoolRows {
     }
   }
 
-  // What is added to the candidates' indices in the end. Until then, an index counts its column as
-  // `columns` does, and an offset counts from the thread's first window.
+  // What is added to the candidates' indices in the end. Until then, an offset counts columns from
+  // the input's begin, unless kVectors, and from the thread's first window; a position counts them
+  // from `left`, if kVectors.
   __device__ uint32_t index_correction(bool as_offsets, int window_row, int column) const {
     const uint32_t of_offset =
         (kVectors ? 0 : -left) - (window_row * kStride * kKernel + column * kStride);
@@ -298,11 +300,12 @@ struct DilatedWindow {
     const auto& [depth, height, width] = geometry.axis;
     return first + (z * dilation.step(0) * height.out + y * dilation.step(1)) * width.out;
   }
-  // Index of that element, and the difference to the index of the next one in the row.
+  // Index of that element.
   __device__ Offset row_index(Offset z, Offset y) const {
     const auto& [depth, height, width] = geometry.axis;
     return as_offsets ? (z * height.kernel + y) * width.kernel : row_position(z, y);
   }
+  // From an element's index to that of the next one in its row.
   __device__ Offset index_step() const { return as_offsets ? 1 : dilation.step(2); }
 };
 
@@ -335,8 +338,8 @@ __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     const auto in_height = dilation.elements_inside(geometry, 1, cell[1]);
     const auto in_width = dilation.elements_inside(geometry, 2, cell[2]);
     const T* plane = input + (outer * tiling.out_plane * geometry.inner + channel);
-    // A window without elements in the input has the index of the first one after the padding
-    // before it.
+    // A window without elements in the input gets the index of its first element that is not in the
+    // padding before it, as in PyTorch; that may lie beyond the plane.
     const Offset no_index =
         window.row_index(in_depth.first, in_height.first) + in_width.first * window.index_step();
     Candidate<T, Offset> candidate[1] = {{Element<T>::of(lowest), no_index}};

@@ -55,8 +55,9 @@ struct Element<c10::Half> { // a NaN would lose bits on its way through a float
   __device__ c10::Half original() const { return half; }
 };
 
-// The candidate for a window's maximum: the best of the elements so far, and its index, which is
-// its window offset where the call's indices are uint8, else its position in the plane.
+// The candidate for a window's maximum: the best of the elements so far, and an index of it. When
+// it is stored, that is its window offset where the call's indices are uint8, else its position in
+// the plane.
 template <class T, class Offset = uint32_t>
 struct Candidate {
   Element<T> value;
@@ -103,7 +104,7 @@ __device__ inline void unpack(const Vector<T, N>& vector, Element<T>* elements) 
   }
 }
 
-// The arrays that a pooling kernel writes: values [pooled tensor] and indices [pooled tensor].
+// The arrays of the pooled tensor that a pooling kernel writes.
 template <class T>
 struct PoolResult {
   T* values;
@@ -112,8 +113,8 @@ struct PoolResult {
 
   __device__ bool takes_offsets() const { return index_bytes == sizeof(uint8_t); }
 
-  // Stores the candidates of N neighbours, the first of which is this element of the pooled tensor.
-  // The addresses are aligned for all of them.
+  // Stores the candidates of N neighbours as vectors; the first is this element of the pooled
+  // tensor, and the addresses are aligned for them.
   template <class Offset, int N>
   __device__ void store_candidates(
       Offset element, const Candidate<T, Offset> (&candidates)[N]) const {

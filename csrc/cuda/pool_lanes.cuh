@@ -37,16 +37,17 @@ constexpr int kMostLaneThreads = 8 * kThreads; // of a block; 1024, so each may 
 struct Lanes {
   // Loads of a lane that do not wait for each other.
   static constexpr int kAtOnce = 4;
-  // Channels that neighbouring threads read at least: 32 bytes of float32, which memory moves as a
-  // whole.
+  // Neighbouring channels that neighbouring threads read, at least: 8 floats are the 32 bytes that
+  // memory moves as a whole.
   static constexpr int64_t kNeighbours = 8;
-  // Elements of a window that are worth lanes. Fewer would be two or three a lane.
+  // Elements of a window that are worth lanes: of fewer, a thread reads 4 at once, and soon is
+  // done.
   static constexpr int64_t kFewestElements = 25;
   // Threads that an H100 runs at once, roughly. So many windows need no lanes.
   static constexpr int64_t kEnoughThreads = 1 << 18;
 
-  uint32_t count;           // of a window; a power of two
-  uint32_t windows;         // of a block at once
+  uint32_t count;           // lanes of a window: a power of two
+  uint32_t windows;         // that a block does at once
   uint32_t elements;        // of a window
   bool are_neighbours;      // the lanes of a window are neighbouring threads
   bool is_run;              // the elements of a window lie side by side

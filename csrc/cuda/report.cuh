@@ -14,15 +14,13 @@
 //   A runs in epoch 0      claimed = 1, reports[0] is written, then reports[0].ready = 1
 //   the host calls B       epoch 0 has a report: it begins epoch 1 and raises the error
 //   B is called again      it runs in epoch 1: claimed = 2, reports[1] and its ready = 2
-//   a late kernel of A     would claim epoch 0 again, but claimed is not below 1: it reports
-//   nothing
+//   a late kernel of A     claims epoch 0, but claimed is not below 1: it reports nothing
 #pragma once
 
 #include "../geometry.h"
 #include "device.cuh"
 #include "divider.cuh"
 #include "indices.cuh"
-#include "tiling.cuh"
 
 #include <cstdint>
 
@@ -30,8 +28,8 @@ namespace maxunpool_cuda {
 
 // An out-of-bounds index, in host memory that the device can write.
 struct OutOfBoundsIndex {
-  uint32_t ready; // 1 + the epoch of the report, once the rest is there
-  bool in_window; // the index is a window offset
+  uint32_t ready;        // 1 + the epoch of the report, once the rest is there
+  bool is_window_offset; // the index
   int64_t index;
   int64_t element;            // of the pooled tensor
   Geometry<int64_t> geometry; // as far as the message names it
@@ -64,14 +62,17 @@ struct Errors {
   // one.
   template <class Offset>
   __device__ void report(
-      const Geometry<Offset>& geometry, Offset element, bool in_window, int64_t index) const {
+      const Geometry<Offset>& geometry,
+      Offset element,
+      bool is_window_offset,
+      int64_t index) const {
     const uint32_t claim = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
     // The first test is cheap, and spares the atomic operation to all threads but the first few.
     if (load_relaxed(claimed) >= claim || atomicMax(claimed, claim) >= claim) {
       return;
     }
     OutOfBoundsIndex& report = record->reports[(claim - 1) % 2];
-    report.in_window = in_window;
+    report.is_window_offset = is_window_offset;
     report.index = index;
     report.element = first_element + static_cast<int64_t>(element);
     report.geometry.rank = geometry.rank;
@@ -105,7 +106,7 @@ struct OutOfWindowLaunches {
 // that does a chunk writes out_of_window_flags[chunk]: nonzero if an index of the chunk's cells is
 // out of window. Every flag is written, and flags are in the order of the images.
 struct Report {
-  uint32_t* out_of_window_flags; // null: no index can be out of window
+  uint32_t* out_of_window_flags; // null: the kernel writes none
   OutOfWindowLaunches out_of_window_launches;
   Errors errors;
 
@@ -137,9 +138,9 @@ __device__ inline Decoded<Offset> decoded_or_reported(
   return result;
 }
 
-// Calls visit(i) for this thread's items, under any grid and block size; visit returns whether an
-// index is out of window. Chunks have blockDim.x items. Unless kMayLeaveWindow, no flags are
-// written.
+// Calls visit(i) for this thread's items, under any grid of at most 2^31 threads; visit returns
+// whether an index is out of window. Chunks have blockDim.x items. Unless kMayLeaveWindow, no flags
+// are written.
 template <bool kMayLeaveWindow, class Visit>
 __device__ inline void for_each_flagged_item(
     uint32_t items, const Report& report, const Visit& visit) {

@@ -42,7 +42,7 @@ static UnpoolCall images_of(const UnpoolCall& call, int64_t first, int64_t count
   return images;
 }
 
-// The kernels of slots.cuh count with 64 bits, so with `simple` they do all images at once.
+// The kernels of slots.cuh can count with 64 bits, so with `simple` they do all images at once.
 void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t fitting = simple ? 0 : outer_that_fits(geometry);
