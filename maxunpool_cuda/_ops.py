@@ -15,21 +15,26 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from . import _library
+from . import _kernels, _library
 
 # Raises ImportError if the library was built for another PyTorch; must run before the import of _C.
 BUILT_FOR = _library.built_for()
-try:
-    from . import _C
-except ImportError as error:
-    raise ImportError(
-        "maxunpool_cuda: expected its compiled library to load, as it was built for this PyTorch "
-        f"({torch.__version__}), but got: {error}"
-    ) from error
+if _library.is_portable(BUILT_FOR):
+    from . import _definitions as _C
+else:
+    try:
+        from . import _C  # type: ignore[no-redef]
+    except ImportError as error:
+        raise ImportError(
+            "maxunpool_cuda: expected its compiled library to load, as it was built for this "
+            f"PyTorch ({torch.__version__}), but got: {error}"
+        ) from error
 
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
+# Where the library has no kernels. Registered as long as this object exists.
+_KERNELS = _kernels.register((max_unpool, max_unpool_backward, max_pool))
 
 
 def is_traced() -> bool:

@@ -16,7 +16,7 @@ import cases
 import pytest
 import torch
 from cases import LAYOUTS, OPERATORS, UNPOOLING, Call, Geometry, draw, geometry_of, laid_out, scaled
-from conftest import GPUS
+from conftest import GPUS, HAS_LIBRARY
 from failures import check_each
 from gpu_tests import skip_without_memory
 from reference import Sizes
@@ -250,6 +250,8 @@ def test_windows_far_larger_than_the_planes() -> None:
     x, offsets = torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.uint8)
     output = _ops.max_unpool(x, offsets, (2**17,), (2,), (2**40,), (0,), "last")
     assert output.flatten().nonzero().tolist() == [[0]]
+    if not HAS_LIBRARY:
+        return  # PyTorch's pooling, which computes there, takes windows of fewer than 2^31 elements
     x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
     assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
 
