@@ -6,6 +6,7 @@ gradient are compared with torch.nn's first: values differ, so all are equal, bi
 the bytes of all tensors that a forward keeps for its backward, each storage once.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -161,20 +162,32 @@ def measure(seconds: float) -> report.Report:
     return {"facts": facts, "settings": settings, "portable": True, "rows": rows}
 
 
-def speed(row: report.Row, contender: str = OURS) -> float:
-    """Times torch.nn's speed."""
-    medians = {name: each["quartiles"][1] for name, each in row["results"].items()}
-    return medians[TORCH] / medians[contender]
+def times(row: report.Row, contender: str, what: str) -> float:
+    """Times torch.nn's speed, or its bytes kept for the backward: what is "speed" or "kept"."""
+    ours, theirs = row["results"][contender], row["results"][TORCH]
+    if what == "kept":
+        return ours["saved"] / theirs["saved"]
+    return theirs["quartiles"][1] / ours["quartiles"][1]
 
 
 def show(results: report.Report) -> None:
     """Print the table."""
-    print(f"{report.title(results)}: times torch.nn's speed, and bytes kept for the backward\n")
+    print(f"{report.title(results)}: forward and backward\n")
+    rows: dict[tuple[str, str], dict[int, report.Row]] = defaultdict(dict)
+    for row in results["rows"]:
+        for who in row["results"].keys() - {TORCH}:
+            rows[row["name"], who][row["threads"]] = row
+    order = [(case.name, who) for case in CASES for who in case.functions if who != TORCH]
+    threads = sorted({row["threads"] for row in results["rows"]})
     report.table(
-        ("call", "threads", "who", "speed", "kept"),
+        ("call", "by", *(f"speed, {n} thread{'s' * (n > 1)}" for n in threads), "bytes kept"),
         (
-            (row["name"], row["threads"], name, f"{speed(row, name):.2f}", f"{each['saved']:,}")
-            for row in results["rows"]
-            for name, each in row["results"].items()
+            (
+                name,
+                "here" if who == OURS else who,
+                *(f"{times(rows[name, who][n], who, 'speed'):.2f}" for n in threads),
+                f"{times(rows[name, who][threads[0]], who, 'kept'):.3f}",
+            )
+            for name, who in order
         ),
     )

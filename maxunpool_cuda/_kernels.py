@@ -13,6 +13,7 @@ ways of _portable.py, which no order changes.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import warnings
@@ -61,6 +62,18 @@ class _Unpooling(NamedTuple):
         """The positions of an output plane."""
         return math.prod(self.output_size)
 
+    def fit_blocks(self, pooled: Ints) -> bool:
+        """Whether blocks of a stride for each window take little more room than the plane.
+
+        _portable.py unpools window offsets in such blocks. They do not if a stride is far larger
+        than the plane.
+        """
+        blocks = [
+            (cells + kernel // step) * step
+            for cells, kernel, step in zip(pooled, self.kernel_size, self.stride, strict=True)
+        ]
+        return math.prod(blocks) <= 16 * self.plane
+
     def are_disjoint(self) -> bool:
         """Whether no two windows share a position."""
         return all(k <= s for k, s in zip(self.kernel_size, self.stride, strict=True))
@@ -73,7 +86,6 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
         return torch.empty_like(empty, device=input.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
-    is_offset = indices.dtype == torch.uint8
     positions = _positions(indices, unpooling)
     values = input if reduce == "sum" else _moved(input)
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
@@ -83,7 +95,7 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
         output = planes.new_zeros(*planes.shape[:-1], unpooling.plane)
         write = output.scatter_add_ if reduce == "sum" else output.scatter_
         result = write(-1, positions, planes).reshape(empty.shape)
-    elif is_offset:
+    elif indices.dtype == torch.uint8 and unpooling.fit_blocks(indices.shape[-unpooling.rank :]):
         result = _portable.unpool_window_offsets(values, indices, *unpooling, reduce)
     elif reduce == "last":
         result = _portable.unpool_positions(planes, positions, unpooling.output_size, "last")
@@ -229,45 +241,45 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
     A window offset is the position of its window's begin, and a step that a table has.
     """
     rank = unpooling.rank
+    positions = indices.long()
     if indices.dtype != torch.uint8:
-        positions = indices.long()
-        _check_inside(indices, (positions >= 0) & (positions < unpooling.plane), unpooling)
+        _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling)
         return positions.flatten(-rank)
-    volume = math.prod(unpooling.kernel_size)
-    offsets = torch.arange(_MOST_OFFSETS, device=indices.device)
     places: list[Tensor] = []  # in the window, by offset, for each axis
-    remaining = offsets
+    remaining = torch.arange(_MOST_OFFSETS, device=indices.device)
     for kernel in reversed(unpooling.kernel_size):
         places.insert(0, remaining % kernel)
         remaining = remaining // kernel
     pooled = indices.shape[-rank:]
     begins = _begins(unpooling, pooled, indices.device)
-    numbers = indices.long()
-    inside = numbers < volume
+    checked = [(indices, 0, math.prod(unpooling.kernel_size))]
     axes = zip(begins, places, pooled, *unpooling, strict=True)
     for begin, place, cells, size, kernel, stride, padding in axes:
-        last_end = (cells - 1) * stride - padding + kernel
-        if padding > 0 or last_end > size:  # some windows are clipped
-            coordinate = begin + place[numbers]
-            inside = inside & (coordinate >= 0) & (coordinate < size)
-    _check_inside(indices, inside, unpooling)
+        if padding > 0 or (cells - 1) * stride - padding + kernel > size:  # windows are clipped
+            checked.append((begin + place[positions], 0, size))
+    _check_inside(indices, checked, unpooling)
     steps = _flat(places, unpooling.output_size)
-    return (steps[numbers] + _flat(begins, unpooling.output_size)).flatten(-rank)
+    return (steps[positions] + _flat(begins, unpooling.output_size)).flatten(-rank)
 
 
-def _check_inside(indices: Tensor, inside: Tensor, unpooling: _Unpooling) -> None:
-    """Raise the error of the first index that leads out of its plane, if there is one.
+# Numbers, their smallest value, and the end of their range.
+_Range = tuple[Tensor, int, int]
+
+
+def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooling) -> None:
+    """Raise the error of the first index of which a number is out of its range, if there is one.
 
     This waits for the device. While a CUDA graph is captured nothing can wait, so there the graph
     fails when it runs.
     """
     if indices.is_cuda and torch.cuda.is_current_stream_capturing():
-        torch._assert_async(inside.all())
+        torch._assert_async(_are_inside(ranges).all())
         return
-    if bool(inside.all()):
+    extremes = [(*torch.aminmax(numbers), begin, end) for numbers, begin, end in ranges]
+    if all(begin <= int(least) and int(most) < end for least, most, begin, end in extremes):
         return
     rank = unpooling.rank
-    element = int((~inside).flatten().nonzero()[0])
+    element = int((~_are_inside(ranges)).flatten().nonzero()[0])
     plane, position = divmod(element, math.prod(indices.shape[-rank:]))
     index = int(indices.flatten()[element])
     in_window = " (an offset in its window)" if indices.dtype == torch.uint8 else ""
@@ -278,15 +290,23 @@ def _check_inside(indices: Tensor, inside: Tensor, unpooling: _Unpooling) -> Non
     )
 
 
+def _are_inside(ranges: Sequence[_Range]) -> Tensor:
+    """For each element whether all of its numbers are in their ranges."""
+    inside = [(numbers >= begin) & (numbers < end) for numbers, begin, end in ranges]
+    return functools.reduce(torch.logical_and, inside)
+
+
 def _are_last(positions: Tensor, plane: int) -> Tensor:
     """Whether each element is the last of its plane, in row-major order, with its position."""
-    numbers = torch.arange(1, positions.shape[-1] + 1, device=positions.device)
-    numbers = numbers.expand_as(positions)
-    last = positions.new_zeros(*positions.shape[:-1], plane)
+    count = positions.shape[-1]
+    dtype = torch.int32 if count < 2**31 else torch.int64
+    numbers = torch.arange(count, device=positions.device, dtype=dtype).expand_as(positions)
+    shape = (*positions.shape[:-1], plane)
     if _has_order(positions):
-        last.scatter_(-1, positions, numbers)
+        # What is not written is not read.
+        last = numbers.new_empty(shape).scatter_(-1, positions, numbers)
     else:
-        last = last.scatter_reduce(-1, positions, numbers, "amax")
+        last = numbers.new_zeros(shape).scatter_reduce(-1, positions, numbers, "amax")
     return last.gather(-1, positions) == numbers
 
 
@@ -338,13 +358,14 @@ def _pool_real(input: Tensor, window: Sequence[Ints], ceil_mode: bool) -> tuple[
 
 def _offsets(positions: Tensor, unpooling: _Unpooling) -> Tensor:
     """The offset of each position in its window."""
-    remaining = positions
+    # Half as wide numbers are divided in half the time.
+    remaining = positions.int() if unpooling.plane < 2**31 else positions
     coordinates: list[Tensor] = []
     for size in reversed(unpooling.output_size[1:]):
-        quotient = remaining.div(size, rounding_mode="floor")
+        quotient = remaining.div(size, rounding_mode="trunc")
         coordinates.insert(0, remaining - quotient * size)
         remaining = quotient
     coordinates.insert(0, remaining)
     begins = _begins(unpooling, positions.shape[-unpooling.rank :], positions.device)
-    places = [at - begin for at, begin in zip(coordinates, begins, strict=True)]
+    places = [at - begin.to(at.dtype) for at, begin in zip(coordinates, begins, strict=True)]
     return _flat(places, unpooling.kernel_size)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Loads the compiled library, which registers the operators, and calls them.
 
+In a build without a library _definitions.py does what the library does.
+
 Here are the operators under their names (``max_unpool``, ``max_unpool_backward``, ``max_pool``; all
 arguments are given, as tuples), their quicker calls for eager mode, and their rule for vmap.
 """
@@ -75,14 +77,15 @@ def build_info() -> dict[str, Any]:
     """Facts about the compiled extension.
 
     Returns:
-        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
+        A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
+        compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
         ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
         kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for) and
         ``note`` (a sentence: which kernels the build left out, and why).
 
     Example:
-        >>> list(build_info())
-        ['cuda', 'cuda_version', 'nvcc_version', 'arch_list', 'compiler', 'torch_version', 'note']
+        >>> build_info()["kernels"] in ("cpu", "cpu and cuda", "none")
+        True
     """
     return _C.build_info()
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from cases import OPERATORS, UNPOOLING, Call, draw, scaled, with_invalid_index
-from conftest import needs_library
+from conftest import needs_library, portable_device
 from failures import check_each
 from published import pooling_in
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -72,6 +72,15 @@ def test_the_kernels_of_other_devices(operator: str, key: str, rng: Random) -> N
         )
 
 
+@pytest.mark.parametrize("reduce", ["last", "sum"])
+def test_strides_far_larger_than_the_plane(reduce: str) -> None:
+    """Offsets are unpooled in blocks of a stride, but not in such ones."""
+    x, offsets = torch.ones(1, 2, 1), torch.ones(1, 2, 1, dtype=torch.uint8)
+    with portable_device():
+        output = _ops.max_unpool(x, offsets, (4,), (2,), (2**40,), (0,), reduce)
+    assert output.tolist() == [[[0, 1, 0, 0]] * 2]
+
+
 @no_cuda_kernels
 def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
     """Of a GPU of AMD, for which there are none, nothing is said."""
@@ -112,7 +121,7 @@ def test_a_captured_graph_checks_indices_when_it_runs(monkeypatch: Patch) -> Non
     window = _kernels._Unpooling((4,), (2,), (2,), (0,))
     with FakeTensorMode(), Names() as record:
         indices = torch.empty(1, 2, dtype=torch.int64, device="cuda")
-        _kernels._check_inside(indices, indices == 0, window)
+        _kernels._check_inside(indices, [(indices, 0, 4)], window)
     assert "aten::_assert_async" in record.names
 
 
