@@ -3,7 +3,9 @@
 
 With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,
 else only the CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
-DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
+FORCE_PORTABLE=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
+PyTorch's own operators compute there (maxunpool_cuda/_kernels.py). A compilation that fails is an
+error. DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
 tools/gpu.py calls the functions here, too; only as a program this file builds.
 """
 
@@ -11,13 +13,16 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
+from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
@@ -74,9 +79,39 @@ class Plan(NamedTuple):
     note: str
 
 
+def library_module() -> dict[str, Any]:
+    """What maxunpool_cuda/_library.py defines, which compares the records written here."""
+    return runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
+
+
 def release_of(version: str) -> str:
-    """What a library's record says of PyTorch's version (maxunpool_cuda/_library.py)."""
-    return runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))["release_of"](version)
+    """What a library's record says of PyTorch's version."""
+    return library_module()["release_of"](version)
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler. One that CXX names counts, so that its absence is an error.
+
+    The others are those that setuptools and PyTorch call.
+    """
+    known = (sysconfig.get_config_var("CXX") or "").split()[:1]
+    return "CXX" in os.environ or any(map(shutil.which, [*known, "c++", "g++"]))
+
+
+def why_portable() -> str:
+    """Why no extension is built, in a sentence; nothing if one is."""
+    if os.environ.get("FORCE_PORTABLE") == "1":
+        note = "no kernels, as FORCE_PORTABLE=1 says"
+    elif sys.platform != "linux":
+        note = f"no kernels: expected Linux but got {sys.platform}"
+    elif not has_compiler():
+        note = "no kernels: expected a C++ compiler but got none"
+    else:
+        return ""
+    for name in ("FORCE_CUDA", "FORCE_CPU", *OTHER_BUILDS):
+        if os.environ.get(name) == "1":
+            raise SystemExit(f"maxunpool_cuda: expected kernels, as {name}=1 says, but got {note}")
+    return note
 
 
 def refuse_another_release() -> None:
@@ -304,8 +339,41 @@ class BuildExtension(cpp_extension.BuildExtension):
         print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
 
 
+class BuildPortable(build_py):
+    """Writes the record of a build without a library."""
+
+    note: str
+
+    def run(self) -> None:
+        super().run()
+        package = ROOT if self.editable_mode else Path(self.build_lib)
+        record = {
+            "version": self.distribution.get_version(),
+            "torch": None,
+            "cuda": None,
+            "note": self.note,
+        }
+        path = package / "maxunpool_cuda" / library_module()["PORTABLE"]
+        path.write_text(json.dumps(record) + "\n")
+
+
+def build_portable(note: str) -> None:
+    """Builds the package without an extension, and says so at the end."""
+    BuildPortable.note = note
+    made: Distribution | None = setup(cmdclass={"build_py": BuildPortable})
+    if made and made.have_run.get("build_py"):
+        print(
+            f"maxunpool_cuda: built {note}. PyTorch's operators compute instead, which is slower "
+            "(docs/install.md)",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Builds as planned."""
+    if note := why_portable():
+        build_portable(note)
+        return
     refuse_another_release()
     planned = plan()
     build = chosen_build(planned)

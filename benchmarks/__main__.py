@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import memory, report, timing, training
+from . import memory, portable, report, timing, training
 from .cases import CASES, QUICK, Case
 
 
@@ -22,6 +22,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=0.3, help="to time each contender of each case")
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
+    add("--portable", action="store_true", help="time a build without kernels instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
     add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
     return parser.parse_args(arguments)
@@ -66,6 +67,13 @@ def timed(asked: argparse.Namespace) -> report.Report:
     return results
 
 
+def measured(asked: argparse.Namespace) -> report.Report:
+    """What the command line asks to measure."""
+    if asked.portable:
+        return portable.measure(asked.seconds)
+    return training.measure(asked.device) if asked.training else timed(asked)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
@@ -73,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.table:
         results = report.load(asked.table)
     else:
-        results = training.measure(asked.device) if asked.training else timed(asked)
+        results = measured(asked)
         print(f"Written: {report.save(results, asked.output)}\n")
         complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
-    report.show(results)
+    (portable if "portable" in results else report).show(results)
     if asked.compare:
         slower = report.compare(results, report.load(asked.compare))
         complaints += [f"slower than before: {family}" for family in slower]

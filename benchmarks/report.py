@@ -66,7 +66,8 @@ def nvidia_smi(device: str) -> dict[str, str]:
 def save(report: Report, folder: Path) -> Path:
     """Write the report as JSON, a row a line, to a file named after the device."""
     stem = re.sub(r"[^a-z0-9]+", "-", report["facts"]["device"].lower()).strip("-")
-    path = folder / f"{stem}{'-training' * ('training' in report)}.json"
+    kind = "".join(f"-{name}" for name in ("training", "portable") if name in report)
+    path = folder / f"{stem}{kind}.json"
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in report["rows"])
     rest = json.dumps({key: value for key, value in report.items() if key != "rows"})
     folder.mkdir(parents=True, exist_ok=True)

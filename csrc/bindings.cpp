@@ -36,11 +36,13 @@ namespace {
 pybind11::dict build_info() {
   pybind11::dict info;
 #ifdef WITH_CUDA
+  info["kernels"] = "cpu and cuda";
   info["cuda"] = true;
   info["cuda_version"] = CUDA_VERSION_STRING; // the release that PyTorch was built with
   info["nvcc_version"] = NVCC_VERSION_STRING;
   info["arch_list"] = ARCH_LIST;
 #else
+  info["kernels"] = "cpu";
   info["cuda"] = false;
   info["cuda_version"] = pybind11::none();
   info["nvcc_version"] = pybind11::none();

@@ -4,7 +4,8 @@
 // the operators from max_unpool.h and max_pool.h.
 //
 // Other files register the other kernels: csrc/cpu/max_unpool.cpp and max_pool.cpp for the CPU,
-// csrc/cuda/operators.cu (or no_cuda.cpp) for CUDA, autograd.cpp for the derivatives.
+// csrc/cuda/operators.cu for CUDA, autograd.cpp for the derivatives. Devices that are left have
+// kernels in Python (maxunpool_cuda/_kernels.py).
 //
 // Example, in Python:
 //

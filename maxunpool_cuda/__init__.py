@@ -12,9 +12,9 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``, ``MaxP
              [4., 0.]]])
 
 A call goes through these files: modules.py, functional.py, _pooling.py or _adaptive.py,
-_arguments.py, _ops.py, and the compiled library, which _library.py has checked. convert.py,
-patch.py and attribution.py are for models and code that were written for torch.nn; onnx.py and
-_portable.py export.
+_arguments.py, _ops.py, and the compiled library, which _library.py has checked; or _kernels.py,
+where that has no kernels. convert.py, patch.py and attribution.py are for models and code that were
+written for torch.nn; onnx.py and _portable.py export.
 """
 
 from . import functional

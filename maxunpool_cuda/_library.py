@@ -7,6 +7,9 @@ library, such as ``{"version": "0.3.0", "torch": "2.13", "cuda": "13"}``, and th
 package compares it with what is installed, before it loads the library. If they differ, the error
 says what was expected, what is there, and what to do.
 
+A portable build has no library. Its record, PORTABLE, fits every PyTorch: ``{"version": "0.3.0",
+"torch": null, "cuda": null, "note": "no kernels, as FORCE_PORTABLE=1 says"}``.
+
 setup.py runs this file, too, without the rest of the package.
 """
 
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parent
+PORTABLE = "_C.portable.json"  # the name of the record of a portable build
 
 
 def release_of(version: str) -> str:
@@ -37,12 +41,18 @@ def release_of(version: str) -> str:
 def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     """The record beside the library: ``version``, ``torch`` and ``cuda``.
 
+    That of a portable build, which has no library, has a ``note``, too.
+
     Raises:
         ImportError: the library does not fit, is not in ``package``, or has no record.
     """
     spec = PathFinder.find_spec("_C", [str(package)])
     if spec is None or spec.origin is None:
-        raise _no_library_error(package)
+        portable = package / PORTABLE
+        if not portable.exists():
+            raise _no_library_error(package)
+        facts: dict[str, Any] = json.loads(portable.read_text())
+        return facts
     record = Path(spec.origin).with_suffix(".json")
     if not record.exists():
         expected = f"a record of what its library was built for, {record},"
@@ -55,6 +65,11 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     if release_of(torch.__version__) != built["torch"] or not fits_cuda:
         raise _misfit_error(built, package)
     return built
+
+
+def is_portable(built: dict[str, Any]) -> bool:
+    """Whether a record is that of a build without a library."""
+    return built["torch"] is None
 
 
 def _no_library_error(package: Path) -> ImportError:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Loads the compiled library, which registers the operators, and calls them.
 
+In a build without a library _definitions.py does what the library does.
+
 Here are the operators under their names (``max_unpool``, ``max_unpool_backward``, ``max_pool``; all
 arguments are given, as tuples), their quicker calls for eager mode, and their rule for vmap.
 """
@@ -15,21 +17,26 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from . import _library
+from . import _kernels, _library
 
 # Raises ImportError if the library was built for another PyTorch; must run before the import of _C.
 BUILT_FOR = _library.built_for()
-try:
-    from . import _C
-except ImportError as error:
-    raise ImportError(
-        "maxunpool_cuda: expected its compiled library to load, as it was built for this PyTorch "
-        f"({torch.__version__}), but got: {error}"
-    ) from error
+if _library.is_portable(BUILT_FOR):
+    from . import _definitions as _C
+else:
+    try:
+        from . import _C  # type: ignore[no-redef]
+    except ImportError as error:
+        raise ImportError(
+            "maxunpool_cuda: expected its compiled library to load, as it was built for this "
+            f"PyTorch ({torch.__version__}), but got: {error}"
+        ) from error
 
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
+# Where the library has no kernels. Registered as long as this object exists.
+_KERNELS = _kernels.register((max_unpool, max_unpool_backward, max_pool))
 
 
 def is_traced() -> bool:
@@ -70,14 +77,15 @@ def build_info() -> dict[str, Any]:
     """Facts about the compiled extension.
 
     Returns:
-        A dict with ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
+        A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
+        compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
         ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
         kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for) and
         ``note`` (a sentence: which kernels the build left out, and why).
 
     Example:
-        >>> list(build_info())
-        ['cuda', 'cuda_version', 'nvcc_version', 'arch_list', 'compiler', 'torch_version', 'note']
+        >>> build_info()["kernels"] in ("cpu", "cpu and cuda", "none")
+        True
     """
     return _C.build_info()
 

@@ -5,8 +5,9 @@ A call goes one of three ways:
 
 1. A subclass of Tensor, or a mode, overrides torch functions: it gets the function of functional.py
    and its arguments, as it would get torch.nn.functional's.
-2. No kernel of this package takes the input (another device, quantized, mkldnn): the function of
-   the same name in torch.nn.functional does.
+2. The input is quantized or mkldnn, or it is on a device for which this package never has kernels
+   (as Apple's and Intel's GPUs): the function of the same name in torch.nn.functional does. On such
+   a device the third way is for what torch.nn lacks, and for deterministic algorithms.
 3. Else the arguments become those of an operator (_arguments.py), which is called (_ops.py). So
    ``max_pool2d(x, 2)`` calls ``max_pool(x, (2, 2), (2, 2), (0, 0), (1, 1), False, torch.uint8)``:
    window, stride, padding, dilation, ceil_mode and the dtype of indices for the backward alone.
@@ -31,6 +32,7 @@ from torch.overrides import (
 
 from . import _arguments, _ops
 from ._arguments import Reduce, per_dim
+from ._checks import storage_kind
 from ._ops import Ints
 
 # The result of pooling: the values, or the values and the indices, as return_indices says.
@@ -117,43 +119,40 @@ def max_pool(
 def is_for_torch(
     name: str, input: Tensor, index_dtype: torch.dtype = torch.int64, reduce: Reduce = "last"
 ) -> bool:
-    """Whether no kernel of this package takes ``input``, so that torch.nn's function has to.
+    """Whether torch.nn's function takes the call.
 
-    If torch.nn lacks the ``index_dtype`` or the ``reduce`` of the call, that is an error, and so is
-    a nested input. The library refuses sparse tensors: Dynamo may not look at a layout here.
+    If it lacks the ``index_dtype`` or the ``reduce`` of a call that only it can take, that is an
+    error, and so is a nested input. The library refuses sparse tensors: Dynamo may not look at a
+    layout here.
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
     if input.is_nested:
         raise not_dense_error(name, input)
-    has_kernels = input.is_cpu or input.is_cuda or input.is_meta
-    if has_kernels and not (input.is_quantized or input.is_mkldnn):
+    is_dense = not (input.is_quantized or input.is_mkldnn)
+    if is_dense and (input.is_cpu or input.is_meta or _is_nvidia(input)):
         return False
     if reduce == "last" and index_dtype == torch.int64:
-        return True
+        return not (is_dense and torch.are_deterministic_algorithms_enabled())
+    if is_dense:
+        return False
     what = f"reduce={reduce!r}" if reduce != "last" else f"{index_dtype} indices"
     raise NotImplementedError(
-        f"{name}: expected a plain tensor on a CPU or CUDA device for {what}, which torch.nn "
-        f"lacks, but got a {_storage_kind(input)} tensor on {input.device.type}"
+        f"{name}: expected a plain tensor for {what}, which torch.nn lacks, but got a "
+        f"{storage_kind(input)} tensor on {input.device.type}"
     )
+
+
+def _is_nvidia(input: Tensor) -> bool:
+    """Whether the tensor is on a CUDA device. PyTorch calls AMD's GPUs so, too."""
+    return input.is_cuda and torch.version.hip is None
 
 
 def not_dense_error(name: str, input: Tensor) -> NotImplementedError:
     """The error of an input that neither this package nor torch.nn takes."""
     return NotImplementedError(
-        f"{name}: expected input to be a dense tensor but got a {_storage_kind(input)} tensor"
+        f"{name}: expected input to be a dense tensor but got a {storage_kind(input)} tensor"
     )
-
-
-def _storage_kind(tensor: Tensor) -> str:
-    """One word for how ``tensor`` keeps its elements."""
-    if tensor.is_nested:
-        return "nested"
-    if tensor.is_quantized:
-        return "quantized"
-    if tensor.is_mkldnn:
-        return "mkldnn"
-    return "plain" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def _is_for_inductor(input: Tensor, kernel_size: Ints) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The operators in terms of PyTorch's own: exported programs take them in place of the operators.
 
-The arguments of the three functions are those of the operators, which have checked them. Beside
-PyTorch nothing is needed but the names of the operators (_ops.py).
+The arguments of the three functions are those of the operators, which have checked them.
 
 Pooling compares, for all windows at once, their first elements, then their second ones, and so on.
 For windows of 2 with stride 2 these are ``x[..., 0::2]`` and ``x[..., 1::2]``.
@@ -31,8 +30,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from . import _ops
 
 Ints = Sequence[int]
 
@@ -65,6 +62,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         >>> all(map(torch.equal, portable.module()(x), pool(x)))
         True
     """
+    from . import _ops  # which imports this file
+
     return {
         _ops.max_pool: max_pool,
         _ops.max_unpool: max_unpool,
@@ -87,11 +86,12 @@ def max_unpool(
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
         values = input.float()  # so that a sum is rounded once
     if indices.dtype == torch.uint8:
-        padded = _unpool_offsets(values, indices, kernel_size, stride, reduce)
-        result = _resize(padded, [-pad for pad in padding], output_size)
+        result = unpool_window_offsets(
+            values, indices, output_size, kernel_size, stride, padding, reduce
+        )
     else:
         positions = indices.long().flatten(-dims)
-        result = _unpool_positions(values.flatten(-dims), positions, output_size, reduce)
+        result = unpool_positions(values.flatten(-dims), positions, output_size, reduce)
     return result.to(input.dtype).contiguous()
 
 
@@ -110,7 +110,7 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *geometry: Any) ->
     return _gather(planes, positions).reshape(indices.shape)
 
 
-class _Axis(NamedTuple):
+class Axis(NamedTuple):
     """Pooling along one spatial axis."""
 
     size: Any  # of the input; symbolic under tracing, as the next two may be
@@ -134,7 +134,7 @@ def max_pool(
     """The operator of this name."""
     dims = len(kernel_size)
     window = zip(input.shape[-dims:], kernel_size, stride, padding, dilation, strict=True)
-    axes = [_pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
+    axes = [pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
     is_real = input.dtype.is_floating_point
     lowest = -math.inf if is_real else torch.iinfo(input.dtype).min
     padded = _resize(input, padding, [axis.extent for axis in axes], lowest)
@@ -153,9 +153,9 @@ def max_pool(
     return values.contiguous(), positions.to(index_dtype).contiguous()
 
 
-def _pooled_axis(
+def pooled_axis(
     size: Any, kernel: int, stride: int, padding: int, dilation: int, *, ceil_mode: bool
-) -> _Axis:
+) -> Axis:
     """The axis with its number of windows, as torch.nn counts them."""
     reach = dilation * (kernel - 1)  # from a window's first element to its last one
     rounding = stride - 1 if ceil_mode else 0
@@ -164,36 +164,36 @@ def _pooled_axis(
     if ceil_mode and padding + stride - 1 > reach:
         last = torch.sym_min(last, (size + padding - 1) // stride)
     extent = last * stride + reach + 1
-    return _Axis(size, last + 1, extent, kernel, stride, padding, dilation)
+    return Axis(size, last + 1, extent, kernel, stride, padding, dilation)
 
 
-def _elements(axis: _Axis, element: int) -> Any:
+def _elements(axis: Axis, element: int) -> Any:
     """The slice of the padded input that has this element of all windows."""
     first = element * axis.dilation
     return slice(first, first + (axis.pooled - 1) * axis.stride + 1, axis.stride)
 
 
-def _first_offsets(axes: list[_Axis], device: torch.device) -> Tensor:
+def _first_offsets(axes: list[Axis], device: torch.device) -> Tensor:
     """For each window, the offset of its first element that is not before the input.
 
     This is the index of a window in which nothing is larger than the lowest value.
     """
     offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
     for number, axis in enumerate(axes):
-        begins = _arange_along(number, len(axes), axis.pooled, device) * axis.stride - axis.padding
+        begins = arange_along(number, len(axes), axis.pooled, device) * axis.stride - axis.padding
         elements_before = (axis.dilation - 1 - begins).clamp(min=0)
         elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
         offsets = offsets * axis.kernel + elements_before
     return offsets
 
 
-def _positions_of(offsets: Tensor, axes: list[_Axis]) -> Tensor:
+def _positions_of(offsets: Tensor, axes: list[Axis]) -> Tensor:
     """Flat positions in the input plane for the offsets in each window."""
     positions = torch.zeros_like(offsets, dtype=torch.int64)
     remaining = offsets.long()
     step = 1  # between neighbours along the axis, in a flat plane
     for number, axis in reversed([*enumerate(axes)]):
-        begins = _arange_along(number, len(axes), axis.pooled, offsets.device) * axis.stride
+        begins = arange_along(number, len(axes), axis.pooled, offsets.device) * axis.stride
         coordinate = remaining % axis.kernel * axis.dilation + (begins - axis.padding)
         positions = positions + coordinate * step
         step = step * axis.size
@@ -201,7 +201,21 @@ def _positions_of(offsets: Tensor, axes: list[_Axis]) -> Tensor:
     return positions
 
 
-def _unpool_offsets(
+def unpool_window_offsets(
+    values: Tensor,
+    offsets: Tensor,
+    output_size: Ints,
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    reduce: str,
+) -> Tensor:
+    """The output for window offsets."""
+    padded = _unpool_blocks(values, offsets, kernel_size, stride, reduce)
+    return _resize(padded, [-pad for pad in padding], output_size)
+
+
+def _unpool_blocks(
     values: Tensor, offsets: Tensor, kernel_size: Ints, stride: Ints, reduce: str
 ) -> Tensor:
     """The padded output, of whole blocks, for window offsets. The head of this file explains it."""
@@ -245,7 +259,7 @@ def _leads_to_output(
     is_in_window = []
     axes = zip(blocks_before, kernel_size, stride, strict=True)
     for number, (before, kernel, step) in enumerate(axes):
-        place = _arange_along(2 * number + 1, 2 * dims, step, offset.device) + before * step
+        place = arange_along(2 * number + 1, 2 * dims, step, offset.device) + before * step
         expected = expected * kernel + place
         if (before + 1) * step > kernel:  # the window ends within the block
             is_in_window.append(place < kernel)
@@ -277,13 +291,13 @@ def _resize(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Tens
     return tensor
 
 
-def _arange_along(number: int, dims: int, count: int, device: torch.device) -> Tensor:
+def arange_along(number: int, dims: int, count: int, device: torch.device) -> Tensor:
     """0, 1 ... ``count`` - 1 along one of ``dims`` axes; the others have the size 1."""
     numbers = torch.arange(count, dtype=torch.int32, device=device)
     return numbers.view([count if each == number else 1 for each in range(dims)])
 
 
-def _unpool_positions(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
+def unpool_positions(values: Tensor, positions: Tensor, output_size: Ints, reduce: str) -> Tensor:
     """The output for flat indices; values and positions are of flattened planes."""
     shape = (*values.shape[:-1], math.prod(output_size))
     if reduce == "last":

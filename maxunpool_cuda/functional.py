@@ -102,8 +102,7 @@ def max_unpool2d(
         ValueError: ``output_size`` or ``reduce`` is not one of those allowed; the window leaves no
             output, or has too many elements for uint8 indices.
         TypeError: ``input`` or ``indices`` is no tensor; a size is no 64-bit int. A bool is none.
-        NotImplementedError: the dtype does not add up; a tensor is not dense; or ``input`` is on a
-            device that only torch.nn supports, and the call asks for what torch.nn lacks.
+        NotImplementedError: the dtype does not add up; or a tensor is not dense.
 
     Warning:
         The dtype of ``indices`` decides what they mean. ``indices.to(torch.uint8)`` does not make
@@ -262,7 +261,7 @@ def max_pool2d(
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
             integers. A channels_last input gives channels_last results. Quantized and mkldnn
-            tensors, and those of devices other than CPU and CUDA, go to torch.nn's function.
+            tensors go to torch.nn's function, as do those of other devices where it can.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: elements of minus infinity on both sides; at most half of ``kernel_size``.

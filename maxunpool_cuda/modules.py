@@ -83,8 +83,7 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
             ValueError: ``output_size`` does not fit the window, or the window has too many elements
                 for uint8 indices.
             TypeError: ``input`` or ``indices`` is no tensor, or a size is no int.
-            NotImplementedError: the dtype does not add up; or only torch.nn supports the device or
-                the kind of the input, and it lacks ``reduce="sum"`` and small indices.
+            NotImplementedError: the dtype does not add up; or a tensor is not dense.
         """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input, indices, output_size)
@@ -117,8 +116,8 @@ class _Pool(_Leaf):
             ValueError: ``index_dtype`` is too small for the plane (int32) or the window (uint8).
             TypeError: ``input`` is no tensor, or a size is no int.
             NotImplementedError: the dtype does not compare; a derivative is needed, but a window
-                has no element of the input; or only torch.nn supports the device or the kind of the
-                input, and it lacks ``index_dtype``.
+                has no element of the input; or only torch.nn supports the kind of the input, and
+                it lacks ``index_dtype``.
         """
         if isinstance(input, Proxy) and isinstance(input.tracer, Tracer):
             return self._call_in_graph(input)

@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import sys
+import warnings
 from collections.abc import Iterator
 
 import emulation
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from maxunpool_cuda import _ops
+import maxunpool_cuda
+from maxunpool_cuda import _kernels, _ops
 
 pytest_plugins = ("gpu_tests", "pytester")
 pytest.register_assert_rewrite("cases", "published")  # their assertions show values, as tests' do
@@ -56,19 +58,44 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return generator(request.node)
 
 
+HAS_LIBRARY = maxunpool_cuda.build_info()["kernels"] != "none"
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason="this build has no compiled library")
 # The devices that run csrc/cuda: a GPU, and the emulation on the CPU.
-GPUS = [pytest.param("cuda", marks=pytest.mark.cuda), "emulated"]
+GPUS = [
+    pytest.param("cuda", marks=pytest.mark.cuda),
+    pytest.param("emulated", marks=needs_library),
+]
 
 
-@pytest.fixture(params=["cpu", *GPUS])
+@contextlib.contextmanager
+def portable_device() -> Iterator[None]:
+    """Inside, operators on CPU tensors go the ways that _kernels.py has for other devices."""
+    with contextlib.ExitStack() as stack:
+        if HAS_LIBRARY:
+            replaced = stack.enter_context(torch.library._scoped_library("maxunpool_cuda", "IMPL"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # the warning that kernels are overridden
+            for name in ("max_unpool", "max_unpool_backward", "max_pool"):
+                replaced.impl(name, getattr(_kernels, name), "CPU")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(_kernels, "_has_order", lambda tensor: False)
+        patch.setattr(_kernels, "_pools_as_torch", lambda tensor: False)
+        yield
+
+
+@pytest.fixture(params=["cpu", *GPUS, "portable"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors. An out-of-bounds index is an error at once."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
     monkeypatch.setattr(failures, "device", request.param)
-    emulated = request.param == "emulated"
-    gpu = emulation.emulated_gpu(generator(request.node, " device"))
-    with gpu if emulated else contextlib.nullcontext():
-        yield "cpu" if emulated else request.param
+    if request.param == "emulated":
+        with emulation.emulated_gpu(generator(request.node, " device")):
+            yield "cpu"
+    elif request.param == "portable":
+        with portable_device():
+            yield "cpu"
+    else:
+        yield request.param
 
 
 @pytest.fixture(params=["cpu", GPUS[0]])

@@ -639,12 +639,11 @@ def test_the_largest_window_that_uint8_counts(device: str) -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
-    """The error depends on whether this build has such kernels."""
-    exception, words = NotImplementedError, "FORCE_CUDA=1 pip install"
-    if maxunpool_cuda.build_info()["cuda"]:
-        exception, words = RuntimeError, "expected CUDA tensors but got tensors on cpu"
+    """In a build without such kernels, test_kernels.py calls those that are there instead."""
+    if not maxunpool_cuda.build_info()["cuda"]:
+        pytest.skip("this build has no CUDA kernels")
     call, keys = draw(rng, operator), torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    with pytest.raises(exception, match=words):
+    with pytest.raises(RuntimeError, match="expected CUDA tensors but got tensors on cpu"):
         call.operator.redispatch(keys, *call.tensors, *call.arguments)
 
 

@@ -27,6 +27,7 @@ from benchmarks import (  # noqa: E402
     contenders,
     memory,
     networks,
+    portable,
     report,
     timing,
     training,
@@ -616,6 +617,43 @@ def test_documents_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> 
     )
     words = f"pooling {pooling:.1f} times, unpooling {unpooling:.1f} times"
     assert words in (ROOT / "README.md").read_text()
+
+
+def test_documents_say_what_was_measured_without_kernels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table, where it was measured, and README's figure. No call takes 8 times as long."""
+    (path,) = RESULTS.parent.glob("*-portable.json")
+    results = report.load(path)
+    portable.show(results)
+    printed, text = capsys.readouterr().out, (ROOT / "docs/install.md").read_text()
+    assert re.search(r"^\| call .*?\n\n", printed, re.M | re.S)[0] in text
+    assert report.title(results) in " ".join(text.split())
+    slower = {
+        row["threads"]: 1 / portable.times(row, OURS, "speed")
+        for row in results["rows"]
+        if row["name"] == portable.CASES[0].name
+    }
+    assert max(slower.values()) < 8
+    assert all(portable.times(row, OURS, "kept") <= 1 for row in results["rows"])
+    words = f"{min(slower.values()):.1f} to {max(slower.values()):.1f} times torch.nn's time"
+    assert f"`MaxPool3d` takes {words}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("case", portable.CASES, ids=lambda case: case.name)
+def test_workarounds_return_torch_nns_results(case: portable.Portable) -> None:
+    """On small tensors: everyone's result and gradient are compared before they are timed."""
+    small = dataclasses.replace(case, shape=(*case.shape[:1], 2, *[8] * len(case.shape[2:])))
+    row = portable.row_of(small, threads=1, seconds=0)
+    assert row["results"].keys() == case.functions.keys()
+    assert all(each["saved"] > 0 for each in row["results"].values())
+
+
+def test_kernels_are_not_timed_as_if_there_were_none() -> None:
+    if maxunpool_cuda.build_info()["kernels"] == "none":
+        pytest.skip("this build has no compiled library")
+    with pytest.raises(SystemExit, match="expected a build with PORTABLE=1 but got one with kern"):
+        portable.measure(0)
 
 
 def test_speeds_are_of_one_kind_of_call() -> None:

@@ -132,8 +132,6 @@ def test_other_devices_run_torch_nns_calls(device: str) -> None:
         assert [tuple(t.shape[2:]) for t in function(x)] == [(2, 2), (2, 2), (2, 2), (4, 4)]
         assert {t.device.type for t in function(x)} == {device}
         called = pooling_in(make_fx(function)(x))
-        if device != "cpu":
-            check_refused(x, f"plain tensor on {device}")
     assert called
     assert called & OPERATORS == (OPERATORS if device == "cpu" else set())
 

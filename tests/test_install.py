@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import setuptools
 import torch
+from conftest import HAS_LIBRARY, needs_library
 from torch.utils import cpp_extension
 
 import maxunpool_cuda
@@ -139,6 +140,7 @@ def test_a_pre_release_is_compared_whole(
         refused(library(tmp_path, torch=other), f"PyTorch {other}, which its library was built for")
 
 
+@needs_library
 def test_a_library_is_refused_before_it_is_loaded(monkeypatch: Patch) -> None:
     monkeypatch.delattr(maxunpool_cuda, "_C")
     monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", None)  # so that it cannot be loaded
@@ -185,7 +187,7 @@ def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
     paths = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
-    for name in ("FORCE_CUDA", "FORCE_CPU", "DEBUG", "LINEINFO", *paths):
+    for name in ("FORCE_CUDA", "FORCE_CPU", "FORCE_PORTABLE", "DEBUG", "LINEINFO", *paths):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -264,6 +266,38 @@ def test_setup_looks_no_further_than_it_must(cuda_13: Path, monkeypatch: Patch) 
     monkeypatch.setenv("FORCE_CPU", "1")
     monkeypatch.setitem(functions["plan"].__globals__, "find_toolkit", None)
     assert functions["plan"]() == (None, "", "no CUDA kernels, as FORCE_CPU=1 says")
+
+
+WITHOUT_KERNELS = {
+    "FORCE_PORTABLE=1": "no kernels, as FORCE_PORTABLE=1 says",
+    "no compiler": "no kernels: expected a C++ compiler but got none",
+    "no Linux": "no kernels: expected Linux but got win32",
+}
+
+
+@pytest.mark.parametrize("why", WITHOUT_KERNELS)
+@pytest.mark.parametrize("asked", ["", "FORCE_CUDA", "FORCE_CPU", "DEBUG", "LINEINFO"])
+def test_what_builds_no_kernels(why: str, asked: str, cuda_13: Path, monkeypatch: Patch) -> None:
+    """A build that is asked for kernels fails instead."""
+    monkeypatch.delenv("CXX", raising=False)
+    if why == "FORCE_PORTABLE=1":
+        monkeypatch.setenv("FORCE_PORTABLE", "1")
+    elif why == "no compiler":
+        monkeypatch.setenv("PATH", str(cuda_13))
+    else:
+        monkeypatch.setattr(sys, "platform", "win32")
+    if asked:
+        monkeypatch.setenv(asked, "1")
+        setup_fails(f"expected kernels, as {asked}=1 says, but got {WITHOUT_KERNELS[why]}")
+    else:
+        assert setup_functions()["why_portable"]() == WITHOUT_KERNELS[why]
+
+
+def test_a_compiler_that_is_named_is_expected(cuda_13: Path, monkeypatch: Patch) -> None:
+    """If it is not there, the build fails: nobody gets the slow form for a typing error."""
+    monkeypatch.setenv("PATH", str(cuda_13))
+    monkeypatch.setenv("CXX", "clang++-99")
+    assert setup_functions()["why_portable"]() == ""
 
 
 # Per kind of build: the flags of the compilers and the linker that no other kind has.
@@ -360,6 +394,7 @@ def smi(driver: str) -> str:
 
 SMI_FAILS = 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9'
 CPU, CUDA = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 "
+NONE = "FORCE_CPU=0 FORCE_CUDA=0 FORCE_PORTABLE=1 "
 # What make is given, and the kernels that it then builds without a GPU and with one.
 KERNELS = {
     "": (CPU, CUDA),
@@ -368,6 +403,8 @@ KERNELS = {
     "CUDA=1 FORCE_CPU=1": (CUDA, CUDA),
     "FORCE_CPU=1": (CPU, CPU),
     "FORCE_CUDA=1": (CUDA, CUDA),
+    "PORTABLE=1": (NONE, NONE),
+    "PORTABLE=1 CUDA=1": (NONE, NONE),
 }
 
 
@@ -679,7 +716,9 @@ def test_the_facts_of_a_build() -> None:
         assert re.fullmatch(r"\d+\.\d+\.\d+", info["nvcc_version"])
     else:
         assert info["nvcc_version"] is None
-        assert info["note"].startswith("no CUDA kernels")
+        assert info["note"].startswith("no CUDA kernels" if HAS_LIBRARY else "no kernels")
+    kernels = "cpu and cuda" if info["cuda"] else "cpu"
+    assert info["kernels"] == (kernels if HAS_LIBRARY else "none")
 
 
 def test_the_table_of_first_runs_names_tests_that_exist() -> None:

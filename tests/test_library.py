@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import maxunpool_cuda
-from maxunpool_cuda import _C
+from maxunpool_cuda import _ops
 
 ASKED = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
 pytestmark = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
@@ -24,7 +24,7 @@ def cuobjdump(argument: str) -> str:
         path += f"{os.pathsep}{Path(triton.origin).parent / 'backends/nvidia/bin'}"
     if not (program := shutil.which("cuobjdump", path=path)):
         pytest.skip("cuobjdump is installed neither with a CUDA toolkit nor with Triton")
-    return subprocess.check_output([program, argument, _C.__file__], text=True)
+    return subprocess.check_output([program, argument, _ops._C.__file__], text=True)
 
 
 # The releases of nvcc that the kernels were tuned with. Others may take more registers.

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-import maxunpool_cuda._C
+from maxunpool_cuda import _ops
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
@@ -151,7 +151,7 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
             for name in ("max_unpool", "max_unpool_backward", "max_pool"):
                 replaced.impl(name, on_cuda(getattr(ops, name).default), "CPU")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(maxunpool_cuda._C, "check_errors", ops.check_errors)
+            patch.setattr(_ops._C, "check_errors", ops.check_errors)
             patch.setattr(sys.modules[__name__], "is_on", True)
             yield
         ops.check_errors()

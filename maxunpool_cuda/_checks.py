@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of the operators, in a build without a compiled library: csrc/checks.h in Python.
+
+Beside the checks that both have, here are those of csrc/max_unpool.h (``unpooled_shape``) and of
+csrc/max_pool.h (``pooled_shape``), with the same errors in the same words. A size may be symbolic.
+If a trace leaves a condition on sizes open, the condition counts as met: the later call, which has
+numbers, is checked again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _portable
+
+Ints = Sequence[int]
+LIMIT = 2**60  # of the numbers of a window, as in csrc/window.h
+MOST_OFFSETS = 256  # positions of a window that uint8 can count
+INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
+ORDERED_DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+ARITHMETIC_DTYPES = (*ORDERED_DTYPES, torch.complex64, torch.complex128)
+# PyTorch's names in C++, which messages have.
+_NAMES = {
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+class Window(NamedTuple):
+    """The arguments that say where windows lie, with a number for each spatial axis."""
+
+    op: str  # as messages name it, without its rank: "max_pool" or "max_unpool"
+    kernel_size: Ints
+    stride: Ints
+    padding: Ints
+    dilation: Ints = ()  # empty for unpooling
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes: if the lists differ in length, that of ``padding``."""
+        return len(self.padding)
+
+    @property
+    def name(self) -> str:
+        """How messages begin: max_pool2d."""
+        return f"{self.op}{self.rank}d"
+
+    def __str__(self) -> str:
+        """The numbers: ``kernel_size=[3, 3], stride=[2, 2], padding=[1, 1]``."""
+        pairs = zip(self._fields[1:], self[1:], strict=True)
+        return ", ".join(f"{name}={[*numbers]}" for name, numbers in pairs if len(numbers) > 0)
+
+
+def holds(condition: Any) -> bool:
+    """Whether a condition on sizes is met; an open one counts as met."""
+    if isinstance(condition, bool):
+        return condition
+    # An import at the top would import SymPy.
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return guard_or_true(condition)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name that messages have: Float for torch.float32."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+def check_window(window: Window) -> None:
+    """Check each number of a window by itself."""
+    for numbers, least, wanted in (
+        (window.kernel_size, 1, "kernel_size greater than zero"),
+        (
+            window.stride,
+            1,
+            "stride greater than zero (strides should be greater than zero, stride should not be "
+            "zero)",
+        ),
+        (window.dilation, 1, "dilation greater than zero"),
+        (window.padding, 0, "no negative padding (pad must be non-negative)"),
+    ):
+        if not all(number >= least for number in numbers):
+            raise RuntimeError(f"{window.name}: expected {wanted} but got {window}")
+    for numbers in window[1:]:
+        if not all(_number(number, 0) < LIMIT for number in numbers):
+            raise RuntimeError(
+                f"{window.name}: expected sizes that do not overflow but got {window}"
+            )
+
+
+def check_no_empty_window(window: Window, spatial: Ints) -> None:
+    """Check that every window holds an element of the input, as a derivative needs.
+
+    csrc/max_pool.h has an example of a window that holds none.
+    """
+    for size, stride, padding, dilation in zip(
+        spatial, window.stride, window.padding, window.dilation, strict=True
+    ):
+        if dilation == 1 or holds(size >= dilation):
+            continue
+        for before in range(padding, 0, -stride):  # for windows that begin at -before
+            first_inside = -before % dilation
+            if not first_inside < size:
+                raise NotImplementedError(
+                    f"{window.name}: expected every window to hold an element of the input, for "
+                    f"its derivative, but got spatial sizes {[*spatial]}, {window}"
+                )
+
+
+def unpooled_shape(
+    values: Tensor,
+    indices: Tensor,
+    output_size: Ints,
+    window: Window,
+    reduce: str,
+    *,
+    is_forward: bool,
+) -> tuple[int, ...]:
+    """Check a call of ``max_unpool``, or else of its backward; return the unpooled shape."""
+    name = window.name
+    if reduce not in ("last", "sum"):
+        raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got '{reduce}'")
+    if not (1 <= window.rank <= 3 and len({*map(len, window[1:4])}) == 1):
+        raise ValueError(
+            f"{name}: expected kernel_size, stride and padding of one length, 1, 2 or 3, but got "
+            f"{window}"
+        )
+    check_window(window)
+    _check_tensors(values, indices, window, reduce)
+    _check_shape(window, "input" if is_forward else "indices", (values if is_forward else indices))
+    if is_forward and not _same_sizes(values.shape, indices.shape):
+        raise RuntimeError(
+            f"{name}: Expected shape of indices to be same as that of the input, "
+            f"{[*values.shape]}, but got {[*indices.shape]}"
+        )
+    if len(output_size) != window.rank:
+        raise ValueError(
+            f"{name}: expected output_size of {window.rank} spatial sizes but got {[*output_size]}"
+        )
+    for size in output_size:
+        if not holds(size > 0):
+            raise ValueError(
+                f"{name}: expected output_size, or its default, to contain positive spatial "
+                f"dimensions but got {[*output_size]} for {window}"
+            )
+    unpooled = (*indices.shape[: -window.rank], *output_size)
+    _check_overflow(window, indices.shape, unpooled)
+    if not is_forward and not _same_sizes(values.shape, unpooled):
+        raise RuntimeError(
+            f"{name}: expected grad_output of shape {[*unpooled]} but got {[*values.shape]}"
+        )
+    return unpooled
+
+
+def pooled_shape(
+    input: Tensor, window: Window, ceil_mode: bool, index_dtype: torch.dtype
+) -> tuple[int, ...]:
+    """Check a call of ``max_pool``; return the pooled shape."""
+    name = window.name
+    if not (1 <= window.rank <= 3 and len({*map(len, window[1:])}) == 1):
+        raise ValueError(
+            f"{name}: expected kernel_size, stride, padding and dilation of one length, 1, 2 or 3, "
+            f"but got {window}"
+        )
+    check_window(window)
+    for padding, kernel in zip(window.padding, window.kernel_size, strict=True):
+        if not padding <= kernel // 2:
+            raise RuntimeError(
+                f"{name}: expected padding of at most half of kernel_size (pad should be at most "
+                f"half of effective kernel size) but got {window}"
+            )
+    if input.dtype not in ORDERED_DTYPES:
+        raise NotImplementedError(
+            f"{name}: expected a dtype whose elements compare but got {name_of(input.dtype)}"
+        )
+    _check_shape(window, "input", input)
+    _check_overflow(window, input.shape, input.shape)
+    spatial = input.shape[-window.rank :]
+    _check_index_dtype(window, spatial, index_dtype)
+    axes = [
+        _portable.pooled_axis(*numbers, ceil_mode=ceil_mode)
+        for numbers in zip(spatial, *window[1:], strict=True)
+    ]
+    if not all(holds(axis.pooled > 0) for axis in axes):
+        raise RuntimeError(
+            f"{name}: expected windows that fit the padded input (Output size is too small) but "
+            f"got input of shape {[*input.shape]}, {window}"
+        )
+    return (*input.shape[: -window.rank], *(axis.pooled for axis in axes))
+
+
+def storage_kind(tensor: Tensor) -> str:
+    """One word for how ``tensor`` keeps its elements: "plain" if it is dense."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_mkldnn:
+        return "mkldnn"
+    return "plain" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def _number(size: Any, otherwise: int) -> int:
+    """The size, or another number if it is symbolic."""
+    return size if type(size) is int else otherwise
+
+
+def _same_sizes(sizes: Ints, others: Ints) -> bool:
+    return len(sizes) == len(others) and all(
+        holds(size == other) for size, other in zip(sizes, others, strict=True)
+    )
+
+
+def _check_tensors(values: Tensor, indices: Tensor, window: Window, reduce: str) -> None:
+    """Check devices and dtypes."""
+    if values.device != indices.device:
+        raise RuntimeError(
+            f"{window.name}: expected values and indices on the same device but got "
+            f"{values.device} and {indices.device}"
+        )
+    if indices.dtype not in INDEX_DTYPES:
+        raise RuntimeError(
+            f"{window.name}: expected indices of type int64, int32 or uint8 (elements in indices "
+            f"should be type int64) but got {name_of(indices.dtype)}"
+        )
+    if indices.dtype == torch.uint8:
+        _check_fits_uint8(window)
+    if reduce == "sum" and values.dtype not in ARITHMETIC_DTYPES:
+        raise NotImplementedError(
+            f"{window.name}: expected a dtype that adds up for reduce='sum' but got "
+            f"{name_of(values.dtype)}"
+        )
+
+
+def _check_shape(window: Window, argument: str, tensor: Tensor) -> None:
+    """Check a shape: [batch, channels, spatial sizes...], or without a batch."""
+    least, shape = window.rank + 1, tensor.shape
+    if len(shape) in (least, least + 1) and all(holds(size > 0) for size in shape[-least:]):
+        return
+    if window.dilation:
+        theirs = f"Expected {least}D or {least + 1}D (batch mode) tensor with optional 0 dim batch "
+        theirs += "size for input"
+    else:
+        theirs = f"Input to max_unpooling{least - 1}d should be a {least}d or {least + 1}d Tensor"
+    raise RuntimeError(
+        f"{window.name}: expected {argument} of {least} or {least + 1} dimensions, of which only a "
+        f"batch may be empty ({theirs}), but got shape {[*shape]}"
+    )
+
+
+def _check_fits_uint8(window: Window) -> None:
+    is_dilated = any(step != 1 for step in window.dilation)
+    if math.prod(window.kernel_size) > MOST_OFFSETS or is_dilated:
+        raise ValueError(
+            f"{window.name}: expected kernel_size of at most {MOST_OFFSETS} elements, and no "
+            f"dilation, for uint8 indices, which are offsets in the window, but got {window}; use "
+            "int32"
+        )
+
+
+def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) -> None:
+    if index_dtype not in INDEX_DTYPES:
+        raise ValueError(
+            f"{window.name}: expected index_dtype to be int64, int32 or uint8 but got "
+            f"{name_of(index_dtype)}"
+        )
+    if index_dtype == torch.uint8:
+        _check_fits_uint8(window)
+    elif index_dtype == torch.int32 and not holds(math.prod(spatial) < 2**31):
+        raise ValueError(
+            f"{window.name}: expected a plane of fewer than 2^31 positions for int32 indices but "
+            f"got spatial sizes {[*spatial]}; use int64"
+        )
+
+
+def _check_overflow(window: Window, cells: Ints, unpooled: Ints) -> None:
+    """Check that no number overflows that PyTorch computes: csrc/checks.h explains the terms."""
+    leading = len(unpooled) - window.rank
+    sizes = [_number(size, 1) for size in unpooled]
+    fits = 16 * math.prod(max(size, 1) + 1 for size in sizes) < 4 * LIMIT
+    for number in range(window.rank):
+        dilation = _number(window.dilation[number], 1) if window.dilation else 0
+        apart = dilation * math.prod(sizes[leading:]) or 1
+        cell_count = _number(cells[leading + number], 1)
+        fits = (
+            fits
+            and _number(window.kernel_size[number], 1) * apart < LIMIT
+            and _number(window.stride[number], 1) * cell_count < LIMIT
+        )
+    if not fits:
+        raise RuntimeError(
+            f"{window.name}: expected sizes that do not overflow but got an unpooled shape "
+            f"{[*unpooled]}, {window}"
+        )

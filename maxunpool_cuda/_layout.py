@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The layout of a call, in a build without a compiled library: csrc/layout.h in Python.
+
+A layout is a memory format of PyTorch: contiguous, channels_last (2d) or channels_last_3d. A call
+has one, and its result gets it: that of the values if their strides tell it, else the one that the
+strides of the indices suggest. csrc/layout.h has a table of examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def layout_of(values: Tensor, indices: Tensor, rank: int) -> torch.memory_format:
+    """The layout of a call with windows of this rank."""
+    return _suggested_layout(values if _tells_layout(values, rank) else indices, rank)
+
+
+def empty_in_layout(
+    like: Tensor, shape: Sequence[int], layout: torch.memory_format, dtype: torch.dtype
+) -> Tensor:
+    """An undefined tensor of this shape and dtype, dense in the layout, on the device of ``like``.
+
+    PyTorch knows channels_last_3d for 5 dimensions alone, so a volume without a batch gets one for
+    a while.
+    """
+    if len(shape) == 4 and layout is torch.channels_last_3d:
+        return empty_in_layout(like, (1, *shape), layout, dtype).squeeze(0)
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
+
+
+def _suggested_layout(tensor: Tensor, rank: int) -> torch.memory_format:
+    """The layout that a tensor's strides suggest; it need not be dense.
+
+    Without a batch a tensor is contiguous, except for a volume that is channels_last_3d if a batch
+    of 1 is put before it, as in PyTorch's pooling.
+    """
+    channels_last = _CHANNELS_LAST.get(rank, torch.contiguous_format)
+    if _has_batch(tensor, rank):
+        return channels_last if _suggests_channels_last(tensor) else torch.contiguous_format
+    is_volume = rank == 3 and tensor.dim() == 4 and not _is_dense(tensor, channels_last=False)
+    if is_volume and _is_dense(tensor.unsqueeze(0), channels_last=True):
+        return channels_last
+    return torch.contiguous_format
+
+
+def _tells_layout(tensor: Tensor, rank: int) -> bool:
+    """Whether a tensor's strides tell its layout.
+
+    They do not if they suggest contiguous, and the tensor is not dense, such as an expanded
+    gradient, or is dense in channels_last as well.
+    """
+    if _suggested_layout(tensor, rank) is not torch.contiguous_format:
+        return True
+    may_be_channels_last = _has_batch(tensor, rank) and _is_dense(tensor, channels_last=True)
+    return _is_dense(tensor, channels_last=False) and not may_be_channels_last
+
+
+def _has_batch(tensor: Tensor, rank: int) -> bool:
+    """Whether the tensor has a batch, and a layout other than contiguous may be asked for."""
+    return rank >= 2 and tensor.dim() == rank + 2
+
+
+def _is_true(condition: Any) -> bool:
+    """Whether a condition on sizes holds. False also if tracing cannot decide it."""
+    if isinstance(condition, bool):
+        return condition
+    # An import at the top would import SymPy.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def _inner_to_outer(tensor: Tensor, *, channels_last: bool) -> list[int]:
+    """The dimensions in the order of their strides, smallest first."""
+    last_to_first = [*range(tensor.dim() - 1, -1, -1)]
+    return [1, *last_to_first[:-2], 0] if channels_last else last_to_first
+
+
+def _is_dense(tensor: Tensor, *, channels_last: bool) -> bool:
+    """Whether the tensor has no gaps, and its elements are in that order."""
+    if _is_true(tensor.numel() == 0):
+        return True
+    expected: Any = 1
+    for dim in _inner_to_outer(tensor, channels_last=channels_last):
+        size = tensor.shape[dim]
+        if _is_true(size == 1):
+            continue
+        if not _is_true(tensor.stride(dim) == expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _suggests_channels_last(tensor: Tensor) -> bool:
+    """PyTorch's rule, c10::is_channels_last_strides_2d and _3d, for the memory format of a tensor.
+
+    Strides grow from the channels over the columns to the batch. If that leaves open which it is,
+    as for sizes of 1 everywhere else, it is contiguous.
+    """
+    if _is_true(tensor.stride(1) == 0):
+        return False
+    smallest: Any = 0
+    for dim in _inner_to_outer(tensor, channels_last=True):
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if _is_true(size == 0) or not _is_true(stride >= smallest):
+            return False
+        if dim == 0 and _is_true(smallest == tensor.stride(1)):
+            return False
+        smallest = stride * size if _is_true(size > 1) else stride
+    return True

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where the library has no kernels: other devices, CUDA without kernels, a build without a library.
+
+The table of operators runs on the portable form in test_operators.py, and in a build without a
+library all tests do: make check-portable. Fake tensors stand for tensors of devices that are not
+there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from cases import OPERATORS, UNPOOLING, Call, draw, scaled, with_invalid_index
+from conftest import needs_library, portable_device
+from failures import check_each
+from published import pooling_in
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from maxunpool_cuda import _kernels, _ops
+
+Patch = pytest.MonkeyPatch
+ROOT = Path(__file__).parent.parent
+no_cuda_kernels = pytest.mark.skipif(
+    maxunpool_cuda.build_info()["cuda"], reason="this build has CUDA kernels"
+)
+DEVICES = ["MPS", "XPU", "HIP", "PrivateUse1"]
+
+
+@pytest.mark.parametrize("name", _ops._TENSOR_COUNTS)
+@pytest.mark.parametrize("key", ["CPU", "CUDA", *DEVICES, "Meta"])
+def test_every_device_has_a_kernel(name: torch._ops.OpOverload, key: str) -> None:
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    assert has_kernel(name.name(), key)
+
+
+@no_cuda_kernels
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("key", ["CUDA", *DEVICES])
+def test_the_kernels_of_other_devices(operator: str, key: str, rng: Random) -> None:
+    """Called by their keys, with CPU tensors: the reference's values, and the checks."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def results(call: Call) -> tuple[torch.Tensor, ...]:
+        found = call.operator.redispatch(keys, *call.tensors, *call.arguments)
+        return found if isinstance(found, tuple) else (found,)
+
+    calls = (draw(rng, operator) for _ in range(scaled(20)))
+    check_each(calls, lambda call: call.compare(results(call)))
+    if operator in UNPOOLING:
+        call = with_invalid_index(draw(rng, operator), rng)
+        with pytest.raises(RuntimeError, match=call.error):
+            results(call)
+    x = torch.rand(1, 2, 4, 4)
+    with pytest.raises(RuntimeError, match=r"^max_pool2d: expected kernel_size greater than zero"):
+        _ops.max_pool.redispatch(keys, x, [0, 0], [1, 1], [0, 0], [1, 1], False, torch.int64)
+    with pytest.raises(NotImplementedError, match="expected dense tensors but got a sparse_coo"):
+        _ops.max_pool.redispatch(
+            keys, x.to_sparse(), [2, 2], [1, 1], [0, 0], [1, 1], False, torch.int64
+        )
+
+
+@pytest.mark.parametrize("reduce", ["last", "sum"])
+def test_strides_far_larger_than_the_plane(reduce: str) -> None:
+    """Offsets are unpooled in blocks of a stride, but not in such ones."""
+    x, offsets = torch.ones(1, 2, 1), torch.ones(1, 2, 1, dtype=torch.uint8)
+    with portable_device():
+        output = _ops.max_unpool(x, offsets, (4,), (2,), (2**40,), (0,), reduce)
+    assert output.tolist() == [[[0, 1, 0, 0]] * 2]
+
+
+@no_cuda_kernels
+def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
+    """Of a GPU of AMD, for which there are none, nothing is said."""
+    arguments = ([2, 2], [2, 2], [0, 0], [1, 1], False, torch.uint8)
+    monkeypatch.setattr(_kernels, "_has_warned", False)
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 4, 4, device="cuda")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            monkeypatch.setattr(torch.version, "hip", "7.0")
+            _kernels._checked("max_pool", (x,), arguments)
+            monkeypatch.setattr(torch.version, "hip", None)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                _kernels._checked("max_pool", (x,), arguments)
+    (words,) = (str(warning.message) for warning in warned)
+    assert words.startswith("maxunpool_cuda: CUDA tensors run PyTorch's operators")
+    assert '`pip install "cuda-toolkit[nvcc,cccl]"`' in words
+    assert "as this build has no " in words
+
+
+class Names(TorchDispatchMode):
+    """Records the names of the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_captured_graph_checks_indices_when_it_runs(monkeypatch: Patch) -> None:
+    """While a CUDA graph is captured, no call may wait for the device."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    window = _kernels._Unpooling((4,), (2,), (2,), (0,))
+    with FakeTensorMode(), Names() as record:
+        indices = torch.empty(1, 2, dtype=torch.int64, device="cuda")
+        _kernels._check_inside(indices, [(indices, 0, 4)], window)
+    assert "aten::_assert_async" in record.names
+
+
+@pytest.mark.usefixtures("single_threaded_torch")
+@pytest.mark.parametrize("device", ["mps", "xpu", "AMD"])
+def test_other_devices_run_the_operators_where_torch_nn_cannot(
+    device: str, monkeypatch: Patch
+) -> None:
+    """torch.nn lacks small indices and sums, and refuses deterministic algorithms."""
+    if device == "AMD":
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        device = "cuda"
+
+    def called(function: Callable[..., Any], *tensors: torch.Tensor) -> set[str]:
+        found = {name.split(".")[0] for name in pooling_in(make_fx(function)(*tensors))}
+        assert len(found) == 1
+        return found
+
+    with FakeTensorMode():
+        x = torch.empty(1, 1, 4, 4, device=device)
+        indices = torch.empty(1, 1, 4, 4, device=device, dtype=torch.int64)
+        pool = lambda x: F.max_pool2d(x, 2)  # noqa: E731
+        unpool = lambda x, i: F.max_unpool2d(x, i, 2)  # noqa: E731
+        small = {"return_indices": True, "index_dtype": torch.uint8}
+        assert called(pool, x) == called(unpool, x, indices) == {"aten"}
+        assert called(lambda x: F.max_pool2d(x, 2, **small), x) == {"maxunpool_cuda"}
+        assert called(unpool, x, indices.int()) == {"maxunpool_cuda"}
+        sums = lambda x, i: F.max_unpool2d(x, i, 2, reduce="sum")  # noqa: E731
+        assert called(sums, x, indices) == {"maxunpool_cuda"}
+        torch.use_deterministic_algorithms(True)
+        assert called(pool, x) == called(unpool, x, indices) == {"maxunpool_cuda"}
+        assert called(lambda x: F.adaptive_max_pool2d(x, 1), x) == {"maxunpool_cuda"}
+
+
+FIRST_RUN = """
+import re, sys, warnings
+import torch, maxunpool_cuda
+assert maxunpool_cuda.__file__.startswith(sys.argv[1]), maxunpool_cuda.__file__
+info = maxunpool_cuda.build_info()
+assert (info["kernels"], info["cuda"]) == ("none", False)
+print(info["note"])
+for script in re.findall(r"^```python\\n(.*?)^```", open(sys.argv[2]).read(), re.M | re.S):
+    exec(script)
+x = torch.rand(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+pool = maxunpool_cuda.MaxPool2d(3, 1)
+assert torch.autograd.gradcheck(pool, x, check_forward_ad=True)
+print(pool(x).grad_fn.name(), maxunpool_cuda.__version__)
+"""
+NOTES = {
+    "asked for": "no kernels, as FORCE_PORTABLE=1 says",
+    "no compiler": "no kernels: expected a C++ compiler but got none",
+}
+
+
+@pytest.mark.parametrize("why", NOTES)
+def test_a_wheel_without_a_library(why: str, tmp_path: Path) -> None:
+    """It is for every system and Python, says what it is, and runs the examples of the README."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", "_C.*.so", "_C.*.json")
+    shutil.copytree(ROOT / "maxunpool_cuda", source / "maxunpool_cuda", ignore=ignored)
+    names = ("FORCE_CUDA", "FORCE_CPU", "FORCE_PORTABLE", "CXX", "DEBUG", "LINEINFO")
+    alone = {name: value for name, value in os.environ.items() if name not in names}
+    alone |= {"FORCE_PORTABLE": "1"} if why == "asked for" else {"PATH": str(tmp_path)}
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", build], env=alone, cwd=source, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"maxunpool_cuda: built {NOTES[why]}. PyTorch's operators compute instead"
+    assert done.stdout.splitlines()[-1].startswith(said)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site)
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_RUN, site, ROOT / "README.md"],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stderr == ""
+    note, results = run.stdout.splitlines()
+    assert note == NOTES[why]
+    assert results == f"MaxPoolBackward {maxunpool_cuda.__version__}"
+
+
+@needs_library
+def test_a_library_comes_before_the_record_of_a_portable_build(tmp_path: Path) -> None:
+    """Both may lie in a source tree that was built twice."""
+    package = Path(_ops._C.__file__).parent
+    for path in package.glob("_C.cpython*"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "_C.portable.json").write_text('{"version": "0", "torch": null, "note": ""}')
+    from maxunpool_cuda import _library
+
+    assert not _library.is_portable(_library.built_for(tmp_path))
