@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from . import memory, report, timing, training
-from .cases import CASES, QUICK, Case
+from . import comparisons, memory, pages, report, timing, training
+from .cases import BY_NAME, CASES, QUICK, Case
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -22,6 +22,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=0.3, help="to time each contender of each case")
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
+    add("--documents", action="store_true", help="measure all that the documents say, on a CPU")
+    add("--write", action="store_true", help="write benchmarks/results into the documents instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
     add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
     return parser.parse_args(arguments)
@@ -49,9 +51,8 @@ def row_of(case: Case, asked: argparse.Namespace) -> report.Row:
         return {"name": case.name, "results": {}, "failed": f"{type(error).__name__}: {error}"}
 
 
-def timed(asked: argparse.Namespace) -> report.Report:
+def timed(asked: argparse.Namespace, cases: Sequence[Case], stem: str = "") -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
-    cases = chosen(asked)
     settings = {"seconds": asked.seconds, "pages kept": timing.keep_pages()}
     results: report.Report = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
     for number, case in enumerate(cases, 1):
@@ -60,20 +61,41 @@ def timed(asked: argparse.Namespace) -> report.Report:
         results["rows"].append(row)
         for reason in row.keys() & {"failed", "left out"}:
             print(f"{reason}: {row[reason]}", flush=True)
-        report.save(results, asked.output)
+        report.save(results, asked.output, stem)
     # At the beginning the device was idle, and its clocks low.
     results["facts"] |= report.nvidia_smi(asked.device)
     return results
+
+
+def document(asked: argparse.Namespace) -> None:
+    """Measure all that the documents say was measured, and keep it unless a case fails."""
+    cases = [case for case in CASES if case.is_timed_on("cpu") and pages.shows(case)]
+    calls = timed(asked, cases, "calls")
+    failed = [row["name"] for row in calls["rows"] if "failed" in row]
+    if failed:
+        raise SystemExit(f"benchmarks: failed: {'; '.join(failed)}")
+    of_network = [row for row in calls["rows"] if BY_NAME[row["name"]].operation == "network"]
+    results = {
+        "operators": calls | {"rows": [row for row in calls["rows"] if row not in of_network]},
+        "networks": calls | {"rows": of_network},
+        "training": training.measure("cpu"),
+        "comparisons": comparisons.measure(asked.seconds),
+    }
+    for name, of in results.items():
+        print(f"Written: {report.save(of, pages.RESULTS, name)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
     complaints = []
+    if asked.documents or asked.write:
+        document(asked) if asked.documents else pages.write()
+        return
     if asked.table:
         results = report.load(asked.table)
     else:
-        results = training.measure(asked.device) if asked.training else timed(asked)
+        results = training.measure(asked.device) if asked.training else timed(asked, chosen(asked))
         print(f"Written: {report.save(results, asked.output)}\n")
         complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
     report.show(results)
