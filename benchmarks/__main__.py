@@ -22,7 +22,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=0.3, help="to time each contender of each case")
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
-    add("--documents", action="store_true", help="measure all that the documents say, on a CPU")
+    add("--documents", action="store_true", help="time all that the documents say, on a CPU")
     add("--write", action="store_true", help="write benchmarks/results into the documents instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
     add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
@@ -68,7 +68,7 @@ def timed(asked: argparse.Namespace, cases: Sequence[Case], stem: str = "") -> r
 
 
 def document(asked: argparse.Namespace) -> None:
-    """Measure all that the documents say was measured, and keep it unless a case fails."""
+    """Time all that the documents say was timed, and keep it unless a case fails."""
     cases = [case for case in CASES if case.is_timed_on("cpu") and pages.shows(case)]
     calls = timed(asked, cases, "calls")
     failed = [row["name"] for row in calls["rows"] if "failed" in row]
@@ -78,7 +78,6 @@ def document(asked: argparse.Namespace) -> None:
     results = {
         "operators": calls | {"rows": [row for row in calls["rows"] if row not in of_network]},
         "networks": calls | {"rows": of_network},
-        "training": training.measure("cpu"),
         "comparisons": comparisons.measure(asked.seconds),
     }
     for name, of in results.items():

@@ -723,7 +723,6 @@ def test_documents_end_to_end(tmp_path: Path, monkeypatch: Patch) -> None:
     case = BY_NAME["tiny-16x8-b2-2x2-float32-int64-contiguous-forward"]
     in_no_table = BY_NAME["tiny-16x8-b2-2x2-float32-int64-contiguous-both"]
     monkeypatch.setattr(command, "CASES", (case, in_no_table))
-    monkeypatch.setattr(training, "TRAININGS", ())
     monkeypatch.setattr(comparisons, "TABLES", (comparisons.patched,))
     monkeypatch.setattr(pages, "RESULTS", tmp_path / "kept")
     few = ["--documents", "--device", "cpu", "--seconds", "0", "--output", str(tmp_path / "run")]
@@ -732,7 +731,6 @@ def test_documents_end_to_end(tmp_path: Path, monkeypatch: Patch) -> None:
     assert {name: len(results["rows"]) for name, results in kept.items()} == {
         "operators": 1,
         "networks": 0,
-        "training": 0,
         "comparisons": 1,
     }
     assert pages.load("comparisons")["facts"]["device"].endswith(", 1 thread")
