@@ -54,7 +54,7 @@ INCLUDES = $(VENV)/bin/python -c "import sysconfig, torch.utils.cpp_extension as
     print(*('-isystem' + path for path in (*build.include_paths(), sysconfig.get_path('include'))))"
 TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
 
-.PHONY: help demo test test-all docs docs-shots bench report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+.PHONY: help demo test test-all docs docs-shots bench figures report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
 # A target that fails halfway, as an environment without pip, is not taken for made.
 .DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
@@ -75,6 +75,9 @@ docs-shots: docs ## pictures of each page as it looks on a desk and on a telepho
 	$(VENV)/bin/python tools/docs_shots.py out/docs out/docs-shots $(ARGS)
 bench: $(VENV)/.test ## times the operators, on the GPU if there is one
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables and pictures
+	$(VENV)/bin/python -m benchmarks --write
+	$(VENV)/bin/python docs/pictures.py
 report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
 	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
 lint: $(VENV)/.lint ## ruff, clang-format, mypy, clang-tidy

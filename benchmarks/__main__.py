@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from . import memory, portable, report, timing, training
-from .cases import CASES, QUICK, Case
+from . import comparisons, memory, pages, portable, report, timing, training
+from .cases import BY_NAME, CASES, QUICK, Case
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -22,7 +22,9 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=0.3, help="to time each contender of each case")
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
-    add("--portable", action="store_true", help="time a build without kernels instead")
+    add("--documents", action="store_true", help="time all that the documents say, on a CPU")
+    add("--portable", action="store_true", help="time a build without kernels, for the documents")
+    add("--write", action="store_true", help="write benchmarks/results into the documents instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
     add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
     return parser.parse_args(arguments)
@@ -50,9 +52,8 @@ def row_of(case: Case, asked: argparse.Namespace) -> report.Row:
         return {"name": case.name, "results": {}, "failed": f"{type(error).__name__}: {error}"}
 
 
-def timed(asked: argparse.Namespace) -> report.Report:
+def timed(asked: argparse.Namespace, cases: Sequence[Case], stem: str = "") -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
-    cases = chosen(asked)
     settings = {"seconds": asked.seconds, "pages kept": timing.keep_pages()}
     results: report.Report = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
     for number, case in enumerate(cases, 1):
@@ -61,30 +62,53 @@ def timed(asked: argparse.Namespace) -> report.Report:
         results["rows"].append(row)
         for reason in row.keys() & {"failed", "left out"}:
             print(f"{reason}: {row[reason]}", flush=True)
-        report.save(results, asked.output)
+        report.save(results, asked.output, stem)
     # At the beginning the device was idle, and its clocks low.
     results["facts"] |= report.nvidia_smi(asked.device)
     return results
 
 
-def measured(asked: argparse.Namespace) -> report.Report:
-    """What the command line asks to measure."""
-    if asked.portable:
-        return portable.measure(asked.seconds)
-    return training.measure(asked.device) if asked.training else timed(asked)
+def document(asked: argparse.Namespace) -> None:
+    """Time all that the documents say was timed, and keep it unless a case fails."""
+    cases = [case for case in CASES if case.is_timed_on("cpu") and pages.shows(case)]
+    calls = timed(asked, cases, "calls")
+    failed = [row["name"] for row in calls["rows"] if "failed" in row]
+    if failed:
+        raise SystemExit(f"benchmarks: failed: {'; '.join(failed)}")
+    of_network = [row for row in calls["rows"] if BY_NAME[row["name"]].operation == "network"]
+    results = {
+        "operators": calls | {"rows": [row for row in calls["rows"] if row not in of_network]},
+        "networks": calls | {"rows": of_network},
+        "comparisons": comparisons.measure(asked.seconds),
+    }
+    for name, of in results.items():
+        print(f"Written: {report.save(of, pages.RESULTS, name)}")
+
+
+def for_documents(asked: argparse.Namespace) -> None:
+    """Measure what they say, or write what was measured into them."""
+    if asked.documents:
+        document(asked)
+    elif asked.portable:
+        print(f"Written: {report.save(portable.measure(asked.seconds), pages.RESULTS, 'portable')}")
+    else:
+        pages.write()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
     complaints = []
+    if asked.documents or asked.portable or asked.write:
+        for_documents(asked)
+        return
     if asked.table:
         results = report.load(asked.table)
     else:
-        results = measured(asked)
+        results = training.measure(asked.device) if asked.training else timed(asked, chosen(asked))
         print(f"Written: {report.save(results, asked.output)}\n")
         complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
-    (portable if "portable" in results else report).show(results)
+    report.show(results)
     if asked.compare:
         slower = report.compare(results, report.load(asked.compare))
         complaints += [f"slower than before: {family}" for family in slower]

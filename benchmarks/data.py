@@ -52,13 +52,38 @@ def pooling(case: Case) -> Callable[..., Any]:
     return functools.partial(pool, dilation=case.dilation, **options)
 
 
+# Elements. In fewer a processor learns where the maxima are, if the planes alone move.
+FEW = 2**20
+
+
 def rotation(case: Case, device: str) -> list[Data]:
     """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches.
+
+    Those of large tensors have the same planes in another order, as drawing values takes longer.
 
     Raises:
         TooLargeError: The device has too little free memory.
     """
-    return [make(case, device, seed) for seed in range(memory.sets(case, device))]
+    number = memory.sets(case, device)
+    if math.prod(case.shape) < FEW:
+        return [make(case, device, seed) for seed in range(number)]
+    first, channels = make(case, device), case.shape[1]
+    return [first, *(moved(first, 1 + turn % (channels - 1)) for turn in range(number - 1))]
+
+
+def moved(data: Data, channels: int) -> Data:
+    """The same planes, each so many channels further on; the last come first.
+
+    Not by a multiple of all channels: :func:`torch.roll` makes that contiguous.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        return torch.roll(tensor, channels, dims=1) if tensor.numel() else tensor
+
+    indices = move(data.indices)
+    flat = indices if data.flat is data.indices else move(data.flat)
+    gradient = None if data.grad_output is None else move(data.grad_output)
+    return Data(move(data.input), indices, flat, gradient)
 
 
 def indices_of(case: Case, flat: Tensor) -> Tensor:

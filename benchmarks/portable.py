@@ -9,6 +9,7 @@ the bytes of all tensors that a forward keeps for its backward, each storage onc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +18,24 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as ours
 
 from . import report, timing
-from .contenders import OURS, TORCH, Call
+from .comparisons import SCATTER, TWO_POOLS, UNFOLD, scattered, there_and_back, two_pools, unfolded
+from .contenders import OURS, TORCH
 from .training import counted_savings
 
 theirs = nn.functional
 Function = Callable[[Tensor], Tensor]
 
 
-def two_2d_pools(x: Tensor) -> Tensor:
-    """MaxPool3d(2) of one volume: its images, then their rows of depth."""
-    images = theirs.max_pool2d(x[0], 2)  # (C, D, H/2, W/2)
-    depth = theirs.max_pool2d(images.flatten(2), (2, 1))
-    return depth.unflatten(2, images.shape[2:])[None]
-
-
-def by_unfold(x: Tensor) -> Tensor:
-    """MaxPool3d(2): every window written out, then the largest of each."""
-    for dim in (2, 3, 4):
-        x = x.unfold(dim, 2, 2)
-    return x.flatten(5).max(-1).values
-
-
-def by_scatter(x: Tensor) -> Tensor:
-    """MaxUnpool2d(2), right where windows do not overlap."""
-    output = x.new_zeros(*x.shape[:2], 4 * x.shape[2] * x.shape[3])
-    indices = indices_of(x).flatten(2)
-    return output.scatter(2, indices, x.flatten(2)).unflatten(2, (2 * x.shape[2], 2 * x.shape[3]))
-
-
 def indices_of(x: Tensor) -> Tensor:
     """Indices for MaxUnpool2d(2): the first of each window."""
     rows, columns = (torch.arange(size) * 2 for size in x.shape[2:])
     return (rows[:, None] * (2 * x.shape[3]) + columns).expand(x.shape).contiguous()
+
+
+def scatter(x: Tensor) -> Tensor:
+    """MaxUnpool2d(2), right where windows do not overlap."""
+    shape = (*x.shape[:2], *(2 * size for size in x.shape[2:]))
+    return scattered(indices_of(x), shape, x)
 
 
 @dataclass(frozen=True)
@@ -73,8 +60,8 @@ CASES = (
         _pooling(
             "max_pool3d",
             lambda f, x: f(x, 2),
-            ("two 2d pools", two_2d_pools),
-            ("unfold, then max", by_unfold),
+            (TWO_POOLS, two_pools),
+            (UNFOLD, partial(unfolded, 2, 2, 0)),
         ),
     ),
     Portable(
@@ -97,20 +84,9 @@ CASES = (
     Portable(
         "MaxUnpool2d of 2x2, stride 2",
         (8, 64, 112, 112),
-        _pooling("max_unpool2d", lambda f, x: f(x, indices_of(x), 2), ("scatter", by_scatter)),
+        _pooling("max_unpool2d", lambda f, x: f(x, indices_of(x), 2), (SCATTER, scatter)),
     ),
 )
-
-
-def forward_and_backward(function: Function, x: Tensor) -> Call:
-    """A call that returns the result and the gradient."""
-
-    def call() -> tuple[Tensor, Tensor]:
-        result = function(x)
-        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
-        return result.detach(), gradient
-
-    return call
 
 
 def saved_bytes(function: Function, x: Tensor) -> int:
@@ -130,7 +106,7 @@ def row_of(case: Portable, threads: int, seconds: float) -> report.Row:
     torch.set_num_threads(threads)
     count = torch.Size(case.shape).numel()
     x = torch.randperm(count, dtype=torch.int32).float().reshape(case.shape).requires_grad_()
-    calls = {name: forward_and_backward(f, x) for name, f in case.functions.items()}
+    calls = {name: there_and_back(f, x) for name, f in case.functions.items()}
     expected = calls[TORCH]()
     for name, call in calls.items():
         if not all(map(torch.equal, call(), expected)):
@@ -159,7 +135,7 @@ def measure(seconds: float) -> report.Report:
     settings = {"seconds": seconds, "pages kept": timing.keep_pages()}
     most = torch.get_num_threads()
     rows = [row_of(case, n, seconds) for n in sorted({1, most}) for case in CASES]
-    return {"facts": facts, "settings": settings, "portable": True, "rows": rows}
+    return {"facts": facts, "settings": settings, "rows": rows}
 
 
 def times(row: report.Row, contender: str, what: str) -> float:
@@ -170,24 +146,28 @@ def times(row: report.Row, contender: str, what: str) -> float:
     return theirs["quartiles"][1] / ours["quartiles"][1]
 
 
-def show(results: report.Report) -> None:
-    """Print the table."""
-    print(f"{report.title(results)}: forward and backward\n")
+def table(results: report.Report) -> str:
+    """Speeds and bytes beside torch.nn's, a line for each call and each who does it."""
     rows: dict[tuple[str, str], dict[int, report.Row]] = defaultdict(dict)
     for row in results["rows"]:
         for who in row["results"].keys() - {TORCH}:
             rows[row["name"], who][row["threads"]] = row
     order = [(case.name, who) for case in CASES for who in case.functions if who != TORCH]
     threads = sorted({row["threads"] for row in results["rows"]})
-    report.table(
-        ("call", "by", *(f"speed, {n} thread{'s' * (n > 1)}" for n in threads), "bytes kept"),
+    lines = [
         (
-            (
-                name,
-                "here" if who == OURS else who,
-                *(f"{times(rows[name, who][n], who, 'speed'):.2f}" for n in threads),
-                f"{times(rows[name, who][threads[0]], who, 'kept'):.3f}",
-            )
-            for name, who in order
-        ),
-    )
+            f"{name}: {'here' if who == OURS else who}",
+            *(f"{times(rows[name, who][n], who, 'speed'):.2f}" for n in threads),
+            f"{times(rows[name, who][threads[0]], who, 'kept'):.3f}",
+        )
+        for name, who in order
+    ]
+    heads = (f"speed, {n} thread{'s' * (n > 1)}" for n in threads)
+    return report.markdown(("call: by", *heads, "bytes kept"), lines)
+
+
+def slower(results: report.Report) -> list[str]:
+    """The least and the most times torch.nn's time that MaxPool3d takes."""
+    rows = [row for row in results["rows"] if row["name"] == CASES[0].name]
+    found = [1 / times(row, OURS, "speed") for row in rows]
+    return [f"{min(found):.1f}", f"{max(found):.1f}"]

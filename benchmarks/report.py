@@ -26,7 +26,8 @@ Report = dict[str, Any]
 def facts(device: str) -> dict[str, Any]:
     """The device, the versions, and the date."""
     named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    cpu = f"{named[1] if named else platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"{named[1] if named else platform.machine()}, {threads} thread{'s' * (threads > 1)}"
     found: dict[str, Any] = {
         "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -63,11 +64,12 @@ def nvidia_smi(device: str) -> dict[str, str]:
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
-def save(report: Report, folder: Path) -> Path:
-    """Write the report as JSON, a row a line, to a file named after the device."""
-    stem = re.sub(r"[^a-z0-9]+", "-", report["facts"]["device"].lower()).strip("-")
-    kind = "".join(f"-{name}" for name in ("training", "portable") if name in report)
-    path = folder / f"{stem}{kind}.json"
+def save(report: Report, folder: Path, stem: str = "") -> Path:
+    """Write the report as JSON, a row a line, to a file of this name, or named after the device."""
+    if not stem:
+        stem = re.sub(r"[^a-z0-9]+", "-", report["facts"]["device"].lower()).strip("-")
+        stem += "-training" * ("training" in report)
+    path = folder / f"{stem}.json"
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in report["rows"])
     rest = json.dumps({key: value for key, value in report.items() if key != "rows"})
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,14 +113,15 @@ def times(row: Row, contender: str, other: str = OURS) -> float | None:
     return median(row, contender) / median(row, other)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print the rows, aligned: a column of text, then columns of numbers."""
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The rows as a table, aligned: a column of text, then columns of numbers."""
     lines = [[str(cell) for cell in line] for line in (heads, *rows)]
     first, *others = (max(3, *map(len, column)) for column in zip(*lines, strict=True))
     lines.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])
-    for text, *numbers in lines:
-        print(f"| {' | '.join((text.ljust(first), *map(str.rjust, numbers, others)))} |")
-    print(flush=True)
+    return "".join(
+        f"| {' | '.join((text.ljust(first), *map(str.rjust, numbers, others)))} |\n"
+        for text, *numbers in lines
+    )
 
 
 def _groups(rows: Iterable[Row], what: str) -> Mapping[str, list[Row]]:
@@ -166,7 +169,8 @@ def means(report: Report, what: str) -> None:
         cells += [_mean((times(row, other) for row in members), ".2f") for other in others]
         rows.append((*cells, f"{min(times(row, TORCH) for row in members):.2f}"))
     fast = [f"times {other}'s speed" for other in others]
-    table((what, "cases", "microseconds", "GB/s", "of clone", *fast, "slowest"), rows)
+    heads = (what, "cases", "microseconds", "GB/s", "of clone", *fast, "slowest")
+    print(markdown(heads, rows), flush=True)
 
 
 KINDS = {  # of calls: the operation and the direction of their cases
@@ -212,36 +216,38 @@ def speeds(
     return {kind: of for kind, of in found.items() if of}
 
 
-def summary(report: Report) -> None:
-    """Print speeds beside torch.nn's: the default dtypes first, then what fewer bytes add."""
-    means_of = speeds(report)
-    if not means_of:
-        return
-    print("Times torch.nn's speed, float32 and int64 indices\n")
+def speeds_table(report: Report) -> str:
+    """Speeds beside torch.nn's with the default dtypes."""
     rows = [
         (kind, len(of), _mean(of, ".2f"), f"{min(of):.2f}", f"{max(of):.2f}")
-        for kind, of in means_of.items()
+        for kind, of in speeds(report).items()
     ]
-    table(("call, layout", "cases", "times torch.nn's speed", "slowest", "fastest"), rows)
+    return markdown(("call, layout", "cases", "times torch.nn's speed", "slowest", "fastest"), rows)
+
+
+def dtypes_table(report: Report) -> str:
+    """Speeds of the same shapes and windows with each dtype."""
     choices = (DEFAULT, *FEWER_BYTES)
     columns = [speeds(report, dtypes, EVERY_DTYPE) for dtypes in choices]
-    print("Times torch.nn's speed, the same shapes and windows with each dtype\n")
-    table(
-        ("call, layout", *(", ".join(dtypes) for dtypes in choices)),
-        [(kind, *(_mean(column.get(kind, ()), ".2f") for column in columns)) for kind in means_of],
-    )
+    rows = [
+        (kind, *(_mean(column.get(kind, ()), ".2f") for column in columns))
+        for kind in speeds(report)
+    ]
+    return markdown(("call, layout", *(", ".join(dtypes) for dtypes in choices)), rows)
 
 
-def slower(report: Report, at_most: float = 0.9) -> None:
-    """Print the calls of which a case has at most so many times torch.nn's speed, in any dtype."""
-    print(f"Calls of at most {at_most} times torch.nn's speed, in any dtype\n")
+SLOW = 0.9  # times torch.nn's speed; less is no noise
+
+
+def slower_table(report: Report) -> str:
+    """The calls of which a case has at most so many times torch.nn's speed, in any dtype."""
     rows = []
     timed = [row for row in report["rows"] if OURS in row["results"]]
     for call, members in _groups(timed, "call").items():
         of = [times(row, TORCH) for row in members]
-        if min(of) <= at_most:
+        if BY_NAME[members[0]["name"]].operation != "network" and min(of) <= SLOW:
             rows.append((call, len(of), _mean(of, ".2f"), f"{min(of):.2f}"))
-    table(("call", "cases", "times torch.nn's speed", "slowest"), rows)
+    return markdown(("call", "cases", "times torch.nn's speed", "slowest"), rows)
 
 
 def compare(report: Report, before: Report) -> list[str]:
@@ -263,13 +269,12 @@ def compare(report: Report, before: Report) -> list[str]:
         slower += [family] * (min(ratios) > 1.1)
         rows.append((family, len(members), *(f"{ratio:.2f}" for ratio in ratios)))
     print(f"Times now, {title(report)}, over those before, {title(before)}\n")
-    table(("family", "cases", "beside a clone", "beside torch.nn"), rows)
+    print(markdown(("family", "cases", "beside a clone", "beside torch.nn"), rows), flush=True)
     return slower
 
 
-def savings(report: Report) -> None:
-    """Print a training step's MiB with torch.nn's pools, then after ``replace_max_pooling``."""
-    print(f"The memory of a training step on {title(report)}\n")
+def savings_table(report: Report) -> str:
+    """A training step's MiB with torch.nn's pools, then after ``replace_max_pooling``."""
     steps: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in report["rows"]:
         images = "x".join(map(str, row["shape"]))
@@ -283,22 +288,28 @@ def savings(report: Report) -> None:
             cells += [f"{before / 2**20:.0f}", f"{after / 2**20:.0f}", f"{after / before - 1:.1%}"]
         rows.append((step, *cells))
     changes = ("saved, MiB", "after", "change", "peak, MiB", "after", "change")
-    table(("network, activation, input, dtype", *changes), rows)
+    return markdown(("network, activation, input, dtype", *changes), rows)
 
 
 def show(report: Report) -> None:
     """Print the tables there are of the results."""
     if "training" in report:
-        savings(report)
+        print(f"The memory of a training step on {title(report)}\n")
+        print(savings_table(report))
         return
     print(f"maxunpool_cuda on {title(report)}\n")
     known = details(report)
     if known:
         print(f"{known}\n")
-    summary(report)
+    if speeds(report):
+        print("Times torch.nn's speed, float32 and int64 indices\n")
+        print(speeds_table(report))
+        print("Times torch.nn's speed, the same shapes and windows with each dtype\n")
+        print(dtypes_table(report))
     means(report, "name")
     means(report, "family")
-    slower(report)
+    print(f"Calls of at most {SLOW} times torch.nn's speed, in any dtype\n")
+    print(slower_table(report))
     for reason in ("left out", "failed"):
         named = [f"- {row['name']}: {row[reason]}" for row in report["rows"] if reason in row]
         if named:

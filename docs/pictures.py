@@ -24,7 +24,7 @@ sys.path.append(str(ROOT))  # last: the package's source there must not hide the
 
 from benchmarks import report  # noqa: E402
 
-MEASURED = report.load(ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json")
+MEASURED = report.load(ROOT / "benchmarks" / "results" / "operators.json")
 PAPER, INK, EDGE, GREY = "#fefefe", "#1b1f24", "#454c54", "#a9afb6"
 BLUE, ORANGE, RED = "#6f9fdd", "#e08a2e", "#c0392b"
 TINTS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")

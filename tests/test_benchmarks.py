@@ -24,9 +24,12 @@ sys.path.append(str(ROOT))  # last: the package's source there must not hide the
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import (  # noqa: E402
     architectures,
+    comparisons,
     contenders,
+    data,
     memory,
     networks,
+    pages,
     portable,
     report,
     timing,
@@ -35,7 +38,7 @@ from benchmarks import (  # noqa: E402
 from benchmarks.cases import BY_NAME, CASES, KERNELBENCH, LARGE, QUICK, Case  # noqa: E402
 from benchmarks.contenders import CLONE, INDUCTOR, OURS, TORCH  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-threads.json"
+RESULTS = ROOT / "benchmarks" / "results" / "operators.json"
 Patch = pytest.MonkeyPatch
 
 
@@ -269,7 +272,7 @@ def test_a_call_that_the_device_waits_for_is_host_bound(
 
     now = report.load(RESULTS)
     first, second, *_ = rows = [
-        r for r in now["rows"] if BY_NAME[r["name"]].family == "unpooling, tiny, both"
+        r for r in now["rows"] if BY_NAME[r["name"]].family == "unpooling, tiny, forward"
     ]
     first["host-bound"] = [OURS]
     report.means(now | {"rows": rows}, "name")
@@ -277,7 +280,7 @@ def test_a_call_that_the_device_waits_for_is_host_bound(
     printed = capsys.readouterr().out
     assert f"| {first['name']}, host-bound |" in printed
     assert re.search(rf"^\| {second['name']} +\|", printed, re.M)
-    assert "| unpooling, tiny, both, 1 host-bound |" in printed
+    assert "| unpooling, tiny, forward, 1 host-bound |" in printed
 
 
 def test_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,6 +341,20 @@ def test_rotations_on_the_cpu(monkeypatch: Patch) -> None:
         assert memory.bytes_needed(case, "cpu", sets) <= 2**32
 
     check_each_case((case for case in OPERATORS if case.is_timed_on("cpu")), check)
+
+
+def test_a_rotation_of_large_tensors_moves_planes(monkeypatch: Patch) -> None:
+    """Each set has other values at each place, the same layout, and the results of its own."""
+    monkeypatch.setattr(data, "FEW", 0)
+    monkeypatch.setattr(memory, "sets", lambda *_: 4)
+    case = BY_NAME["pool-image-112x64-b16-2x2-float32-uint8-channels_last-backward"]
+    rotation = data.rotation(dataclasses.replace(case, shape=(2, 3, 8, 8)), "cpu")
+    first = rotation[0]
+    for one, channels in zip(rotation[1:], (1, 2, 1), strict=True):
+        for tensor, moved in zip(first, one, strict=True):
+            assert torch.equal(tensor[:, [0]], moved[:, [channels]])
+            assert not torch.equal(tensor, moved)
+            assert tensor.stride() == moved.stride()
 
 
 @pytest.mark.parametrize("free", [2**31, 2**30, 2**29])
@@ -602,42 +619,48 @@ def test_networks_have_the_published_number_of_parameters(
         assert sum(parameter.numel() for parameter in make().parameters()) == parameters
 
 
-def test_documents_say_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """The tables are those that are printed: by kind of call, by dtype, the slower calls."""
-    results = report.load(RESULTS)
-    report.show(results)
-    printed, text = capsys.readouterr().out, (ROOT / "docs/performance.md").read_text()
-    tables = re.findall(r"^\| call.*?\n\n", printed, re.M | re.S)
-    assert len(tables) == 3
-    assert [table in text for table in tables] == [True] * 3
-    assert report.title(results) in " ".join(text.split())
-    pooling, unpooling = (
-        geometric_mean(report.speeds(results)[f"{kind}, contiguous"])
-        for kind in ("pooling", "unpooling")
-    )
-    words = f"pooling {pooling:.1f} times, unpooling {unpooling:.1f} times"
-    assert words in (ROOT / "README.md").read_text()
+PARTS = (*pages.TABLES, *pages.SENTENCES)  # of the documents: what was measured
 
 
-def test_documents_say_what_was_measured_without_kernels(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The table, where it was measured, and README's figure. No call takes 8 times as long."""
-    (path,) = RESULTS.parent.glob("*-portable.json")
-    results = report.load(path)
-    portable.show(results)
-    printed, text = capsys.readouterr().out, (ROOT / "docs/install.md").read_text()
-    assert re.search(r"^\| call .*?\n\n", printed, re.M | re.S)[0] in text
-    assert report.title(results) in " ".join(text.split())
-    slower = {
-        row["threads"]: 1 / portable.times(row, OURS, "speed")
-        for row in results["rows"]
-        if row["name"] == portable.CASES[0].name
-    }
-    assert max(slower.values()) < 8
+@pytest.mark.parametrize("page", sorted({part.page for part in PARTS}))
+def test_documents_say_what_was_measured(page: str) -> None:
+    """All that has results agrees with them, wherever lines break."""
+    text = (ROOT / page).read_text()
+    assert text.split() == pages.rewritten(page).split(), "python -m benchmarks --write mends it"
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.page}-{part.key}")
+def test_each_figure_is_found_once(part: pages.Table | pages.Sentence) -> None:
+    """Also of results that are not there yet."""
+    found = re.findall(part.pattern, (ROOT / part.page).read_text())
+    assert len(found) == 1
+
+
+def test_each_table_of_results_has_a_name() -> None:
+    """A comment of a page that names a table is not forgotten in the list."""
+    marked = [
+        (str(page.relative_to(ROOT)), name)
+        for page in ROOT.glob("docs/*.md")
+        for name in re.findall("<!-- measured: (.*) -->", page.read_text())
+    ]
+    assert sorted(marked) == sorted((table.page, table.name) for table in pages.TABLES)
+
+
+def test_words_are_filled() -> None:
+    """Figures change, and nothing else, also if the words are on two lines."""
+    sentence = pages.Sentence("", "takes {} of {} bytes, or {} %.", "", lambda of: of["figures"])
+    text = "It is so.\nThis takes 2 of\n16.5 bytes, or 3 %.\nIt is."
+    written = sentence.rewrite(text, {"figures": ["1", "8", "44"]})
+    assert written == "It is so.\nThis takes 1 of\n8 bytes, or 44 %.\nIt is."
+    with pytest.raises(ValueError, match=r"expected the words 'takes \{\} of"):
+        sentence.rewrite("This took 2 of 16 bytes", {"figures": ["1", "8", "44"]})
+
+
+def test_no_call_takes_8_times_as_long_without_kernels() -> None:
+    """Nor does its gradient keep more than torch.nn's."""
+    results = report.load(pages.RESULTS / "portable.json")
+    assert float(portable.slower(results)[1]) < 8
     assert all(portable.times(row, OURS, "kept") <= 1 for row in results["rows"])
-    words = f"{min(slower.values()):.1f} to {max(slower.values()):.1f} times torch.nn's time"
-    assert f"`MaxPool3d` takes {words}" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("case", portable.CASES, ids=lambda case: case.name)
@@ -674,21 +697,68 @@ def test_speeds_are_of_one_kind_of_call() -> None:
     assert report.speeds({"rows": rows}, layers=()) == {}
 
 
-def test_documents_say_what_memory_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, where it was measured, and README's figure."""
-    (path,) = RESULTS.parent.glob("*-training.json")
-    results = report.load(path)
-    report.show(results)
-    printed, text = capsys.readouterr().out, (ROOT / "docs/performance.md").read_text()
-    assert re.search(r"^\| network, .*?\n\n", printed, re.M | re.S)[0] in text
-    assert report.title(results) in " ".join(text.split())
-    fewer = {}
-    for before, after in zip(results["rows"][::2], results["rows"][1::2], strict=True):
-        assert (before["pooling"], after["pooling"]) == (TORCH, OURS)
-        fewer[after["network"], after["dtype"]] = 1 - after["saved"] / before["saved"]
-    shares = [
-        f"{fewer[network, 'float32']:.0%}" for network in ("airbench94", "VGG-16", "ResNet-50")
-    ]
-    words = "saves {} fewer bytes in airbench94, which has GELU, {} in VGG-16, and {} in ResNet-50"
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert words.format(*shares).replace("%", " %") in readme
+@pytest.fixture
+def quick_comparisons(monkeypatch: Patch) -> report.Report:
+    """The comparisons of the documents, timed for a moment; two models are compiled."""
+    few = dict(list(comparisons.MODELS.items())[:1])
+    monkeypatch.setattr(comparisons, "MODELS", few)
+    pytest.importorskip("onnxruntime")
+    return comparisons.measure(0)
+
+
+def test_comparisons(quick_comparisons: report.Report) -> None:
+    """Everyone returns the same, and every table of the pages is made of them."""
+    made = {
+        (part.page, part.name): part.make(quick_comparisons)
+        for part in pages.TABLES
+        if part.results == "comparisons"
+    }
+    assert all(text.count("\n") > 2 for text in made.values())
+    assert not any("None" in text for text in made.values())
+    for part in pages.SENTENCES:
+        if part.results == "comparisons":
+            figures = part.figures(quick_comparisons)
+            assert len(figures) == part.words.count("{")
+            part.rewrite((ROOT / part.page).read_text(), quick_comparisons)
+
+
+def test_a_comparison_of_another_result_is_refused() -> None:
+    calls = {TORCH: lambda: (torch.ones(2),), OURS: lambda: (torch.tensor([1.0, 1.1]),)}
+    comparisons.require_equal(calls, "ones", share=0.1)
+    with pytest.raises(RuntimeError, match=r"^maxunpool_cuda does not return torch.nn's .* ones$"):
+        comparisons.require_equal(calls, "ones")
+
+
+def test_networks_have_a_table() -> None:
+    """Eager networks beside eager ones, compiled ones beside compiled ones."""
+    times = {OURS: 2.0, TORCH: 5.0, INDUCTOR: 3.0, f"{OURS}, {INDUCTOR}": 1.5}
+    results = {name: {"quartiles": [0, time, 9]} for name, time in times.items()}
+    cases = [case for case in CASES if case.operation == "network" and pages.shows(case)]
+    measured = {"rows": [{"name": case.name, "results": results} for case in cases]}
+    lines = pages.networks(measured).splitlines()
+    assert len(lines) == 2 + len(cases) // 2
+    for line in lines[2:]:
+        assert [cell.strip() for cell in line.split("|")[2:6]] == ["2.50", "2.50", "2.00", "2.00"]
+    assert pages.of_squeezenet(measured) == ["2.5", "2.5"]
+
+
+def test_documents_end_to_end(tmp_path: Path, monkeypatch: Patch) -> None:
+    """One run measures everything, and keeps it where the pages look for it, if nothing fails."""
+    case = BY_NAME["tiny-16x8-b2-2x2-float32-int64-contiguous-forward"]
+    in_no_table = BY_NAME["tiny-16x8-b2-2x2-float32-int64-contiguous-both"]
+    monkeypatch.setattr(command, "CASES", (case, in_no_table))
+    monkeypatch.setattr(comparisons, "TABLES", (comparisons.patched,))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "kept")
+    few = ["--documents", "--device", "cpu", "--seconds", "0", "--output", str(tmp_path / "run")]
+    command.main(few)
+    kept = {path.stem: report.load(path) for path in (tmp_path / "kept").iterdir()}
+    assert {name: len(results["rows"]) for name, results in kept.items()} == {
+        "operators": 1,
+        "networks": 0,
+        "comparisons": 1,
+    }
+    assert pages.load("comparisons")["facts"]["device"].endswith(", 1 thread")
+    assert pages.load("simulated") is None
+    monkeypatch.setattr(timing, "calls", without_memory)
+    with pytest.raises(SystemExit, match=f"^benchmarks: failed: {case.name}$"):
+        command.main(few)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where the documents say what was measured: tables and sentences, made from benchmarks/results.
+
+A table of a page follows a comment with its name, ``<!-- measured: speeds -->``. A test compares
+the pages with the results; ``python -m benchmarks --write`` brings them in line.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+
+from . import comparisons, portable, report
+from .cases import BY_NAME, Case
+from .contenders import INDUCTOR, OURS, TORCH
+from .report import Report, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page."""
+
+    page: str
+    name: str
+    results: str  # the name of the file in RESULTS
+    make: Callable[[Report], str]
+
+    @property
+    def key(self) -> str:
+        """What tells it from the other tables of its page."""
+        return self.name
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression: what precedes the table, and its lines."""
+        return rf"(<!-- measured: {self.name} -->\n\n)((?:\|.*\n)+)"
+
+    def rewrite(self, text: str, results: Report) -> str:
+        """The page with the table of these results."""
+        return re.sub(self.pattern, lambda found: found[1] + self.make(results), text)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words of a page: each ``{}`` is a number, and ``{title}`` says where it was measured."""
+
+    page: str
+    words: str
+    results: str
+    figures: Callable[[Report], Sequence[str]]
+
+    @property
+    def key(self) -> str:
+        """What tells it from the other sentences of its page."""
+        return self.words
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression, whose groups are the figures, for words on one or more lines."""
+        words = re.escape(self.words).replace(r"\ ", r"\s+").replace(r"\{\}", r"([\d.]+)")
+        # A title has at most two lines. It has points, so the point at its end precedes a space.
+        return words.replace(r"\{title\}", r"(.+?(?:\n.+?)?)") + r"(?!\S)"
+
+    def rewrite(self, text: str, results: Report) -> str:
+        """The page with the figures of these results."""
+        figures = iter(self.figures(results))
+        found = re.search(self.pattern, text)
+        if found is None:
+            raise ValueError(f"{self.page} expected the words {self.words!r} but has others")
+        return text[: found.start()] + fill(found, figures) + text[found.end() :]
+
+
+def fill(found: re.Match[str], figures: Iterable[str]) -> str:
+    """The words that were found, line breaks included, with other figures."""
+    words, end = "", found.start()
+    for group, figure in enumerate(figures, 1):
+        words += found.string[end : found.start(group)] + figure
+        end = found.end(group)
+    return words + found.string[end : found.end()]
+
+
+def shows(case: Case) -> bool:
+    """Whether the tables have the case. All of them take some 20 minutes on two CPU cores."""
+    if case.operation == "network":
+        return case.layer == "squeezenet-b1" or (
+            case.layer != "vgg-b8" and case.layout == "contiguous"
+        )
+    of_dtypes = (case.dtype, case.index_dtype) in (report.DEFAULT, *report.FEWER_BYTES)
+    return of_dtypes and (case.operation, case.direction) in report.KINDS.values()
+
+
+def of_table(results: Report, table: str) -> list[Row]:
+    """The rows of one table of the comparisons."""
+    return [row for row in results["rows"] if row["table"] == table]
+
+
+def by_column(table: str, head: str) -> Callable[[Report], str]:
+    """How to make a table of speeds beside torch.nn's, whose columns are calls of one kind."""
+
+    def make(results: Report) -> str:
+        speeds: dict[str, dict[str, str]] = {}
+        for row in of_table(results, table):
+            speeds.setdefault(row["row"], {})[row["column"]] = f"{report.times(row, TORCH):.2f}"
+        columns = dict.fromkeys(column for cells in speeds.values() for column in cells)
+        rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
+        return report.markdown((head, *columns), rows)
+
+    return make
+
+
+def fixes(results: Report) -> str:
+    """Speeds beside torch.nn's of this package, and of what may stand in its place."""
+    rows = of_table(results, "fixes")
+    names = dict.fromkeys(name for row in rows for name in row["results"] if name != TORCH)
+
+    def cell(row: Row, name: str) -> str:
+        speed = report.times(row, TORCH, name)
+        return "" if speed is None else f"{speed:.2f}"
+
+    cells = [(row["row"], *(cell(row, name) for name in names)) for row in rows]
+    return report.markdown(("call", *names), cells)
+
+
+def tiny(results: Report) -> str:
+    """Microseconds."""
+    names = (OURS, TORCH, comparisons.OPERATOR)
+    rows = [
+        (row["row"], *(f"{report.median(row, name) * 1e6:.1f}" for name in names))
+        for row in of_table(results, "tiny")
+    ]
+    return report.markdown(("call, microseconds", *names), rows)
+
+
+def exported(results: Report) -> str:
+    """Nodes and milliseconds of each form in ONNX."""
+    forms = {
+        comparisons.MAX_UNPOOL: "with MaxUnpool",
+        comparisons.PORTABLE: "without",
+        TORCH: "torch.nn",
+    }
+    rows = []
+    for row in of_table(results, "exported"):
+        of = [row["results"].get(form) for form in forms]
+        nodes = ["" if one is None else one["nodes"] for one in of]
+        times = ["" if one is None else f"{one['quartiles'][1] * 1e3:.2f}" for one in of]
+        rows.append((row["row"], *nodes, *times))
+    heads = [f"{what} {form}" for what in ("nodes", "ms") for form in forms.values()]
+    return report.markdown(("window, indices", *heads), rows)
+
+
+NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
+
+
+def networks(results: Report) -> str:
+    """Speeds of whole networks beside torch.nn's, eager and compiled."""
+    speeds: dict[str, dict[str, str]] = {}
+    for row in results["rows"]:
+        case = BY_NAME[row["name"]]
+        if case.operation == "network" and row["results"]:
+            name = f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+            compiled = report.times(row, INDUCTOR, f"{OURS}, {INDUCTOR}")
+            cells = speeds.setdefault(name, {})
+            cells[case.direction] = f"{report.times(row, TORCH):.2f}"
+            cells[f"compiled {case.direction}"] = f"{compiled:.2f}"
+    columns = ("inference", "training", "compiled inference", "compiled training")
+    rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
+    return report.markdown(("network, images, layout", *columns), rows)
+
+
+def beside(row: Row, other: str) -> float | None:
+    """A simulated speed beside a copy's or a simple kernel's: of cycles, where they were kept."""
+    if "cycles" not in row:
+        return row.get(f"speed beside a {other}")
+    return row["cycles"][other] / row["cycles"]["ours"] if other in row["cycles"] else None
+
+
+def simulated(results: Report) -> str:
+    """The share of a copy's speed, and the speed beside a simple kernel."""
+    rows = []
+    for row in results["rows"]:
+        if "tried" not in row:
+            day = f" ({row['kernels']})" if "kernels" in row else ""
+            share, speed = (beside(row, other) for other in ("copy", "simple kernel"))
+            cells = f"{share:.0%}"[:-1], "-" if speed is None else f"{speed:.2f}"
+            rows.append((f"{row['call']}{day}", *cells))
+    return report.markdown(("call", "% of copy", "times a simple kernel's speed"), rows)
+
+
+def tried(results: Report) -> str:
+    """Times over a copy's, of kernels that were left out, and of those that are here."""
+    rows = []
+    for row in results["rows"]:
+        if "tried" in row:
+            here = f"{row['here']:.2f}" if "here" in row else ""
+            rows.append((f"{row['tried']}: {row['call']}", f"{row['over a copy']:.2f}", here))
+    heads = ("what was tried", "time over a copy's", "of the kernels here, that day")
+    return report.markdown(heads, rows)
+
+
+def titled(results: Report) -> list[str]:
+    """Where, with what and when it was measured."""
+    return [report.title(results)]
+
+
+def speeds(results: Report) -> list[str]:
+    """Contiguous pooling and unpooling, float32 and int64."""
+    means = report.speeds(results)
+    return [
+        f"{geometric_mean(means[f'{kind}, contiguous']):.1f}" for kind in ("pooling", "unpooling")
+    ]
+
+
+def of_squeezenet(results: Report) -> list[str]:
+    """The least and the most of contiguous inference."""
+    names = [f"network-squeezenet-b{images}-contiguous-inference" for images in (1, 8)]
+    of = [report.times(row, TORCH) for row in results["rows"] if row["name"] in names]
+    return [f"{min(of):.1f}", f"{max(of):.1f}"]
+
+
+def of_maximum(results: Report) -> list[str]:
+    """The least and the most of compiled training that unpools and takes a maximum."""
+    of = [
+        report.times(row, TORCH)
+        for row in of_table(results, "compiled")
+        if row["row"].startswith("unpool and maximum") and row["column"].startswith("training")
+    ]
+    return [f"{min(of):.2f}", f"{max(of):.2f}"]
+
+
+def of_patched(results: Report) -> list[str]:
+    """Microseconds inside and outside."""
+    (row,) = of_table(results, "patched")
+    return [
+        f"{report.median(row, name) * 1e6:.1f}" for name in (comparisons.INSIDE, comparisons.PLAIN)
+    ]
+
+
+def savings(*networks: str) -> Callable[[Report], list[str]]:
+    """By how many percent fewer bytes a training step in float32 saves in these networks."""
+
+    def figures(results: Report) -> list[str]:
+        saved = {
+            (row["network"], row["pooling"]): row["saved"]
+            for row in results["rows"]
+            if row["dtype"] == "float32"
+        }
+        return [f"{1 - saved[name, OURS] / saved[name, TORCH]:.0%}"[:-1] for name in networks]
+
+    return figures
+
+
+README, PERFORMANCE = "README.md", "docs/performance.md"
+TABLES = (
+    Table(PERFORMANCE, "speeds", "operators", report.speeds_table),
+    Table(PERFORMANCE, "dtypes", "operators", report.dtypes_table),
+    Table(PERFORMANCE, "slower", "operators", report.slower_table),
+    Table(PERFORMANCE, "networks", "networks", networks),
+    Table(PERFORMANCE, "small planes", "comparisons", by_column("small_planes", "planes")),
+    Table(PERFORMANCE, "savings", "training", report.savings_table),
+    Table(PERFORMANCE, "simulated", "simulated", simulated),
+    Table("docs/pytorch.md", "compiled", "comparisons", by_column("compiled", "model")),
+    Table("docs/deterministic.md", "fixes", "comparisons", fixes),
+    Table(
+        "docs/deterministic.md",
+        "adaptive",
+        "comparisons",
+        by_column("adaptive", "from, to, channels"),
+    ),
+    Table("docs/install.md", "portable", "portable", portable.table),
+    Table("docs/export.md", "exported", "comparisons", exported),
+    Table("docs/design.md", "tiny", "comparisons", tiny),
+    Table("docs/design.md", "tried", "simulated", tried),
+)
+SENTENCES = (
+    Sentence(README, "pooling {} times, unpooling {} times [as", "operators", speeds),
+    Sentence(README, "Measured on {title}, with", "operators", titled),
+    Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
+    Sentence(README, "takes a maximum has {} to {} times", "comparisons", of_maximum),
+    Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "portable", portable.slower),
+    Sentence(README, "so VGG-16 saves [{} % fewer", "training", savings("VGG-16")),
+    Sentence(
+        README,
+        "saves {} % fewer bytes in airbench94, which has GELU, {} % in VGG-16, and {} % in",
+        "training",
+        savings("airbench94", "VGG-16", "ResNet-50"),
+    ),
+    Sentence(PERFORMANCE, "geometric means on {title}, and the slowest", "operators", titled),
+    Sentence(PERFORMANCE, "Eager and compiled networks on {title}.", "networks", titled),
+    Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
+    Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
+    Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
+    Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
+    Sentence("docs/deterministic.md", "Adaptive pools on {title}.", "comparisons", titled),
+    Sentence("docs/install.md", "Calls without kernels on {title}.", "portable", titled),
+    Sentence("docs/export.md", "Graphs on {title}.", "comparisons", titled),
+    Sentence("docs/design.md", "Tiny calls on {title}.", "comparisons", titled),
+    Sentence(
+        "docs/recipes.md", "takes {} microseconds instead of {} (one", "comparisons", of_patched
+    ),
+)
+
+
+def load(name: str) -> Report | None:
+    """The results of this name, or None if none were measured."""
+    path = RESULTS / f"{name}.json"
+    return report.load(path) if path.exists() else None
+
+
+def rewritten(page: str) -> str:
+    """The page with the figures of all results that there are."""
+    text = (ROOT / page).read_text()
+    for part in (*TABLES, *SENTENCES):
+        results = load(part.results)
+        if part.page == page and results:
+            text = part.rewrite(text, results)
+    return text
+
+
+def write() -> None:
+    """Bring all pages in line with the results."""
+    for page in dict.fromkeys(part.page for part in (*TABLES, *SENTENCES)):
+        (ROOT / page).write_text(rewritten(page))
