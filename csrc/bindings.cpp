@@ -236,8 +236,8 @@ at::Tensor max_unpool(
   });
 }
 
-// Returns (values, indices), or values alone unless return_indices. Then Python never owns the
-// indices, and this function frees them while it holds the GIL. Python would let go of the GIL to
+// Returns (values, indices), or values alone if not return_indices. In that case Python never owns
+// the indices, and this function frees them while it holds the GIL. Python would let go of the GIL to
 // free them, and taking it back ends the process if the interpreter has ended: see without_gil().
 pybind11::object max_pool(
     pybind11::handle input,
@@ -278,7 +278,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("max_unpool", torch::wrap_pybind_function(&max_unpool));
   m.def("max_pool", torch::wrap_pybind_function(&max_pool));
   m.def("check_window", torch::wrap_pybind_function(&check_window_of));
-  m.def("check_errors", &check_errors, pybind11::call_guard<pybind11::gil_scoped_release>());
+  m.def("check_errors", torch::wrap_pybind_function([] {
+          without_gil([] {
+            check_errors();
+            return true; // without_gil() returns what is called returned
+          });
+        }));
 }
 
 } // namespace maxunpool_cuda

@@ -60,7 +60,7 @@ def call_max_unpool(arguments: UnpoolArguments) -> Tensor:
 def call_max_pool(arguments: PoolArguments, return_indices: bool) -> Tensor | tuple[Tensor, Tensor]:
     """The results of ``max_pool``, or its values alone, through ``_C`` if possible.
 
-    ``_C`` frees indices that nobody wants without Python's lock.
+    ``_C`` frees indices that nobody wants itself, so Python need not let go of its lock for that.
     """
     if not is_traced():
         return _C.max_pool(*arguments, return_indices)
@@ -94,7 +94,7 @@ def check_errors() -> None:
     """Wait for the CUDA kernels launched so far, and raise the error of an out-of-bounds index.
 
     A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
-    next call on that device raises the error, or this function does. Of several such indices one is
+    next unpooling on that device raises the error, or this function does. Of several such indices one is
     named. On the CPU every call raises at once. While the current stream captures a CUDA graph,
     this function does nothing, because the captured kernels have not run. Errors of a replay are
     raised after it.

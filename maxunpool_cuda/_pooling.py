@@ -81,10 +81,10 @@ def max_pool(
     """Max pooling over ``dims`` spatial dimensions.
 
     Args:
-        function: the public function, whose name errors have.
+        function: the public function; errors begin with its name.
         dims: 1, 2 or 3.
         arguments: those that torch.nn's function has, in its order.
-        index_dtype: the argument that it lacks.
+        index_dtype: the argument that torch.nn's function lacks.
     """
     input, kernel_size, stride, padding, dilation, ceil_mode, return_indices = arguments
     if has_torch_function_unary(input):
@@ -101,7 +101,7 @@ def max_pool(
     if not isinstance(ceil_mode, bool):
         raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
     kernel = per_dim(name, "kernel_size", kernel_size, dims)
-    no_stride = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
+    no_stride = _arguments.has_no_stride(stride)
     steps = kernel if no_stride else per_dim(name, "stride", stride, dims)
     pads = per_dim(name, "padding", padding, dims)
     dilations = per_dim(name, "dilation", dilation, dims)
@@ -122,8 +122,8 @@ def is_for_torch(
     """Whether torch.nn's function takes the call.
 
     If it lacks the ``index_dtype`` or the ``reduce`` of a call that only it can take, that is an
-    error, and so is a nested input. The library refuses sparse tensors: Dynamo may not look at a
-    layout here.
+    error, and so is a nested input. Sparse tensors are left to the operators, which refuse them:
+    here Dynamo may not look at a layout.
     """
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor but got {type(input).__name__}")
@@ -156,11 +156,11 @@ def not_dense_error(name: str, input: Tensor) -> NotImplementedError:
 
 
 def _is_for_inductor(input: Tensor, kernel_size: Ints) -> bool:
-    """Whether Inductor is compiling a pool that it can fuse with the operators around it.
+    """Whether torch.compile sees a pool that Inductor, its backend, can fuse with what is around it.
 
     Then PyTorch's operator is called, which Inductor knows. It is as fast as this package's
     kernels. Inductor compiles 2d windows of at most 25 elements itself. A gradient would need
-    indices, which Inductor would keep, so pools that need one keep this package's operator. So do
+    indices, which Inductor would save as int64, so pools that need one keep this package's operator. So do
     subclasses of Tensor and exported programs.
     """
     return (

@@ -180,7 +180,8 @@ def _first_offsets(axes: list[Axis], device: torch.device) -> Tensor:
     """
     offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
     for number, axis in enumerate(axes):
-        begins = arange_along(number, len(axes), axis.pooled, device) * axis.stride - axis.padding
+        begins = arange_along(number, len(axes), axis.pooled, device).long() * axis.stride
+        begins = begins - axis.padding
         elements_before = (axis.dilation - 1 - begins).clamp(min=0)
         elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
         offsets = offsets * axis.kernel + elements_before
@@ -193,7 +194,7 @@ def _positions_of(offsets: Tensor, axes: list[Axis]) -> Tensor:
     remaining = offsets.long()
     step = 1  # between neighbours along the axis, in a flat plane
     for number, axis in reversed([*enumerate(axes)]):
-        begins = arange_along(number, len(axes), axis.pooled, offsets.device) * axis.stride
+        begins = arange_along(number, len(axes), axis.pooled, offsets.device).long() * axis.stride
         coordinate = remaining % axis.kernel * axis.dilation + (begins - axis.padding)
         positions = positions + coordinate * step
         step = step * axis.size

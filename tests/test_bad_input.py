@@ -225,7 +225,7 @@ SAMPLE = [
     refused(
         "offset beyond the window",
         RuntimeError,
-        r"invalid max index: 4 \(an offset .* at position [0-3] of plane 0\b",  # all are
+        r"invalid max index: 4 \(an offset .* at position [0-3] of plane 0\b",  # all four are out of it
         lambda f, t: f.unpool(t.x, t.offsets + 4, 2),
     ),
     refused(
@@ -520,7 +520,7 @@ def test_bad_calls(device: str, call: BadCall, exception: type[Exception], value
     assert caught.type is exception
 
 
-# Numbers that PyTorch refuses, in its own words, to hand to a kernel.
+# PyTorch would refuse these in its own words, if they were not checked before it gets them.
 @pytest.mark.parametrize(
     ("call", "exception", "values"),
     [
@@ -615,7 +615,8 @@ def test_bad_calls_in_graphs(
     call_in_graph: Callable[[BadCall, Functions, Tensors], Any],
 ) -> None:
     # Dynamo makes a RuntimeError of an operator's ValueError.
-    with pytest.raises((RuntimeError, exception), match=f"expected .*({values})"):
+    exceptions = (RuntimeError, exception) if call_in_graph is call_compiled else exception
+    with pytest.raises(exceptions, match=f"expected .*({values})"):
         call_in_graph(call, functions_of(F), tensors_of(device=device))
 
 
@@ -706,8 +707,7 @@ def test_random_arguments(device: str, rng: Random) -> None:
                     rng.choice(CHANGES)(rng, tensor) if rng.random() < 0.15 else tensor
                     for tensor in call.tensors
                 ]
-            except Exception as error:
-                outcomes[type(error).__name__] += 1
+            except Exception:
                 continue
             yield replace(call, tensors=tuple(tensors), arguments=tuple(arguments))
 
@@ -715,8 +715,7 @@ def test_random_arguments(device: str, rng: Random) -> None:
         outcomes[outcome(call, rng.choice((call.on, call.function)))] += 1
 
     check_each(calls(), check)
+    frequent = {"RuntimeError", "TypeError", "ValueError", "right value"}
+    assert outcomes.keys() <= {*frequent, "NotImplementedError", "value"}, outcomes
     assert outcomes["right value"] > count / 10, outcomes
-    rare = {"RuntimeError", "TypeError", "ValueError"} - {
-        name for name, number in outcomes.items() if number > count / 40
-    }
-    assert rare == set(), outcomes
+    assert all(outcomes[name] > count / 40 for name in frequent), outcomes
