@@ -237,8 +237,9 @@ at::Tensor max_unpool(
 }
 
 // Returns (values, indices), or values alone if not return_indices. In that case Python never owns
-// the indices, and this function frees them while it holds the GIL. Python would let go of the GIL to
-// free them, and taking it back ends the process if the interpreter has ended: see without_gil().
+// the indices, and this function frees them while it holds the GIL. Python would let go of the GIL
+// to free them, and taking it back ends the process if the interpreter has ended: see
+// without_gil().
 pybind11::object max_pool(
     pybind11::handle input,
     const pybind11::tuple& kernel_size,

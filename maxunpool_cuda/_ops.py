@@ -94,8 +94,8 @@ def check_errors() -> None:
     """Wait for the CUDA kernels launched so far, and raise the error of an out-of-bounds index.
 
     A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
-    next unpooling on that device raises the error, or this function does. Of several such indices one is
-    named. On the CPU every call raises at once. While the current stream captures a CUDA graph,
+    next unpooling on that device raises the error, or this function does. Of several such indices
+    one is named. On the CPU every call raises at once. While the current stream captures a CUDA graph,
     this function does nothing, because the captured kernels have not run. Errors of a replay are
     raised after it.
 

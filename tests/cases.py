@@ -409,11 +409,11 @@ class Call:
         rank = next((rank for rank in ranks if 1 <= rank <= 3), 2)
         if self.operator is _ops.max_unpool:
             size, *window, reduce = self.arguments
-            unpool = getattr(F, f"max_unpool{self.rank}d")
+            unpool = getattr(F, f"max_unpool{rank}d")
             return unpool(*tensors, *window, size, reduce=reduce)
         if self.operator is _ops.max_pool:
             *window, dtype = self.arguments
-            pool = getattr(F, f"max_pool{self.rank}d")
+            pool = getattr(F, f"max_pool{rank}d")
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
         return self.operator(*tensors, *self.arguments)
 

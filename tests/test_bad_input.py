@@ -225,7 +225,8 @@ SAMPLE = [
     refused(
         "offset beyond the window",
         RuntimeError,
-        r"invalid max index: 4 \(an offset .* at position [0-3] of plane 0\b",  # all four are out of it
+        # All four are out of it.
+        r"invalid max index: 4 \(an offset .* at position [0-3] of plane 0\b",
         lambda f, t: f.unpool(t.x, t.offsets + 4, 2),
     ),
     refused(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import all_same, moved, random_input, same, scaled
-from conftest import GPUS
+from conftest import GPUS, needs_library
 from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
@@ -68,6 +68,7 @@ for _ in range(8):
 """
 
 
+@needs_library  # whose code lets go of Python's lock and takes it back in safe places
 def test_daemon_threads_outlive_the_interpreter() -> None:
     # Not from the root, where the package may have no compiled extension.
     command, folder = [sys.executable, "-c", DAEMONS], Path(__file__).parent
