@@ -95,9 +95,9 @@ def check_errors() -> None:
 
     A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
     next unpooling on that device raises the error, or this function does. Of several such indices
-    one is named. On the CPU every call raises at once. While the current stream captures a CUDA graph,
-    this function does nothing, because the captured kernels have not run. Errors of a replay are
-    raised after it.
+    one is named. On the CPU every call raises at once. While the current stream captures a CUDA
+    graph, this function does nothing, because the captured kernels have not run. Errors of a replay
+    are raised after it.
 
     Raises:
         RuntimeError: a kernel met an out-of-bounds index; the message has the index, its position

@@ -706,6 +706,7 @@ def quick_comparisons(monkeypatch: Patch) -> report.Report:
     return comparisons.measure(0)
 
 
+@pytest.mark.slow
 def test_comparisons(quick_comparisons: report.Report) -> None:
     """Everyone returns the same, and every table of the pages is made of them."""
     made = {
