@@ -13,6 +13,8 @@ release = version
 extensions = ["autoapi.extension", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton"]
 
 html_theme = "furo"
+# When the project has an address: html_theme_options, with furo's source_repository,
+# source_branch and source_directory.
 html_title = f"{project} {version}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
