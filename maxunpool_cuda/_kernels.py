@@ -155,6 +155,8 @@ def register(operators: Sequence[Any]) -> Any:
 def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> Any:
     """Have the operator check its arguments; returns results that have a shape but no data."""
     for tensor in tensors:
+        if tensor is None:
+            raise TypeError(f"maxunpool_cuda::{operator}: expected tensors but got None")
         kind = storage_kind(tensor)
         if kind != "plain":
             raise NotImplementedError(

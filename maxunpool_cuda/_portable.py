@@ -180,8 +180,12 @@ def _first_offsets(axes: list[Axis], device: torch.device) -> Tensor:
     """
     offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
     for number, axis in enumerate(axes):
-        begins = arange_along(number, len(axes), axis.pooled, device).long() * axis.stride
-        begins = begins - axis.padding
+        # Later windows begin in the input, as this one does: int32 may not hold where. (A minimum,
+        # written with the maximum that ONNX's runtimes have.)
+        last = axis.padding // axis.stride + 1
+        windows = arange_along(number, len(axes), axis.pooled, device)
+        windows = last - (last - windows).clamp(min=0)
+        begins = windows * axis.stride - axis.padding
         elements_before = (axis.dilation - 1 - begins).clamp(min=0)
         elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
         offsets = offsets * axis.kernel + elements_before

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _ops, _portable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 PORTABLE = maxunpool_cuda.decompositions()
@@ -131,3 +131,12 @@ def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     other = torch.randint(-3, 3, (5, 3, 9, 12)).float()
     other[0, 0, 4, 4:6] = torch.nan
     assert all_same(torch._inductor.aoti_load_package(path)(other), RoundTrip()(other))
+
+
+def test_windows_that_begin_beyond_32_bits() -> None:
+    axis = _portable.Axis(
+        size=2**31 + 1, pooled=3, extent=2**31 + 1, kernel=1, stride=2**30, padding=0, dilation=1
+    )
+    first = _portable._first_offsets([axis], torch.device("cpu"))
+    assert first.tolist() == [0, 0, 0]
+    assert _portable._positions_of(first, [axis]).tolist() == [0, 2**30, 2**31]
