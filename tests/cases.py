@@ -51,7 +51,7 @@ SPECIAL_BYTES = (0, 1, 0x7C, 0x7F, 0x80, 0xF0, 0xFF)
 # kernel, stride and padding in every dimension.
 WINDOWS = (
     *((2, 2, 0), (3, 3, 0), (4, 4, 0), (3, 4, 0)),
-    *((3, 2, 1), (3, 2, 0), (3, 1, 1), (2, 1, 0)),
+    *((3, 2, 1), (3, 2, 0), (3, 1, 1), (5, 1, 2), (2, 1, 0)),
 )
 
 # Kernels cut up contiguous rows that divide into vectors, or do not, or take vectors of channels.

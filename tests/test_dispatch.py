@@ -28,8 +28,10 @@ WINDOWS = {
     (3, 2, 1): "3x3",
     (3, 2, 0): "3x3",
     (4, 4, 0): "4x4",
+    (3, 1, 1): "3x3/1",
+    (5, 1, 2): "5x5/1",
 }
-OTHER_WINDOWS = ((3, 3, 0), (2, 2, 1), (3, 1, 1), (2, 1, 0), (5, 3, 1), (6, 5, 0))
+OTHER_WINDOWS = ((3, 3, 0), (2, 2, 1), (3, 1, 0), (2, 1, 0), (5, 3, 1), (6, 5, 0))
 # The windows of the dimensions before the width; None stands for the window in height.
 SHAPES: dict[str, tuple[Sizes | None, ...]] = {
     "row": (),
@@ -92,6 +94,8 @@ class Case:
     @property
     def usual_window(self) -> str:
         if self.shape == "volume of windows that overlap":
+            return "other"
+        if self.shape != "plane" and self.window[1] == 1:
             return "other"
         if self.shape == "row" and self.window[2] == 1 and self.index == torch.uint8:
             return "other"

@@ -439,3 +439,24 @@ def test_bad_indices_are_dropped_and_named_later(
     dtypes = (rng.choice(cases.ARITHMETIC) for _ in range(count))
     drawn = (draw(rng, operator, dtype, geometry=geometry) for dtype in dtypes)
     check_each((cases.with_invalid_index(call, rng) for call in drawn), check)
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("device", GPUS, indirect=True)
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("window", [(3, 1, 1), (5, 1, 2)], ids=str)
+def test_an_index_whose_lower_half_is_in_its_window_is_dropped(
+    device: str, window: Sizes, reduce: str, rng: Random, monkeypatch: Patch
+) -> None:
+    """A kernel that compares lower halves alone has to see the upper one, too."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
+    chosen = {"geometry": geometry_of((6, 7), window), "leading": (2, 3), "kind": "own window"}
+    call = draw(rng, "unpool", torch.float32, reduce=reduce, **chosen)
+    values, indices = call.tensors
+    indices = indices.long()
+    indices[1, 2, 3, 4] += 2**32
+    bad = replace(call, tensors=(values, indices))
+    results = bad.results(device)
+    with pytest.raises(RuntimeError, match=f"{indices[1, 2, 3, 4]}.* at position 25 of plane 5"):
+        maxunpool_cuda.check_errors()
+    bad.compare(results)

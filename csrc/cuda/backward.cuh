@@ -230,8 +230,8 @@ __device__ inline void drop_losers(
 template <class T, bool kOffsets, bool kDropsLosers>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
     Tiling<uint32_t> tiling,
-    GatherPlan plan,
     Report report,
+    GatherPlan plan,
     const T* __restrict__ grad_output,
     AnyIndices indices,
     T* __restrict__ grad_input) {

@@ -4,7 +4,7 @@
 //
 //   operators.cu       none: registers the operators, makes a Launch (see launch.cuh) for each call
 //   unpool.cu          unpool(), the kernels of backward.cuh and slots.cuh
-//   unpool_forward.cu  the kernels of forward.cuh
+//   unpool_forward.cu  the kernels of forward.cuh and forward_strips.cuh
 //   max_pool.cu        pool(), the kernels of pool.cuh and pool_lanes.cuh
 //
 // A call of unpooling launches one fast kernel. If its indices are flat (int64 or int32), some may
@@ -23,6 +23,10 @@
 //   forward, add     3x3         rows      float16, bfloat16, float32  forward, cells
 //   forward, add     3x3         channels  float16, bfloat16, float32  forward, channels
 //   forward, add     3x3         any       float16, bfloat16, float32  forward, planes
+//   forward, move    3x3/1       any       2, 4 bytes                  forward_strips
+//   forward, add     3x3/1       any       float16, bfloat16, float32  forward_strips
+//   forward, move    5x5/1       any       2, 4 bytes                  forward_strips
+//   forward, add     5x5/1       any       float16, bfloat16, float32  forward_strips
 //   backward, all    any         any       1, 2, 4, 8 bytes            backward
 //   backward, last   near        any       1, 2, 4, 8 bytes            backward, drops losers
 //   any              any         any       any                         slots
@@ -42,6 +46,7 @@
 //           apart, no padding. In depth they may have any size, if they do not overlap there. In
 //           one dimension, the windows of a row count as if they were as high as they are wide,
 //           but not those of 3 with padding 1 and uint8 indices.
+//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, in two dimensions alone.
 //           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
 //           so that a window overlaps its neighbours alone.
 // layout    rows: contiguous, aligned to 16 bytes; output rows are as long as the stride times the
@@ -119,12 +124,14 @@ class Dispatch {
   }
 
  private:
-  // ---- unpool_forward.cu: launches `forward`, if the table has a row for the call. Returns
-  // whether it did.
+  // ---- unpool_forward.cu: launches `forward` or `forward_strips`, if the table has a row for the
+  // call. Returns whether it did.
 
   bool forward();
   template <class Combine, bool kOffsets, class Window>
   bool forward_if();
+  template <class Combine, bool kOffsets, int K>
+  bool forward_strips_if();
   template <class Window>
   std::optional<Geometry<int64_t>> with_windows() const;
 
@@ -148,13 +155,9 @@ class Dispatch {
   // ---- what these need
 
   // Launches a fast kernel whose threads each do one of the tiling's items, in `images` images.
-  template <class T, class Kernel, class Plan, class... Rest>
+  template <class T, class Kernel, class... Rest>
   void launch_items(
-      Kernel* kernel,
-      const Tiling<uint32_t>& tiling,
-      int64_t images,
-      const Plan& plan,
-      const Rest&... rest) {
+      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Rest&... rest) {
     const int64_t items = tiling.items;
     const int64_t blocks = divide_up(items, kThreads);
     flag(blocks, kThreads, items / divide_up(geometry_.outer, images), images);
@@ -164,7 +167,6 @@ class Dispatch {
         kThreads,
         0,
         tiling,
-        plan,
         report_,
         rest...,
         static_cast<const T*>(call_.values),

@@ -336,8 +336,8 @@ __device__ __forceinline__ void store_row(
 template <class Combine, bool kOffsets, class Window, Elements kElements>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
     Tiling<uint32_t> tiling,
-    Planes planes,
     Report report,
+    Planes planes,
     typename Combine::Element negative_zero,
     const typename Combine::Element* __restrict__ input,
     AnyIndices indices,

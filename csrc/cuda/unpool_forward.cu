@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Launches of `forward` (forward.cuh): which of its instantiations a call gets, if any.
-// dispatch.cuh has the table of them, and the class Dispatch whose functions are defined here.
+// Launches of `forward` and `forward_strips` (forward.cuh, forward_strips.cuh): which of their
+// instantiations a call gets, if any. dispatch.cuh has the table of them, and the class Dispatch
+// whose functions are defined here.
 //
 // Example: a call that moves float32 elements by flat indices asks forward_if() for the windows
 // 2x2, 3x3 with padding 1, 3x3 without, and 4x4, one after the other. The first whose windows are
@@ -10,6 +11,7 @@
 #include "../reduction.h"
 #include "dispatch.cuh"
 #include "forward.cuh"
+#include "forward_strips.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -37,6 +39,11 @@ bool Dispatch::forward() {
     return offsets_ ? (forward_if<Combine, true, Windows>() || ...)
                     : (forward_if<Combine, false, Windows>() || ...);
   };
+  const auto launch_strips = [&]<class Combine>() {
+    return offsets_
+               ? forward_strips_if<Combine, true, 3>() || forward_strips_if<Combine, true, 5>()
+               : forward_strips_if<Combine, false, 3>() || forward_strips_if<Combine, false, 5>();
+  };
   bool is_done = false;
   // Where windows are disjoint, an output has one element at most, so a sum only moves it.
   if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
@@ -46,7 +53,8 @@ bool Dispatch::forward() {
                   operator()<CombineLast<T>, Square<2, 2, 0>, Square<3, 2, 1>, Square<3, 2, 0>>();
       }
       if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
-        is_done = is_done || launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>();
+        is_done = is_done || launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>() ||
+                  launch_strips.template operator()<CombineLast<T>>();
       }
     });
   } else {
@@ -54,7 +62,8 @@ bool Dispatch::forward() {
       // The types that networks are trained in.
       if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
         is_done =
-            launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>();
+            launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>() ||
+            launch_strips.template operator()<CombineSum<T>>();
       }
     });
   }
@@ -110,6 +119,26 @@ bool Dispatch::forward_if() {
         planes);
   }
   return false; // larger windows are rare: slots() does them
+}
+
+// Launches the kernel compiled for windows of K x K, 1 apart, if the call's are these. Returns
+// whether it did.
+template <class Combine, bool kOffsets, int K>
+bool Dispatch::forward_strips_if() {
+  const auto& [depth, height, width] = geometry_.axis;
+  const auto fits = [](const Axis<int64_t>& axis) {
+    return axis.kernel == K && axis.stride == 1 && axis.padding == K / 2;
+  };
+  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1 && depth.padding == 0;
+  if (!flat || !fits(height) || !fits(width)) {
+    return false;
+  }
+  const int64_t strips = divide_up(std::max(height.in, height.out), kStrip);
+  launch_items<typename Combine::Element>(
+      forward_strips<Combine, kOffsets, K>,
+      {geometry_, {1, strips, std::max(width.in, width.out)}, geometry_.inner},
+      1);
+  return true;
 }
 
 // The geometry, if windows are these in height and width and do not overlap in depth. A plane of
