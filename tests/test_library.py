@@ -31,9 +31,11 @@ def cuobjdump(argument: str) -> str:
 TUNED = ("13.0", "13.2")
 # Families of kernels by the most registers of a thread that they may have, of 255. With at most 64,
 # half of the threads that a processor can hold run at once, and hide the latency of memory; with at
-# most 128, a quarter. pool_windows does what networks rarely have.
+# most 80, three eighths; with at most 128, a quarter. Strips are bound by instructions, and
+# pool_windows does what networks rarely have.
 MOST_REGISTERS = {
     "forward": 64,
+    "forward_strips": 80,
     "backward": 64,
     r"\w+_slots": 64,
     "pool_rows": 64,

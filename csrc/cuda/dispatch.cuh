@@ -46,7 +46,8 @@
 //           apart, no padding. In depth they may have any size, if they do not overlap there. In
 //           one dimension, the windows of a row count as if they were as high as they are wide,
 //           but not those of 3 with padding 1 and uint8 indices.
-//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, in two dimensions alone.
+//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, in two dimensions alone; 5x5/1 with uint8
+//           indices alone.
 //           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
 //           so that a window overlaps its neighbours alone.
 // layout    rows: contiguous, aligned to 16 bytes; output rows are as long as the stride times the

@@ -46,8 +46,8 @@ struct StripTraits {
   static constexpr int K = kKernel;
   static constexpr int P = kKernel / 2;        // padding; cell (r, c) is the middle of its window
   static constexpr int kRows = kStrip + 2 * P; // of cells, whose windows cover outputs of a strip
-  // Rows of cells that are loaded before the thread looks at the first: what 36 registers hold.
-  static constexpr int kAhead = std::min(kRows, 36 / (2 * K));
+  // Rows of cells that are loaded before the thread looks at the first: what 24 registers hold.
+  static constexpr int kAhead = std::min(kRows, 24 / (2 * K));
 };
 
 // What locate_strip() finds out about a thread's strip.
@@ -154,7 +154,35 @@ __device__ __forceinline__ void combine_cells(
   }
 }
 
+// Whether the window offset is in the window that begins at that row and column. It is
+// decoded_offset() for a window whose size is known.
+template <class Traits>
+__device__ __forceinline__ bool offset_inside(
+    const Geometry<uint32_t>& geometry, uint32_t top, uint32_t left, uint32_t offset) {
+  constexpr uint32_t K = Traits::K;
+  const auto& [depth, height, width] = geometry.axis;
+  return (offset < K * K) & (top + offset / K < height.out) & (left + offset % K < width.out);
+}
+
+// Whether the position is in the window that begins at that row and column: 0 to K - 1 beyond the
+// begin of one of its K rows, in a column that is not clipped. May doubt a good one if rows are
+// shorter than K.
+template <class Traits>
+__device__ __forceinline__ bool position_inside(
+    const Tiling<uint32_t>& tiling, uint32_t top, uint32_t left, uint32_t position) {
+  const auto& [depth, height, width] = tiling.geometry.axis;
+  // Each minimum takes off a row, if the position lies that far. If it does not, the difference
+  // wraps around, and is not the minimum.
+  uint32_t distance = position - top * width.out - left;
+#pragma unroll
+  for (int i = 1; i < Traits::K; ++i) {
+    distance = std::min(distance, distance - width.out);
+  }
+  return (position < tiling.out_plane) & (distance < Traits::K) & (left + distance < width.out);
+}
+
 // Whether the index of the strip's own cell in row y is in its window, or there is no such cell.
+// May doubt a good index.
 template <class Traits>
 __device__ __forceinline__ bool own_index_inside(
     const Tiling<uint32_t>& tiling,
@@ -162,20 +190,18 @@ __device__ __forceinline__ bool own_index_inside(
     int y,
     const AnyIndices& indices,
     const CellRow<Traits>& cells) {
-  constexpr uint32_t K = Traits::K;
-  const auto& [depth, height, width] = tiling.geometry.axis;
   const uint32_t row = strip.row + y - Traits::P;
+  const uint32_t top = row - Traits::P;
+  const uint32_t left = strip.column - Traits::P;
   const uint32_t index = cells.index[Traits::P];
-  const auto start = tiling.window_start({{0, row, strip.column}});
   bool inside;
-  if constexpr (Traits::kOffsets) { // as decoded_offset(), but K is known
-    inside =
-        (index < K * K) & (start[1] + index / K < height.out) & (start[2] + index % K < width.out);
+  if constexpr (Traits::kOffsets) {
+    inside = offset_inside<Traits>(tiling.geometry, top, left, index);
   } else {
-    inside = decoded<false>(tiling, index, start, false).in_window;
+    inside = position_inside<Traits>(tiling, top, left, index);
     inside &= (indices.bytes != sizeof(int64_t)) | (cells.upper_half == 0);
   }
-  return inside | (row >= height.in) | !strip.column_exists[Traits::P];
+  return inside | (row >= tiling.geometry.axis[1].in) | !strip.column_exists[Traits::P];
 }
 
 // Reports the out-of-bounds indices of the strip's own cells. Returns whether the image needs the
@@ -213,10 +239,10 @@ __device__ __forceinline__ void store_strip(
   }
 }
 
-// Unpools for 32-bit numbers: one work item of `tiling` is one strip. 1024 threads on a processor
-// leave 64 registers for each.
+// Unpools a call whose numbers fit 32 bits: one work item of `tiling` is one strip. 768 threads on
+// a processor leave 80 registers for each. With 64, ptxas spills in some forms.
 template <class Combine, bool kOffsets, int K>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward_strips(
+__global__ void __launch_bounds__(kThreads, 768 / kThreads) forward_strips(
     Tiling<uint32_t> tiling,
     Report report,
     const typename Combine::Element* __restrict__ input,

@@ -40,9 +40,8 @@ bool Dispatch::forward() {
                     : (forward_if<Combine, false, Windows>() || ...);
   };
   const auto launch_strips = [&]<class Combine>() {
-    return offsets_
-               ? forward_strips_if<Combine, true, 3>() || forward_strips_if<Combine, true, 5>()
-               : forward_strips_if<Combine, false, 3>() || forward_strips_if<Combine, false, 5>();
+    return offsets_ ? forward_strips_if<Combine, true, 3>() || forward_strips_if<Combine, true, 5>()
+                    : forward_strips_if<Combine, false, 3>();
   };
   bool is_done = false;
   // Where windows are disjoint, an output has one element at most, so a sum only moves it.
