@@ -68,8 +68,8 @@ class Window(NamedTuple):
 
     def __str__(self) -> str:
         """The numbers: ``kernel_size=[3, 3], stride=[2, 2], padding=[1, 1]``."""
-        pairs = zip(self._fields[1:], self[1:], strict=True)
-        return ", ".join(f"{name}={[*numbers]}" for name, numbers in pairs if len(numbers) > 0)
+        shown = self._fields[1:] if self.dilation else self._fields[1:-1]
+        return ", ".join(f"{name}={[*getattr(self, name)]}" for name in shown)
 
 
 def holds(condition: Any) -> bool:
@@ -179,7 +179,7 @@ def pooled_shape(
     """Check a call of ``max_pool``; return the pooled shape."""
     name = window.name
     if not (1 <= window.rank <= 3 and len({*map(len, window[1:])}) == 1):
-        raise ValueError(
+        raise RuntimeError(
             f"{name}: expected kernel_size, stride, padding and dilation of one length, 1, 2 or 3, "
             f"but got {window}"
         )

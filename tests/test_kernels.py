@@ -7,6 +7,7 @@ there.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OPERATORS, UNPOOLING, Call, draw, scaled, with_invalid_index
+from cases import OPERATORS, UNPOOLING, Call, draw, geometry_of, scaled, with_invalid_index
 from conftest import needs_library, portable_device
 from failures import check_each
 from published import pooling_in
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _kernels, _ops
+from maxunpool_cuda import _checks, _kernels, _layout, _ops
 
 Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parent.parent
@@ -222,3 +223,98 @@ def test_a_library_comes_before_the_record_of_a_portable_build(tmp_path: Path) -
     from maxunpool_cuda import _library
 
     assert not _library.is_portable(_library.built_for(tmp_path))
+
+
+def outcome(check: Callable[..., Any], *arguments: Any) -> Any:
+    """What a check returns, or the type and the words of its error."""
+    try:
+        return check(*arguments)
+    except Exception as error:
+        return type(error).__name__, str(error).split("\n")[0]
+
+
+def spoilt(rng: Random, numbers: Any) -> Any:
+    """The numbers of a list, sometimes with another one, or with one less."""
+    if not isinstance(numbers, tuple) or rng.random() < 0.8:
+        return numbers
+    if rng.random() < 0.2:
+        return numbers[1:]
+    strange = (-1, 0, 1, 2, 17, 256, 2**31, 2**58, 2**60, 2**61)
+    return tuple(rng.choice((number, rng.choice(strange))) for number in numbers)
+
+
+@needs_library
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_checks_in_python_are_those_in_cpp(operator: str, rng: Random) -> None:
+    """The same shapes and layouts, and the same errors, of right calls and wrong ones."""
+    errors = set()
+    for _ in range(scaled(1200)):
+        call = draw(rng, operator, most_cells=12, longest=6)
+        if rng.random() < 0.05:  # a single position a plane, and one channel: any layout fits
+            call = draw(rng, operator, leading=(3, 1), geometry=geometry_of((1, 1), (2, 2, 0)))
+        tensors = [
+            as_meta(tensor if rng.random() < 0.9 else changed(rng, tensor))
+            for tensor in call.tensors
+        ]
+        arguments = [spoilt(rng, argument) for argument in call.arguments]
+        if rng.random() < 0.05:
+            arguments[-1] = torch.int16 if operator == "pool" else "max"
+
+        expected = outcome(checked_in_cpp, call, tensors, arguments)
+        found = outcome(checked_in_python, call, tensors, arguments)
+        assert found == expected, (tensors, arguments)
+        if isinstance(expected, tuple):
+            errors.add(re.sub(r"[\d-]+", "", expected[1])[:60])
+    assert len(errors) > 5, errors
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    shape, strides = tensor.shape, tensor.stride()
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+
+
+CHANGES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda t: t[:1].expand(t.shape),
+    lambda t: t[..., :1].expand(t.shape),
+    lambda t: t[(slice(None),) * (t.dim() - 1) + (slice(0, 1),)],
+    lambda t: t.transpose(0, -1),
+    lambda t: t[0],
+    lambda t: t[:0],
+    lambda t: t.new_empty(1, *t.shape),
+    lambda t: t.as_strided(t.shape, [1] * t.dim()),
+    lambda t: t.to(torch.bool),
+    lambda t: t.to(torch.int16),
+)
+
+
+def changed(rng: Random, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with other strides, another shape or another dtype."""
+    return rng.choice(CHANGES)(tensor)
+
+
+def checked_in_cpp(call: Call, tensors: list[torch.Tensor], arguments: list[Any]) -> Any:
+    """The shapes and strides of the results of a call, by the library."""
+    results = call.operator(*tensors, *arguments)
+    results = results if isinstance(results, tuple) else (results,)
+    return [(tuple(result.shape), result.stride()) for result in results]
+
+
+def checked_in_python(call: Call, tensors: list[torch.Tensor], arguments: list[Any]) -> Any:
+    """The shapes and strides of the results of a call, by _checks.py and _layout.py."""
+    values, indices = tensors[0], tensors[-1]
+    if call.name == "max_pool":
+        *numbers, ceil_mode, index_dtype = arguments
+        window = _checks.Window("max_pool", *numbers)
+        shape = _checks.pooled_shape(values, window, ceil_mode, index_dtype)
+        dtypes = [values.dtype, index_dtype]
+    else:
+        is_forward = call.name == "max_unpool"
+        output_size, *numbers, reduce = arguments
+        window = _checks.Window("max_unpool", *numbers)
+        unpooled = _checks.unpooled_shape(
+            values, indices, output_size, window, reduce, is_forward=is_forward
+        )
+        shape, dtypes = (unpooled if is_forward else tuple(indices.shape)), [values.dtype]
+    layout = _layout.layout_of(values, indices, window.rank)
+    results = [_layout.empty_in_layout(values, shape, layout, dtype) for dtype in dtypes]
+    return [(tuple(result.shape), result.stride()) for result in results]
