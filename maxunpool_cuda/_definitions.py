@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
 
 from . import _checks, _library
 from ._checks import Ints, Window
@@ -65,7 +66,7 @@ def _fake_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return values, empty_in_layout(input, shape, layout, index_dtype)
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(_SingleLevelFunction):
     """One call of an operator, which is a linear map of its first tensor.
 
     There is a subclass for each operator, with the name that the C++ node has. What they share is
@@ -73,6 +74,8 @@ class _Linear(torch.autograd.Function):
     """
 
     operator: Any
+    # Compiled autograd asks a torch.autograd.Function for this.
+    _compiled_autograd_key: Any = torch.autograd.Function._compiled_autograd_key
 
 
 def _call_below(operator: Any, keys: Any, arguments: tuple[Any, ...]) -> Any:
@@ -185,10 +188,8 @@ def _unpooled_window(window: Window) -> tuple[Ints, Ints, Ints]:
 
 def _differentiable(function: type[_Linear], keys: Any, *arguments: Any) -> Any:
     """The kernel of an operator for the key Autograd."""
-    # Function.apply would begin anew with all levels of torch.func; this is for the level at hand.
-    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     with enable_single_level_autograd_function():
-        return apply(keys, *arguments)
+        return function.apply(keys, *arguments)
 
 
 for _function, _fake in (
