@@ -51,10 +51,7 @@
 
 namespace maxunpool_cuda {
 
-// a / b rounded down, and rounded up, for b > 0 and any a. (C++ rounds towards zero.)
-MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_down(int64_t a, int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
-}
+// a / b rounded up, for b > 0 and any a. (C++ rounds towards zero.)
 MAXUNPOOL_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
