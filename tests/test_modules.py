@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import all_same
 from torch import nn
 
 import maxunpool_cuda
@@ -51,6 +52,19 @@ def test_modules_are_torch_modules(name: str, arguments: tuple[Any, ...], dims: 
     assert repr(module) == repr(other)
     assert vars(other).items() <= vars(module).items()
     assert module.state_dict() == {}
+
+
+@pytest.mark.usefixtures("single_threaded_torch")
+@every_rank
+@pytest.mark.parametrize(("name", "arguments"), FORMS)
+def test_modules_do_what_torch_nns_do(name: str, arguments: tuple[Any, ...], dims: int) -> None:
+    """They hand on every argument. No index occurs twice."""
+    x = torch.rand(2, 3, *[4 if name == "MaxUnpool" else 8] * dims)
+    tensors = [x]
+    if name == "MaxUnpool":
+        tensors.append(torch.arange(4**dims).reshape([4] * dims).expand_as(x))
+    results, expected = (each(*arguments)(*tensors) for each in classes(name, dims))
+    assert all_same(results, expected)
 
 
 @every_rank

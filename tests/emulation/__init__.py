@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -71,6 +72,32 @@ def sources(backend: str) -> dict[Path, str]:
     return texts | {Path(name): (HERE / name).read_text() for name in ("cuda_shim.h", "grid.cpp")}
 
 
+def texts_for(path: Path, texts: dict[Path, str]) -> dict[Path, str]:
+    """Of all texts those that the compiler reads for this file."""
+    found, left = {}, [path, *(each for each in texts if each.name == "cuda_shim.h")]
+    while left:
+        path = left.pop()
+        if path in texts and path not in found:
+            found[path] = texts[path]
+            for name in re.findall(r'#include "(.*)"', texts[path]):
+                left += [Path(name), Path(os.path.normpath(path.parent / name))]
+    return found
+
+
+def digest_of(*parts: Any) -> str:
+    return hashlib.sha256(str(parts).encode()).hexdigest()[:16]
+
+
+def compile_file(command: list[Any], path: Path, texts: dict[Path, str], folder: Path) -> Path:
+    """Compile a file of the folder, unless it was compiled before with the same texts."""
+    target = folder.parent / f"{path.name}-{digest_of(command, texts_for(path, texts))}.o"
+    if not target.exists():
+        partial = folder / f"{path.name}.o"
+        subprocess.run([*command, "-c", path, "-o", partial], check=True, cwd=folder)
+        partial.replace(target)
+    return target
+
+
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     """Build the library of csrc/cuda or csrc/cpu, unless the same files were built before."""
     compiler = os.environ.get("CXX", "g++")
@@ -83,26 +110,29 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
     link = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
     texts = sources(backend)
-    digest = hashlib.sha256(str((command, sanitize, link, texts)).encode()).hexdigest()
-    folder = CSRC.parent / "build" / "emulation" / digest[:16]
+    folder = CSRC.parent / "build" / "emulation" / digest_of(command, sanitize, link, texts)
     library = folder / "library.so"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
+    with open(folder / "lock", "w") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits
         if library.exists():
             return library
         for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-        compiling = {}
-        for path in texts:
-            if path.suffix in (".cpp", ".cu"):
-                options = [] if path.name == "grid.cpp" else sanitize
-                compile = [*command, *options, "-c", path, "-o", f"{path.name}.o"]
-                compiling[f"{path.name}.o"] = subprocess.Popen(compile, cwd=folder)
-        for process in compiling.values():
-            assert process.wait() == 0
-        link = [compiler, "-shared", "-o", library, *compiling, *sanitize, *link]
+        compiling = [
+            pool.submit(
+                compile_file,
+                command + ([] if path.name == "grid.cpp" else sanitize),
+                path,
+                texts,
+                folder,
+            )
+            for path in texts
+            if path.suffix in (".cpp", ".cu")
+        ]
+        objects = [each.result() for each in compiling]
+        link = [compiler, "-shared", "-o", library, *objects, *sanitize, *link]
         subprocess.run(link, check=True, cwd=folder)
     return library
 
