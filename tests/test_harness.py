@@ -435,7 +435,7 @@ def test_two_processes_count_together(made_up: pytest.Pytester, monkeypatch: Pat
 
 
 # What cuobjdump prints of kernels that fit: a name, and the registers of a thread.
-FITTING = {"7forwardI": 64, "8backwardI": 48, "18forward_last_slotsI": 64}
+FITTING = {"7forwardI": 64, "14forward_stripsI": 80, "8backwardI": 48, "18forward_last_slotsI": 64}
 FITTING |= {"9pool_rowsI": 62, "13pool_channelsI": 64, "12pool_windowsI": 128}
 
 
