@@ -189,7 +189,7 @@ def _unpooled_window(window: Window) -> tuple[Ints, Ints, Ints]:
 def _differentiable(function: type[_Linear], keys: Any, *arguments: Any) -> Any:
     """The kernel of an operator for the key Autograd."""
     with enable_single_level_autograd_function():
-        return function.apply(keys, *arguments)
+        return function.apply(keys, *arguments)  # type: ignore[attr-defined]
 
 
 for _function, _fake in (
