@@ -405,8 +405,8 @@ class Call:
 
         Tests may put what is no size in the place of some sizes, so any of them tells the rank.
         """
-        ranks = (len(each) for each in self.arguments[:-1] if isinstance(each, tuple))
-        rank = next((rank for rank in ranks if 1 <= rank <= 3), 2)
+        ranks = [len(each) for each in self.arguments[:-1] if isinstance(each, tuple)]
+        rank = ([rank for rank in ranks if 1 <= rank <= 3] or [2])[0]
         if self.operator is _ops.max_unpool:
             size, *window, reduce = self.arguments
             unpool = getattr(F, f"max_unpool{rank}d")

@@ -169,7 +169,7 @@ for script in re.findall(r"^```python\\n(.*?)^```", open(sys.argv[2]).read(), re
 x = torch.rand(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
 pool = maxunpool_cuda.MaxPool2d(3, 1)
 assert torch.autograd.gradcheck(pool, x, check_forward_ad=True)
-print(pool(x).grad_fn.name(), maxunpool_cuda.__version__)
+print(type(pool(x).grad_fn).__name__, maxunpool_cuda.__version__)
 """
 NOTES = {
     "asked for": "no kernels, as FORCE_PORTABLE=1 says",
