@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from . import _portable
-from ._checks import storage_kind
+from ._checks import MOST_OFFSETS, Ints, storage_kind
 
-Ints = Sequence[int]
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
 _MOVED_AS = {
     1: torch.uint8,
@@ -42,7 +41,6 @@ _REAL = {
     torch.int16: torch.float32,
     torch.int32: torch.float64,
 }
-_MOST_OFFSETS = 256  # positions of a window that uint8 can count
 
 
 class _Unpooling(NamedTuple):
@@ -248,7 +246,7 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
         _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling)
         return positions.flatten(-rank)
     places: list[Tensor] = []  # in the window, by offset, for each axis
-    remaining = torch.arange(_MOST_OFFSETS, device=indices.device)
+    remaining = torch.arange(MOST_OFFSETS, device=indices.device)
     for kernel in reversed(unpooling.kernel_size):
         places.insert(0, remaining % kernel)
         remaining = remaining // kernel

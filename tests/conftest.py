@@ -8,12 +8,14 @@ import secrets
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import emulation
 import failures
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
 from maxunpool_cuda import _kernels, _ops
@@ -65,6 +67,18 @@ GPUS = [
     pytest.param("cuda", marks=pytest.mark.cuda),
     pytest.param("emulated", marks=needs_library),
 ]
+
+
+class Record(TorchDispatchMode):
+    """Records the names of the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -8,25 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Record
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import interpolate
-from torch.utils._python_dispatch import TorchDispatchMode
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEVER = (99,)  # no release that is known
-
-
-class Record(TorchDispatchMode):
-    """Records the names of the operators that are dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:

@@ -21,12 +21,11 @@ from typing import Any
 import pytest
 import torch
 from cases import OPERATORS, UNPOOLING, Call, draw, geometry_of, scaled, with_invalid_index
-from conftest import needs_library, portable_device
+from conftest import Record, needs_library, portable_device
 from failures import check_each
 from published import pooling_in
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
@@ -104,23 +103,11 @@ def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
     assert "as this build has no " in words
 
 
-class Names(TorchDispatchMode):
-    """Records the names of the operators that are dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_captured_graph_checks_indices_when_it_runs(monkeypatch: Patch) -> None:
     """While a CUDA graph is captured, no call may wait for the device."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     window = _kernels._Unpooling((4,), (2,), (2,), (0,))
-    with FakeTensorMode(), Names() as record:
+    with FakeTensorMode(), Record() as record:
         indices = torch.empty(1, 2, dtype=torch.int64, device="cuda")
         _kernels._check_inside(indices, [(indices, 0, 4)], window)
     assert "aten::_assert_async" in record.names

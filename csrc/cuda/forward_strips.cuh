@@ -13,15 +13,16 @@
 //   row 4    . c o c .       cell names it; so does, in rows of 10 outputs, flat index 42.
 //   row 5    . c o c .
 //   row 6    . c o c .       Each output has 9 such cells. For output (4, 2) they are rows 3 to 5
-//   row 7    . c o c .       of the cells c and o, and the names that it looks for there are the
-//   row 8    . c c c .       offsets 8 7 6, 5 4 3, 2 1 0, or index 42 in each.
+//   row 7    . c o c .       of the cells c and o, and the indices that it looks for there are
+//   row 8    . c c c .       the offsets 8 7 6, 5 4 3, 2 1 0, or index 42 in each.
 //
 // Neighbouring threads own neighbouring columns (in channels_last, channels), so they access
 // neighbouring elements whatever the width and the alignment of a row.
 //
-// The thread also checks the indices of its own cells, as in forward.cuh: here by the decoder of
-// indices.cuh. From combine.cuh comes how elements add up, from tiling.cuh which strip a thread
-// owns, from report.cuh the loop over a thread's strips, which also writes the flags.
+// The thread also checks the indices of its own cells, as in forward.cuh: first by comparisons, and
+// if these doubt one, by the decoder of indices.cuh. From combine.cuh comes how elements add up,
+// from tiling.cuh which strip a thread owns, from report.cuh the loop over a thread's strips, which
+// also writes the flags.
 #pragma once
 
 #include "combine.cuh"
