@@ -17,6 +17,9 @@
 //     position  0 1 2 3 0 1 ..    position  0 0 0 1 1 1 2 ..
 //     slot      0 1 2 3 4 5 ..    slot      0 1 2 3 4 5 6 ..
 //
+// The host computes the numbers of Parts once for a call; Cut decides how large groups and parts
+// are. With a Part, the threads of a block find their cells and outputs.
+//
 // From other files: geometry.h defines planes and windows, indices.cuh decodes an index,
 // divider.cuh divides by numbers that the host knows, and report.cuh has the flags by which the
 // fast kernel tells the fix-up kernel which images to do again.
@@ -36,6 +39,17 @@
 namespace maxunpool_cuda {
 
 // The parts of a call. Offset is uint32_t if fits_32bit() holds for the geometry, else uint64_t.
+// Example: 4-byte slots and planes of 56x56 cells and 112x112 = 12544 outputs, which have two parts
+// if contiguous. With 64 channels in channels_last, 8 of them form a group, of 13 parts.
+//
+//                      contiguous   channels_last
+//   cell_columns             3136               8    see Part::place
+//   output_columns          12544               8
+//   groups_of_image             1               8
+//   channels_of_group           1               8
+//   next_pooled              3136               1
+//   outputs                  6272             965
+//   parts_of_group              2              13
 template <class Offset>
 struct Parts {
   Decoder<Offset> decoder;
@@ -49,12 +63,12 @@ struct Parts {
   Offset channels_of_group; // their product is how many planes a group has
   Offset groups;
   Offset next_pooled; // from a plane's elements to those of the next plane of its group
-  Offset next_output;
-  Offset outputs; // positions of a part
+  Offset next_output; // the same in the unpooled tensor
+  Offset outputs;     // positions of a part; the last part of a group may have fewer
   Offset parts_of_group;
-  Offset cells;   // of a part whose cells are a range of its own; 0: see Part::edge
-  bool deep;      // depth is not one everywhere
-  bool all_cells; // a part looks at all cells of its planes
+  Offset cells;   // without slots: positions of a part, which is a range of cells; else 0
+  bool deep;      // depth has more than one place, or padding
+  bool all_cells; // with slots: a part looks at all cells of its planes; else see Part::edge
   bool is_fixup;
   OutOfWindowFlags out_of_window_flags; // of the fast kernel, if this is the fix-up kernel
 
@@ -64,7 +78,8 @@ struct Parts {
   // `flags`: of the fast kernel, for its fix-up kernel; else null.
   Parts(const Geometry<int64_t>& geometry, int64_t slot_bytes, const OutOfWindowFlags* flags);
 
-  // Of a block: whole warps, with a thread for each cell, or for 8 outputs if these are more.
+  // How many threads a block has: whole warps, with a thread for each cell of a group or for each 8
+  // outputs of a part, whichever gives more, but no more than `most`.
   int64_t threads(int64_t most) const {
     constexpr int64_t kWarp = 32;
     constexpr int64_t kOutputsOfThread = 8;
@@ -74,7 +89,7 @@ struct Parts {
     const int64_t work = std::max(cells_of_plane, divide_up(outputs_of_plane, kOutputsOfThread));
     return std::min(divide_up(work * planes, kWarp) * kWarp, most);
   }
-  // Of a part, at most.
+  // Slots of the largest part.
   MAXUNPOOL_HOST_DEVICE Offset most_slots() const {
     return outputs * images_of_group * channels_of_group;
   }
@@ -90,19 +105,28 @@ struct Parts {
   }
 };
 
-// How the planes of a call form groups, and planes parts.
+// How the planes of a call form groups, and planes parts. Examples, with room for 8192 outputs, as
+// 4-byte slots have it, and a pooled plane a quarter of the output plane:
+//
+//   output plane, layout            channels  images  part_outputs
+//   112x112, contiguous                    1       1          6272  2 equal parts
+//   14x14, contiguous                      1      10           196  2048 / 196 images
+//   112x112, 64 channels                   8       1           965  13 parts of about equal size
+//   4x4, 64 channels                      64       1            16  8 channels, doubled 3 times
+//   112x112, 64, whole_planes              1       1          6272  8 channels, halved 3 times
 struct Cut {
   int64_t channels;     // of a group
   int64_t images;       // of a group; 1, if channels is not
   int64_t part_outputs; // positions of a part
 
-  // At most `room` outputs in a part. `whole_planes`: of as many positions of a plane as possible.
+  // At most `room` outputs in a part. `whole_planes`: rather fewer channels in a group than several
+  // parts, since every part of a fix-up kernel looks at all cells of its planes.
   Cut(const Geometry<int64_t>& geometry, int64_t room, bool whole_planes) {
     constexpr int64_t kChannels = 8;  // whose elements, of float, fill a sector of memory
     constexpr int64_t kEnough = 2048; // cells or outputs of small planes, for 256 threads
     const int64_t out_plane = geometry.out_plane();
     const int64_t positions = std::max(geometry.in_plane(), out_plane);
-    channels = std::gcd(geometry.inner, kChannels);
+    channels = std::gcd(geometry.inner, kChannels); // 1, 2, 4 or 8
     while (geometry.inner % (2 * channels) == 0 && 2 * channels * positions <= kEnough) {
       channels *= 2;
     }
@@ -111,7 +135,7 @@ struct Cut {
     }
     const int64_t most_outputs = std::clamp<int64_t>(room / channels, 1, out_plane);
     part_outputs = divide_up(out_plane, divide_up(out_plane, most_outputs)); // about equal parts
-    images = 1;
+    images = 1; // only whole contiguous planes form groups of several images
     if (geometry.inner == 1 && part_outputs == out_plane) {
       const int64_t fitting = std::min(room / out_plane, kEnough / positions);
       images = std::clamp<int64_t>(fitting, 1, geometry.outer);
@@ -173,9 +197,9 @@ struct LoadedCell {
   uint64_t index; // not extended by its sign
 };
 
-// What a thread notes of the indices that it has decoded.
+// Whether an index that a thread has decoded was out of window, or out of bounds.
 struct Noted {
-  bool out_of_window = false; // one is, or some are
+  bool out_of_window = false;
   bool out_of_bounds = false;
 };
 
@@ -191,7 +215,7 @@ class Part {
 
   __device__ Part(const Parts<Offset>& parts, Offset group, Offset number) : parts_(parts) {
     const Geometry<Offset>& geometry = parts.decoder.geometry;
-    Offset channel = group;
+    Offset channel = group; // after the next two lines: the group's first channel
     const Offset image = split(channel, parts.groups_of_image) * parts.images_of_group;
     channel *= parts.channels_of_group;
     const Offset images = smaller(parts.images_of_group, geometry.outer - image);
@@ -202,7 +226,7 @@ class Part {
     outputs = smaller(parts.outputs, parts.decoder.out_plane - first_output);
     first_cell = 0;
     cells = parts.decoder.in_plane;
-    if (parts.cells != 0) {
+    if (parts.cells != 0) { // without slots
       first_cell = smaller(number * parts.cells, cells);
       cells = smaller(parts.cells, cells - first_cell);
     } else if (!parts.all_cells) {
@@ -280,6 +304,7 @@ class Part {
     return found;
   }
 
+  // Both return false for what target() returns for an index that is out of bounds.
   __device__ bool is_in_plane(Offset position) const { return position < parts_.decoder.out_plane; }
   __device__ bool holds(Offset position) const { return position - first_output < outputs; }
   __device__ Position<Offset> window_start(const Place<Offset>& cell) const {
@@ -331,9 +356,10 @@ class Part {
   }
   __device__ static Offset smaller(Offset a, Offset b) { return a < b ? a : b; }
 
-  // The place of a cell or an output, from its number: see the table at the top of this file. Of so
-  // many `columns` with consecutive numbers, each has another channel in channels_last, and else
-  // another position.
+  // The place of a cell or an output, from its number in the part. `columns` is parts_.cell_columns
+  // or parts_.output_columns. The table at the top of this file has
+  //   contiguous      number = plane * columns + position, and columns is the size of a plane;
+  //   channels_last   number = position * columns + plane, and columns is the channels of a group.
   __device__ Place<Offset> place(
       Offset number, Offset first_position, const Divider<Offset>& columns) const {
     if (planes == 1) { // saves most of the work
@@ -356,7 +382,7 @@ class Part {
         return static_cast<const uint8_t*>(indices.data)[element];
     }
   }
-  // An index that load_raw() returned. One below 0 becomes a number beyond all planes.
+  // An index that load_raw() returned. An index below 0 becomes a number beyond all planes.
   __device__ static Offset narrow(const AnyIndices& indices, uint64_t raw) {
     if (sizeof(Offset) == sizeof(raw) && indices.bytes == sizeof(int32_t)) {
       return static_cast<Offset>(static_cast<int32_t>(raw));
@@ -364,27 +390,29 @@ class Part {
     return index_as<Offset>(raw);
   }
 
-  // Begin or end of the cells whose windows may reach into the part. `here` is the part's first
-  // position for the begin, and its last one for the end; `there` is the opposite one. Examples, of
-  // 3x3 windows with stride 1 and no padding, so that cell (y, x) covers rows y to y + 2:
+  // Begin or end, as cell positions, of the cells whose windows may reach into the part. For the
+  // begin, `own_end` is the part's first position, and `other_end` its last one; for the end, it is
+  // the other way round. Examples, of 3x3 windows with stride 1 and no padding, so that cell (y, x)
+  // covers rows y to y + 2:
   //   part (3, 2) to (3, 5): begins with cell (1, 0), whose window ends at (3, 2);
   //                          ends after cell (3, 5), whose window begins there;
   //   part (3, 2) to (4, 1): cells (1, 0) to (4, last), as rows differ, and so columns may be any.
-  __device__ Offset edge(Offset here, Offset there, bool is_end) const {
+  __device__ Offset edge(Offset own_end, Offset other_end, bool is_end) const {
     const Decoder<Offset>& decoder = parts_.decoder;
-    const auto nearest = coordinates(here);
-    const auto opposite = coordinates(there);
-    bool equal = true; // in the dimensions before
+    const auto nearest = coordinates(own_end);
+    const auto opposite = coordinates(other_end);
+    bool equal = true; // the part lies at one coordinate in each dimension before `a`
     Offset cell = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
       const Axis<Offset>& axis = decoder.geometry.axis[a];
       const Offset shifted = nearest[a] + axis.padding;
       const Offset last = axis.in - 1;
-      Offset coordinate = is_end ? last : 0;
-      if (equal && is_end) {
+      Offset coordinate = is_end ? last : 0; // if not `equal`, any may be needed
+      if (equal && is_end) {                 // the last window that begins at nearest[a] or before
         coordinate = smaller(parts_.strides[a].divide(shifted), last);
-      } else if (equal && shifted >= axis.kernel) { // axis.in, if no window covers it
+      } else if (equal && shifted >= axis.kernel) {
+        // The first window that ends behind nearest[a]; axis.in, if no window does.
         coordinate = parts_.strides[a].divide(shifted - axis.kernel) + 1;
       }
       cell = cell * axis.in + coordinate;
@@ -394,8 +422,8 @@ class Part {
   }
 
   const Parts<Offset>& parts_;
-  Offset first_pooled_; // the first plane's first elements
-  Offset first_unpooled_;
+  Offset first_pooled_;   // number of the first plane's first element in the pooled tensor
+  Offset first_unpooled_; // and in the unpooled one
 };
 
 } // namespace maxunpool_cuda
