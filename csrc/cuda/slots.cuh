@@ -2,11 +2,14 @@
 // Kernels for all calls that the others are not compiled for, and for indices that are out of
 // window. A block owns a part of a plane, or several small planes, with a slot in shared memory for
 // each output. The cells that name an output fill its slot, and then the block writes the outputs.
-// Example, of a part with six outputs and four cells:
+// Example, of a part with six outputs and four cells. Two cells name output 4. With "last" its slot
+// keeps the later one; with "sum" both add up in its slot, in this order.
 //
-//     cells                          c0 c1 c2 c3        Two cells name output 4. With "last" its
-//     outputs that they name          1  4  0  4        slot keeps the later one. With "sum" it
-//     slots, for "last"       3 1 0 0 4 0               gets both, and they add in this order.
+//     number of a cell                  0  1  2  3
+//     output that its index names       1  4  0  4
+//
+//     output, and number of its slot    0  1  2  3  4  5
+//     slot, for "last"                  3  1  0  0  4  0     1 + number of the last cell, or 0
 //
 // parts.cuh says which outputs a part has, and which cells it looks at. As a call's fix-up kernel,
 // a kernel reads the out-of-window flags that the fast one wrote, and rewrites flagged images. No
@@ -30,7 +33,8 @@ constexpr int kSlotThreads = 2 * kThreads; // of a block, at most
 // With 1024 threads on a processor each may have 64 registers.
 constexpr int kSlotBlocksOfProcessor = 1024 / kSlotThreads;
 
-// Calls visit(i) for this thread's share of the numbers below `count`.
+// Calls visit(i) for this thread's share of the numbers below `count`: threadIdx.x, and every
+// blockDim.x-th number after it. for_each_loaded() gives a thread the same share.
 template <class Offset, class Visit>
 __device__ inline void for_each_in_block(Offset count, const Visit& visit) {
   for (Offset i = threadIdx.x; i < count; i += blockDim.x) {
@@ -62,8 +66,12 @@ __device__ inline void for_each_loaded(Offset count, const Load& load, const Vis
 }
 
 // Calls visit(part) for this block's parts; as the fix-up kernel, for those of groups that have a
-// flagged image. visit() returns whether an index is out of window. A team of blocks, as many as a
-// group has parts, shares out these; teams take groups in turn.
+// flagged image. visit() returns whether an index is out of window. All threads of a block call it.
+//
+// A team of blocks, as many as a group has parts, does one group at a time. Example: 10 blocks, and
+// groups of 3 parts. Blocks 0 to 2, 3 to 5 and 6 to 8 are the teams 0, 1 and 2, and block 9 does
+// nothing. Team 1 does the groups 1, 4, 7 and so on, and its block 5 part 2 of each. If a group has
+// more parts than there are blocks, all blocks are one team, and a block does several parts.
 template <class Offset, class Visit>
 __device__ inline void for_each_part(
     const Parts<Offset>& parts, const Report& report, const Visit& visit) {
@@ -95,8 +103,9 @@ __device__ inline void for_each_part(
   }
 }
 
-// If this thread has noted an index that is out of bounds: finds its cells that have one, reports
-// them unless the fast kernel has, and calls visit(cell).
+// If this thread has noted an index that is out of bounds, looks for such indices again in its
+// share of the part's cells, which is what for_each_loaded() has given it before. Reports each one
+// unless the fast kernel has, and calls visit(cell).
 template <class Offset, class Visit>
 __device__ inline void report_out_of_bounds(
     const Parts<Offset>& parts,
@@ -121,7 +130,7 @@ __device__ inline void report_out_of_bounds(
     visit(loaded.cell);
   });
 }
-struct NoVisit {
+struct NoVisit { // where there is nothing else to do for such a cell
   template <class Cell>
   __device__ void operator()(const Cell&) const {}
 };
@@ -196,7 +205,8 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
       }
       T* const to = grad_input + part.pooled(loaded.cell);
       const Offset number = loaded.cell.position - part.first_cell;
-      if (slots[part.slot(output)] == number + 1) { // two stores take fewer registers than one
+      // Two stores take fewer registers than one store of a chosen value.
+      if (slots[part.slot(output)] == number + 1) {
         *to = grad_output[part.unpooled(output)];
       } else {
         *to = T{};
@@ -224,17 +234,23 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward
           part.is_in_plane(target) ? grad_output[part.unpooled({target, loaded.cell.plane})] : T{};
     });
     report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    return false; // an index may leave its window
+    return false; // an index out of window is as good as any other here
   });
 }
 
 // The windows that cover one output, by numbers: the window of the last cell in row-major order has
-// number 0. Example, of one dimension: windows of 3 with stride 1 and padding 1 cover output 5 if
-// they belong to cells 6, 5 and 4, so these have the numbers 0, 1 and 2 there.
+// number 0. Example: windows of 3x3 with stride 1 and padding 1, planes of 10 columns. The output
+// at row 4, column 5 is covered by the windows of 9 cells, of which (5, 6) is the last:
+//
+//   cell        (5, 6) (5, 5) (5, 4) (4, 6) (4, 5) .. (3, 4)
+//   number           0      1      2      3      4 ..      8
+//   distance()       0      1      2     10     11 ..     22    elements before (5, 6)
+//
+// At an edge of the plane some of the 9 cells do not exist. Their numbers stay unused.
 struct CoveringWindows {
   Divider<uint32_t> count[3]; // in each dimension, at most
-  uint32_t all;               // their product
-  uint32_t words;             // of 32 bits: a bit for each window
+  uint32_t all;               // their product: 9 in the example
+  uint32_t words;             // of 32 bits, with a bit for each window: 1 in the example
 
   explicit CoveringWindows(const Geometry<int64_t>& geometry)
       : all(static_cast<uint32_t>(most(geometry))),
@@ -253,8 +269,9 @@ struct CoveringWindows {
     return windows;
   }
 
-  // The number of a cell's window among those that cover an output. The cell is as many strides
-  // before the last cell as lie between the begin of its window and the output.
+  // The number of a cell's window, which begins at `start`, among those that cover an output. In
+  // each dimension, the cell lies as many cells before the last one as there are whole strides from
+  // the begin of its window to the output.
   __device__ uint32_t number(
       const Parts<uint32_t>& parts,
       const Position<uint32_t>& start,
@@ -269,7 +286,7 @@ struct CoveringWindows {
     }
     return number;
   }
-  // By how many elements the cell with that number lies before the last cell.
+  // By how many pooled elements the cell with that number lies before the last cell.
   __device__ uint32_t distance(const Parts<uint32_t>& parts, uint32_t number) const {
     const auto& [depth, height, width] = parts.decoder.geometry.axis;
     uint32_t columns = number;
@@ -282,8 +299,9 @@ struct CoveringWindows {
   }
 };
 
-// Makes the slots the sets of the covering windows whose cells name their outputs. Returns what was
-// noted of the indices; those that are out of window are in no set.
+// Makes each slot the set of the covering windows whose cells name its output: bit `number % 32` of
+// words[number / 32][slot] is 1 for each such window. Returns what was noted of the indices; those
+// that are out of window are in no set.
 __device__ inline Noted fill_with_sets(
     uint32_t* words,
     const Parts<uint32_t>& parts,
@@ -309,7 +327,8 @@ __device__ inline Noted fill_with_sets(
 }
 
 // Sums, if each index is in its own window. Slots are sets of covering windows: those whose cells
-// name the output. A set has one order, so the sums need no turns.
+// name the output. The bits of a set have one order, whatever the order in which threads set them.
+// So one thread adds the elements of an output up, and none waits for its turn.
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_own_sum_slots(
     Parts<uint32_t> parts,
@@ -330,9 +349,10 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
       const Place<uint32_t> place = part.output(slot);
       const uint32_t last = part.pooled({part.last_covering(place), place.plane});
       CombineSum<T> sum;
+      // The largest number is that of the first cell in row-major order, so it is added first.
       for (uint32_t word = covering.words; word > 0; --word) {
         uint32_t set = words[(word - 1) * slots + slot];
-        while (set != 0) { // from the first cell to the last one
+        while (set != 0) {
           const uint32_t bit = 31 - __clz(set);
           set ^= 1u << bit;
           sum.add(input[last - distances[32 * (word - 1) + bit]]);
@@ -344,10 +364,13 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
   });
 }
 
-// Sums of any indices. Slots are [slots of a part] of CombineSum, and then as many turns. The
-// threads of a block hold a cell each, in row-major order. Of the threads that wait and name one
-// output, the one with the largest turn adds. Example, of four threads, whose cells name the
-// outputs a, b, a, a:
+// Sums of any indices. Shared memory holds the sums, [slots of a part] of CombineSum, and then as
+// many turns. The threads of a block hold a cell each, in row-major order. A thread whose cell
+// names an output of the part waits until it may add. In each round, every thread that waits writes
+// its turn to its slot if that is larger, and the thread whose turn stays there adds. Turns fall
+// from thread to thread, and rise by blockDim.x from round to round, so the first thread that waits
+// for a slot always wins, and turns of earlier rounds never do. Example, of a block of four
+// threads, whose cells name the outputs a, b, a, a:
 //
 //     round 0: turns 4 3 2 1    a's turn is 4, b's 3: threads 0 and 1 add
 //     round 1: turns - - 6 5    a's turn is 6:        thread 2 adds
@@ -382,7 +405,6 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
         }
       }
       bool waits = slot < slots;
-      // In later rounds turns are larger, and in one round the first thread's is the largest.
       for (uint32_t turn = blockDim.x - threadIdx.x; __syncthreads_or(waits); turn += blockDim.x) {
         if (waits) {
           atomicMax(turns + slot, turn);
@@ -393,7 +415,7 @@ __global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_
           waits = false;
         }
       }
-      if (slot < slots) {
+      if (slot < slots) { // the next chunk's turns begin anew; its first barrier comes before them
         atomicExch(turns + slot, 0u);
       }
     }
