@@ -3,8 +3,9 @@
 // A thread writes each element that it owns once. If an index is out of window, the thread flags
 // that (see Report), and the fix-up kernel rewrites the image.
 //
-// A thread owns one cell in two or four planes (see Planes). Of a contiguous tensor with windows of
-// 2x2, threads 0, 1, 2 .. of a warp own and read
+// A thread owns one cell in two or four planes (see Planes). It gathers: it reads the gradient
+// where its index leads. Of a contiguous tensor with windows of 2x2, threads 0, 1, 2 .. of a warp
+// own and read in one of their planes
 //
 //            indices, grad_input    grad_output
 //   plane 0  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..    of each window, the element that the index
@@ -32,12 +33,13 @@
 
 namespace maxunpool_cuda {
 
-// Planes of a thread: two with kDropsLosers, which also holds four later indices of each; else
-// four. Threads of a processor: 1536 with kDropsLosers, to hide its loads. Else 1024, which leave
-// 64 registers: with fewer, ptxas spills for Blackwell. A processor of Turing (sm_75) has room for
-// no more than 1024.
+// Planes of a thread. With kDropsLosers it holds four later indices for each.
 template <bool kDropsLosers>
 constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
+
+// Blocks of a processor: 1536 threads with kDropsLosers, to hide its loads. Else 1024, which leave
+// 64 registers for each: with fewer, ptxas spills for Blackwell. A processor of Turing (sm_75) has
+// room for no more than 1024.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 constexpr int kMostThreadsOfProcessor = 1024;
 #else
@@ -60,16 +62,19 @@ MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
   return kLater[n];
 }
 
+// What the host computes for the kernel.
 struct GatherPlan {
   Planes planes;
-  bool takes_out_of_window;     // out-of-window indices are valid: "sum"
-  uint32_t shared[kLaterCells]; // a bit for each window offset: whether both windows cover it
+  bool takes_out_of_window; // out-of-window indices are valid: "sum"
+  // For each later cell, a bit for each offset of the window of an earlier one: whether the later
+  // cell's window covers the same output. See set_shared_offsets().
+  uint32_t shared[kLaterCells];
 };
 
 constexpr int64_t kMostSharedOffsets = 32; // bits of GatherPlan::shared
 
-// Whether windows overlap no later ones than those of step_to_later(), and `shared` has a bit for
-// each offset. So the kernel can tell who loses.
+// Whether the kernel can tell who loses: windows overlap no later windows than those of
+// step_to_later(), and `shared` has a bit for each offset.
 inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   return depth.kernel == 1 && height.kernel <= 2 * height.stride &&
@@ -81,7 +86,8 @@ inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
 inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   for (int n = 0; n < kLaterCells; ++n) {
-    const int64_t down = step_to_later(n).down * height.stride; // where the later window begins
+    // Where the later window begins, as a row and a column of the earlier one.
+    const int64_t down = step_to_later(n).down * height.stride;
     const int64_t right = step_to_later(n).right * width.stride;
     for (int64_t offset = 0; offset < height.kernel * width.kernel; ++offset) {
       const int64_t row = offset / width.kernel;
@@ -96,18 +102,17 @@ inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geomet
 template <bool kOffsets, int kPlanes>
 struct OwnedCell {
   Position<uint32_t> cell;
-  uint32_t element[kPlanes];       // of the pooled tensor
+  uint32_t element[kPlanes];       // numbers in the pooled tensor
   RawIndex<kOffsets> raw[kPlanes]; // their indices
-  uint32_t output;                 // where the first plane begins in the unpooled tensor
-  uint32_t planes;                 // from the first on that exist; may exceed kPlanes
+  uint32_t output; // number of the first plane's first element in the unpooled tensor
+  uint32_t planes; // how many exist, from the first on; may exceed kPlanes
 
-  // Number of a plane. If fewer than kPlanes are left, the first stands for the others. It is read
-  // again for each, and written once.
+  // The number, among the thread's planes, of the plane that stands for plane u: u itself, or 0 if
+  // u does not exist. So loops over planes need no condition until they store.
   __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
 };
 
-// The cell, in so many planes, of an item of the tiling. Its indices are loaded as soon as
-// possible.
+// The cell of an item of the tiling, in kPlanes planes. Loads its indices as soon as possible.
 template <bool kOffsets, int kPlanes>
 __device__ inline OwnedCell<kOffsets, kPlanes> owned_cell(
     const Tiling<uint32_t>& tiling,
@@ -138,9 +143,9 @@ struct Gathered {
   bool out_of_window; // of an index
 };
 
-// Gathers the gradients that the indices of the thread's elements name. An index that is
-// out of bounds is reported, and its gradient is 0; so is that of one out of window, if the plan
-// does not take it.
+// Gathers the gradients that the indices of the thread's elements name. An index that is out of
+// bounds is reported, and its gradient is 0. So is the gradient of an index out of window, unless
+// takes_out_of_window: that is plan.takes_out_of_window, or a false known at compile time.
 template <bool kOffsets, class T, int kPlanes>
 __device__ inline Gathered<T, kPlanes> gather(
     const Tiling<uint32_t>& tiling,
@@ -194,7 +199,7 @@ __device__ inline void drop_losers(
     const OwnedCell<kOffsets, kPlanes>& own,
     T (&grad)[kPlanes]) {
   const auto& [depth, height, width] = g.axis;
-  // All are read before one is used. In place of a cell that does not exist, the own is read.
+  // All are read before one is used. In place of a cell that does not exist, the own cell is read.
   RawIndex<kOffsets> later[kLaterCells][kPlanes];
   bool exists[kLaterCells];
 #pragma unroll
@@ -210,7 +215,9 @@ __device__ inline void drop_losers(
   }
 #pragma unroll
   for (int n = 0; n < kLaterCells; ++n) {
-    // In the later window, the offset of the same output is less by so much.
+    // In the later window, the offset of the same output is less by so much: of 3x3 windows, 2
+    // apart, offset 8 of a cell is offset 6 of the cell to the right, and offset 2 of the cell
+    // below. For the cell on the lower left, 2 * 3 - 2 = 4.
     const uint32_t down = step_to_later(n).down * height.stride;
     const uint32_t right = step_to_later(n).right * width.stride;
     const uint32_t less = down * width.kernel + right;
