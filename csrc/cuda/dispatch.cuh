@@ -110,7 +110,8 @@ class Dispatch {
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
-  // Launches the fast kernel and, if one has to follow, the fix-up kernel.
+  // Launches the fast kernel and, if one has to follow, the fix-up kernel. forward() and backward()
+  // return whether they have launched a fast kernel; if not, slots() launches it.
   void run(bool simple) {
     const bool tries_fast = !simple && fits_32bit(geometry_);
     const bool is_done = tries_fast && (call_.forward ? forward() : backward());
@@ -155,7 +156,9 @@ class Dispatch {
 
   // ---- what these need
 
-  // Launches a fast kernel whose threads each do one of the tiling's items, in `images` images.
+  // Launches a fast kernel whose threads each do one of the tiling's items, in `images` images
+  // (Planes::images; 1 without Planes). T is the type of an element. The kernel's parameters are
+  // (tiling, report, rest..., values, indices, result).
   template <class T, class Kernel, class... Rest>
   void launch_items(
       Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Rest&... rest) {
@@ -175,8 +178,9 @@ class Dispatch {
         static_cast<T*>(call_.result));
   }
 
-  // Makes room for the out-of-window flags of the fast kernel, one for each chunk of its items. Its
-  // threads do `images` images together, which have `image_items` items. See OutOfWindowFlags.
+  // Called before the fast kernel is launched: if a fix-up kernel will follow, makes room for its
+  // out-of-window flags, one for each of `chunks` chunks, and keeps for the fix-up kernel how they
+  // belong to images. OutOfWindowFlags explains the last three parameters.
   void flag(int64_t chunks, int64_t chunk_items, int64_t image_items, int64_t images) {
     if (may_leave_window_) {
       report_.out_of_window_flags = launch_.workspace(chunks);
@@ -197,12 +201,12 @@ class Dispatch {
   const Launch& launch_;
   const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  Report report_; // of the kernel that is launched next
+  Report report_; // for the kernel that is launched next
   const bool last_;
   const bool offsets_;
   const bool may_leave_window_;
-  OutOfWindowFlags out_of_window_flags_{}; // that the fast kernel writes
-  bool is_fixup_ = false;                  // what slots() launches
+  OutOfWindowFlags out_of_window_flags_{}; // that the fast kernel writes, for the fix-up kernel
+  bool is_fixup_ = false;                  // whether slots() launches the fix-up kernel
 };
 
 } // namespace maxunpool_cuda

@@ -24,9 +24,14 @@ __device__ inline uint32_t multiply_high(uint32_t a, uint32_t b) {
   return __umulhi(a, b); // takes fewer registers than the shift of a 64-bit product
 }
 
-// Division by multiplication with a rounded-up reciprocal, of numbers below half of what Offset,
-// uint32_t or uint64_t, holds. The method, with its proof, is that of Granlund and Montgomery,
-// "Division by invariant integers using multiplication", PLDI 1994.
+// Division of numbers below half of what Offset, uint32_t or uint64_t, holds. With B bits in an
+// Offset, and 2^shift the least power of two that is not below the divisor,
+//
+//   reciprocal = floor(2^B * (2^shift - divisor) / divisor) + 1
+//   n / divisor = (n * reciprocal / 2^B + n) / 2^shift, each rounded down
+//
+// The method, with its proof, is that of Granlund and Montgomery, "Division by invariant integers
+// using multiplication", PLDI 1994.
 template <class Offset>
 class Divider {
  public:

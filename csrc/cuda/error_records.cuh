@@ -75,7 +75,7 @@ class DeviceErrors {
   // Raises what is reported, but not while a graph is captured: a later call will.
   void raise_if_reported() {
     uint32_t now = epoch().load();
-    // Stays as it is while the epoch is this one or the next.
+    // Kernels write to this report again only in the epoch after the next.
     OutOfBoundsIndex& report = record_->reports[now % 2];
     if (std::atomic_ref(report.ready).load() != now + 1 || is_capturing()) {
       return;

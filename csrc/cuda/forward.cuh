@@ -15,9 +15,9 @@
 //    12  13  14  15    [24 25 26 27] 28 29 30 31      begins at row 3 and column 1, and covers 25,
 //                       32 33 34 35  36 37 38 39      26, 27, 33 and so on.
 //
-// The thread reads the indices and the values of 4 and 5 (a vector each), of 8 and 9 (the same), of
-// 6 and of 10. The windows of 0 to 3 end at row 1, those of 7 and 11 begin at column 5, and those
-// of 12 to 15 begin at row 5.
+// The thread reads the indices and the values of 4 and 5 as vectors, those of 8 and 9 as well, and
+// those of 6 and 10 one by one. The windows of 0 to 3 end at row 1, those of 7 and 11 begin at
+// column 5, and those of 12 to 15 begin at row 5.
 //
 //   element    4   5   6   8   9  10      No index names 16, 18, 19, 24, 25 or 26: they are 0.
 //   index     17  27  21  33  27  37      Output 17 is 1. Output 27 is 5, the later value of two;
@@ -54,7 +54,8 @@ constexpr Index kNoIndex = static_cast<Index>(-1);
 
 // Flat indices are loaded as 64 bits, as one kernel takes int32 and int64, and used as 32.
 // Narrowing an index waits for its load, so it comes after the last load. Until then an index takes
-// two registers; where a thread has more than 12, these do not fit, and each is narrowed at once.
+// two registers. If a thread has more than 12 indices, as four cells of four elements have, these
+// do not fit, and each is narrowed at once.
 template <class Traits>
 constexpr bool kNarrowsLate =
     !Traits::kOffsets && Traits::kCells * Traits::kCells * Traits::kCount <= 12;
@@ -115,7 +116,9 @@ __device__ __forceinline__ void shift_from_side(
 }
 
 // For Elements::cells, fills in the other column of cells in one row: of a thread's cells, all but
-// one have a neighbour that the thread has loaded already. `element` is the number of the first.
+// one have a neighbour that the thread has loaded already. `element` is the number of the first. In
+// the example at the top, index[kOwn] is that of elements 4 and 5. Their neighbours on the right
+// are 5 and 6, so this loads 6 alone, and makes index[kOther] that of 5 and 6.
 template <class Traits, class Index>
 __device__ __forceinline__ void load_side(
     const Geometry<uint32_t>& geometry,
@@ -129,7 +132,7 @@ __device__ __forceinline__ void load_side(
   constexpr int kOwn = Traits::kOwn;
   constexpr int kOther = 1 - kOwn;
   constexpr int kSide = kOther - kOwn;
-  constexpr int kOuter = kSide > 0 ? Traits::kCount : -1; // from the first cell
+  constexpr int kOuter = kSide > 0 ? Traits::kCount : -1; // the one that is loaded, from `element`
   Index outer_index = kNoIndex<Index>;
   typename Traits::Register outer_value{};
   if (row_exists && tile.column + static_cast<uint32_t>(kOuter) < geometry.axis[2].in) {
@@ -160,9 +163,10 @@ __device__ __forceinline__ void narrow_indices(
   }
 }
 
-// Loads all cells before one is looked at, so that no load waits for another. A cell that
-// does not exist gets kNoIndex and 0. The 0 is never used, so the instructions that set it (up to
-// 2 % of the kernel's) only make the values defined.
+// Loads all cells before one is looked at, so that no load waits for another. A cell that does not
+// exist gets kNoIndex and 0. The 0 is never used, so the instructions that set it (up to 2 % of the
+// kernel's) only make the values defined. With Elements::cells, the loop over x loads the column of
+// the thread's own cells alone, and load_side() fills in the other.
 template <class Traits>
 __device__ __forceinline__ void load_neighbourhood(
     const Geometry<uint32_t>& geometry,
@@ -211,7 +215,11 @@ __device__ __forceinline__ void load_neighbourhood(
 // ---- Outputs of a row
 
 // Combines into each output of one row of the tile, outputs[column][element], the elements whose
-// indices name it, in row-major order of the cells.
+// indices name it, in row-major order of the cells. All loops are unrolled, so the place of an
+// output in a window is a constant, and the windows that do not cover it leave no code. In the
+// example at the top, the outputs in row 1, column 1 of their squares (25 and 27) are in row 2,
+// column 2 of the own window, row 2, column 0 of the one to the right, row 0, column 2 of the one
+// below, and row 0, column 0 of the last.
 template <class Traits>
 __device__ __forceinline__ void combine_row(
     const Geometry<uint32_t>& geometry,
@@ -228,7 +236,7 @@ __device__ __forceinline__ void combine_row(
     for (int x = 0; x < Traits::kCells; ++x) {
 #pragma unroll
       for (int column = 0; column < S; ++column) {
-        // The place of the output in the window of cell (y, x).
+        // The place of the output in the window of cell (y, x). (kOwn, kOwn) is the own cell.
         const int row_in_window = row - S * (y - Traits::kOwn) + Traits::P;
         const int column_in_window = column - S * (x - Traits::kOwn) + Traits::P;
         if (row_in_window < 0 || row_in_window >= K || column_in_window < 0 ||

@@ -34,7 +34,8 @@ namespace maxunpool_cuda {
 // The window begins at `top` and `left`; a number before the first wraps around, and so is not
 // below `out`. Column x may be clipped only if bit x of `edges` is set; for the others there is no
 // code. Octal constants have a digit for each row of the window: 0007 is its first row, 0111 its
-// first column.
+// first column. In the example at the top of this file, all rows (0777) and the columns 1 and 2
+// (0222 | 0444) exist, so it returns 0666: bits 1, 2, 4, 5, 7 and 8.
 __device__ __forceinline__ uint32_t
 unclipped_offsets(const Geometry<uint32_t>& geometry, uint32_t top, uint32_t left, int edges) {
   uint32_t rows = 0;
@@ -69,7 +70,7 @@ template <class Traits>
 __device__ __forceinline__ uint32_t offset_inside_3x3(
     const Geometry<uint32_t>& geometry, const ThreadTile<Traits>& tile, int n, uint32_t offset) {
   const uint32_t top = Traits::S * tile.row - Traits::P;
-  const uint32_t right = Traits::kOfCells ? Traits::S * n : 0;
+  const uint32_t right = Traits::kOfCells ? Traits::S * n : 0; // from the tile's first window
   const uint32_t left = Traits::S * tile.column - Traits::P + right;
   constexpr uint32_t kBeyond = 9; // a bit that is never set
   return unclipped_offsets(geometry, top, left, clippable_columns<Traits>(n)) >>
@@ -92,8 +93,9 @@ __device__ __forceinline__ bool position_inside_3x3(
 }
 
 // Whether the offset is in a disjoint window of K x K that has its first row and all its columns,
-// as own_indices_inside() has found out. If the window has its last row, too, no offset is clipped.
-// If it has not, only those of its first row pass, and if its depths are clipped, none.
+// as own_indices_inside() has found out. Three cases: if all depths and rows of the window exist,
+// no offset is clipped. If its last row does not, only offsets of the first row pass. If its last
+// depth does not, none pass.
 template <class Traits>
 __device__ __forceinline__ bool offset_inside_disjoint(
     const Geometry<uint32_t>& geometry, const ThreadTile<Traits>& tile, uint32_t offset) {
@@ -105,6 +107,8 @@ __device__ __forceinline__ bool offset_inside_disjoint(
 
 // Whether the position is in such a window, that of the tile's cell n: then it is 0 to K - 1 beyond
 // the first output of one of the window's rows. Doubts all of a window's third depth and beyond.
+// Example: 2x2 windows in rows of 8, and tile.position is 16. Position 25 has the distance 9, less
+// a row 1: inside. Position 18 has the distance 2, and 2 - 8 has wrapped around: 2, not inside.
 template <class Traits>
 __device__ __forceinline__ bool position_inside_disjoint(
     const Geometry<uint32_t>& geometry,
@@ -129,8 +133,8 @@ __device__ __forceinline__ bool position_inside_disjoint(
 }
 
 // Step 1. `own` holds the indices of the tile's elements. May return false for good indices, and
-// never true for wrong ones. What it returns is used only in the first depth of a window, so
-// tile.output_depth is where the window begins.
+// never true for wrong ones. `forward` uses the result only if the tile's outputs lie in the first
+// depth of the window, so the functions above take tile.output_depth for where the window begins.
 template <class Traits>
 __device__ __forceinline__ bool own_indices_inside(
     const Tiling<uint32_t>& tiling,
@@ -140,7 +144,7 @@ __device__ __forceinline__ bool own_indices_inside(
   const Geometry<uint32_t>& geometry = tiling.geometry;
   constexpr bool kOverlap = Traits::K > Traits::S;
   // A disjoint window that lacks its first row or a column is left to step 2.
-  uint32_t all_inside = // 0 or 1, so the other bits stay 0
+  uint32_t all_inside = // 0 or 1, so `&=` drops all bits but the lowest
       kOverlap || (tile.row_exists[0] && tile.column_exists[Traits::S - 1]);
 #pragma unroll
   for (int n = 0; n < Traits::kCount; ++n) {

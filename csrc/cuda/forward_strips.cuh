@@ -47,7 +47,8 @@ struct StripTraits {
   static constexpr int K = kKernel;
   static constexpr int P = kKernel / 2;        // padding; cell (r, c) is the middle of its window
   static constexpr int kRows = kStrip + 2 * P; // of cells, whose windows cover outputs of a strip
-  // Rows of cells that are loaded before the thread looks at the first: what 24 registers hold.
+  // Rows of cells that are loaded before the thread looks at the first: as many as 24 registers
+  // hold, with an index and a value for each of the K cells of a row.
   static constexpr int kAhead = std::min(kRows, 24 / (2 * K));
 };
 
@@ -80,14 +81,14 @@ __device__ __forceinline__ Strip<Traits> locate_strip(
   return strip;
 }
 
-// A row of cells around a strip. Of an index of 64 bits, it has the lower half. The upper half is
-// not 0 only if the index is out of bounds. So the owner of a cell alone looks at it: it flags such
-// an index, as it does one that is out of window, and the fix-up kernel repairs what others took
-// the lower half for.
+// A row of cells around a strip. Of an index of 64 bits, it has the lower half. An index whose upper
+// half is not 0 is out of bounds, but its lower half may name an output: that of 2^32 + 5 names
+// output 5. So the owner of the cell looks at the upper half, too, and flags the chunk, as for an
+// index out of window. The fix-up kernel then repairs output 5.
 template <class Traits>
 struct CellRow {
   uint32_t index[Traits::K]; // of a cell that does not exist, kNowhere
-  uint32_t upper_half;       // of the strip's own cell; of 32 bits, the index itself
+  uint32_t upper_half;       // of the index of the strip's own cell; of 32 bits, the index itself
   typename Traits::Element value[Traits::K];
 };
 
@@ -103,7 +104,7 @@ __device__ __forceinline__ void load_row(
   const auto& [depth, height, width] = geometry.axis;
   const int down = y - Traits::P; // from the first own cell
   const bool row_exists = strip.row + down < height.in;
-  // 64 bits: then one addition leads from an address to the next.
+  // 64 bits, and indices as bytes: then one addition leads from an address to the next.
   const int64_t next = geometry.inner;
   const int64_t first = strip.first_element + (down * int64_t{width.in} - Traits::P) * next;
   const int64_t index_bytes = Traits::kOffsets ? 1 : indices.bytes;
@@ -124,6 +125,7 @@ __device__ __forceinline__ void load_row(
     } else {
       cells.index[x] = *reinterpret_cast<const uint32_t*>(index);
       if (x == Traits::P && down >= 0 && down < kStrip) {
+        // The last 4 bytes of the index.
         cells.upper_half = *reinterpret_cast<const uint32_t*>(index + index_bytes - 4);
       }
     }

@@ -62,7 +62,7 @@ enum class Elements {
 // windows a thread holds four cells. The last column tells why there are no more; registers, and
 // bytes spilled, are those of nvcc 13.0 for sm_90.
 //
-//             windows   indices  elements of 1, 2   4    8 bytes
+//             windows   indices  1 or 2 bytes       4    8 bytes of an element
 //   cells     2x2, 3x3  uint8    4                  2    -   4 x 2 outputs of 2 bytes are 16 bytes
 //             2x2, 3x3  flat     2                  2    -   2 int64 indices are 16 bytes
 //             4x4       uint8    2                  1    -   2 x 4 outputs of 2 bytes are 16 bytes
@@ -124,14 +124,17 @@ struct ThreadTile {
   // If there are fewer than kCount, the thread does the last one several times: it writes the same
   // values to the same places again, so no loop over planes needs a condition.
   int left;
-  // Of Elements::planes: how far each plane is from the first, in the pooled tensor and in the
-  // unpooled one; else 0.
+  // Of Elements::planes: how far each plane is from the first, in elements of the pooled tensor and
+  // of the unpooled one; planes that do not exist repeat the last distance. Else 0.
   uint32_t element_distance[Traits::kCount];
   uint32_t output_distance[Traits::kCount];
 };
 
-// Fills in what 3d tells of a tile, and moves its position to its depth. `outer` counts images and,
-// within each, the depths of the output. Returns the number of the set of images alone.
+// Fills in what 3d tells of a tile, and moves its position to its depth. `outer` counts sets of
+// images and, within each, the depths of the output: it is set * depth.out + output depth. Returns
+// the set. Example: windows 2 deep, 3 apart, and 2 cells in depth. Output depths 0 and 1 have the
+// cell at depth 0, with depth_in_window 0 and 1; output depth 2 is not covered; 3 and 4 have the
+// cell at depth 1.
 template <class Traits>
 __device__ __forceinline__ uint32_t locate_depth(
     const Tiling<uint32_t>& tiling,
@@ -150,7 +153,8 @@ __device__ __forceinline__ uint32_t locate_depth(
   return image_set;
 }
 
-// Finds the tile of a work item. All divisions are here and in locate_depth().
+// Finds the tile of a work item. All divisions are here and in locate_depth(). (tiling.item()
+// leaves the depth in the outer number, as only calls in 3d have to divide by it.)
 template <class Traits>
 __device__ __forceinline__ ThreadTile<Traits> locate(
     const Tiling<uint32_t>& tiling, const Planes& planes, uint32_t item) {

@@ -44,9 +44,9 @@ struct AnyIndices {
 template <bool kOffsets>
 using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
 
-// Loads the N neighbours, an aligned vector, that begin `away` elements from element `i`, for
-// kernels with 32-bit offsets. A negative index becomes a number beyond all planes of these: of
-// int32, one of 2^31 or more.
+// Loads N neighbours, an aligned vector, of which the first is element i + away. For kernels with
+// 32-bit offsets: int32 is not extended by its sign, so -1 becomes 2^32 - 1. That is beyond all
+// planes of these kernels, which have fewer than 2^31 positions.
 template <bool kOffsets, int N>
 __device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
     const AnyIndices& indices, uint32_t i, int away = 0) {
@@ -145,7 +145,10 @@ struct Decoded {
 };
 
 // Decodes a window offset of the cell whose window begins at `start`. An offset that leads into the
-// padding is out of bounds. Without `deep`, depth is one everywhere.
+// padding is out of bounds. Without `deep`, depth is one everywhere. Coordinates in the padding
+// before the plane have wrapped around, so `< out` is the only test that they need. Example: a
+// window begins at column -1, which is 2^32 - 1. Its column 0 stays there, and is not below
+// width.out; its column 1 is at 0.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_offset(
     const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
@@ -163,7 +166,7 @@ __device__ inline Decoded<Offset> decoded_offset(
   inside &= y < height.kernel;
   y += start[1];
   x += start[2];
-  inside &= (y < height.out) & (x < width.out); // a coordinate below 0 has wrapped around
+  inside &= (y < height.out) & (x < width.out);
   const Offset target = (z * height.out + y) * width.out + x;
   return {inside ? target : static_cast<Offset>(-1), inside, inside};
 }

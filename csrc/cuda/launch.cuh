@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Launch: the one seam between the kernels and PyTorch's CUDA runtime. The files that choose
-// kernels ask it for all that they need of a device: to run a kernel on the stream of the call, a
-// workspace, the number of processors, and a number for the launch. operators.cu makes one for each
-// call, and defines the functions that are only declared here.
+// Launch: all that the files that choose kernels need of a device and of PyTorch: to run a kernel
+// on the stream of the call, a workspace, the number of processors, and a number for the launch.
+// operators.cu makes a Launch for each call, and defines the functions that are only declared here.
 //
 // Example: launch(kernel, 10, 128, 0, plan, input) runs 10 blocks of 128 threads without shared
 // memory, and returns before they have run. kernel is void(Plan, const float*).

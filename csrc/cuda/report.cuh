@@ -67,7 +67,8 @@ struct Errors {
       bool is_window_offset,
       int64_t index) const {
     const uint32_t claim = (epoch == kUnknown ? load_relaxed(&record->epoch) : epoch) + 1;
-    // The first test is cheap, and spares the atomic operation to all threads but the first few.
+    // `claimed` only grows, so the first thread of an epoch passes, and no thread of an epoch that
+    // already has a report. Without the first test, all threads would do the atomic operation.
     if (load_relaxed(claimed) >= claim || atomicMax(claimed, claim) >= claim) {
       return;
     }
@@ -104,7 +105,8 @@ struct OutOfWindowLaunches {
 
 // Where a kernel reports to. The fast kernel works in chunks of consecutive items. The one block
 // that does a chunk writes out_of_window_flags[chunk]: nonzero if an index of the chunk's cells is
-// out of window. Every flag is written, and flags are in the order of the images.
+// out of window. Every flag is written. Items are numbered image by image, so the chunks of an
+// image follow each other; OutOfWindowFlags relies on that.
 struct Report {
   uint32_t* out_of_window_flags; // null: the kernel writes none
   OutOfWindowLaunches out_of_window_launches;
@@ -157,19 +159,20 @@ __device__ inline void for_each_flagged_item(
 }
 
 // Out-of-window flags, as the fix-up kernel reads them. A chunk that two images share counts for
-// both.
+// both. Example: chunks have 128 items, and threads do two images together (images = 2), which have
+// 75 items (image_items). Image 5 is in pair 2, whose items are 150 to 224: all are in chunk 1.
 struct OutOfWindowFlags {
   const uint32_t* flags;
   OutOfWindowLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
-  Divider<uint64_t> images;      // that threads do together, see Planes
-  uint64_t image_items;          // items of these images
+  Divider<uint64_t> images;      // how many a thread does together, see Planes::images
+  uint64_t image_items;          // items of so many images
 
-  // Whether a chunk of the image is flagged, of the chunks that this thread reads: together, the
-  // threads of a block read them all.
+  // Whether a chunk of the image is flagged, among the chunks that this thread reads. Together, the
+  // threads of a block read all chunks of the image.
   __device__ bool any(uint64_t image) const {
-    // Flags that a thread reads before it looks at one: each wait for memory takes longer than all
-    // else here.
+    // Flags that a thread reads before it looks at one, since waiting for memory takes longer than
+    // all else here. Those beyond the last chunk are replaced by the first one, read again.
     constexpr uint32_t kAtOnce = 8;
     const uint64_t first_item = images.divide(image) * image_items;
     const uint64_t first_chunk = chunk_items.divide(first_item);

@@ -26,8 +26,8 @@
 
 namespace maxunpool_cuda {
 
-// What the threads of a kernel own. Each owns an item at a time: a tile, which is one cell or
-// several, of one vector of channels. Offset is as in Decoder.
+// What the threads of a kernel own. A thread owns one item at a time. An item is a tile, of one
+// cell or several, in one vector of channels. Offset is as in Decoder.
 template <class Offset>
 struct Tiling : Decoder<Offset> {
   using Decoder<Offset>::geometry;
@@ -52,14 +52,16 @@ struct Tiling : Decoder<Offset> {
   }
 
   struct Item {
-    Offset outer; // outer index, divided by `images`: number of a set of images
+    Offset outer; // number of a set of `images` images; the outer index, if `images` is 1
     Position<Offset> tile;
     Offset channel_vector;
   };
   // Item number i. Without `has_channels`, there is one vector of channels; without `deep`, one
-  // tile in depth. Both spare divisions.
+  // tile in depth. Both spare divisions. (If there are several tiles in depth all the same, `outer`
+  // counts these, too, as locate() in forward_tile.cuh wants it.)
   __device__ Item item(Offset i, bool has_channels = true, bool deep = true) const {
     Item item{i, {}, 0};
+    // Returns the last coordinate of what is left of i, and takes it off.
     const auto split_off = [&](const Divider<Offset>& divider) {
       Offset last = item.outer;
       item.outer = split(last, divider);
@@ -93,8 +95,9 @@ struct Tiling : Decoder<Offset> {
 //
 // In a channels_last tensor, neighbouring threads own neighbouring channels. If the number of
 // channels is a multiple of the number of planes, a thread's planes are channels of one image: of
-// 12 channels and 3 planes, thread 1 has the channels 1, 5 and 9. Else they are one channel of
-// several images.
+// 12 channels and 3 planes, thread 1 has the channels 1, 5 and 9 (images = 1, next_pooled = 4).
+// Else they are one channel of several images (images = 3, next_pooled = elements of a pooled
+// image).
 struct Planes {
   uint32_t images;      // that a thread's planes lie in: one for each plane, or one for all
   uint32_t next_pooled; // from one of the planes to the next, in elements of the pooled tensor
@@ -114,8 +117,9 @@ struct Planes {
 };
 
 // Whether all values that a kernel uses stay below kMost32BitOffset; the place of an output that
-// does not exist may wrap around. `dilation` is that of a pool; `more_rows` are rows of windows
-// beyond those of the geometry. It computes in floating point, which does not overflow.
+// does not exist may wrap around. `dilation` is that of a pool. A thread of a pool that owns
+// several rows of windows may own up to `more_rows` that do not exist. The function computes
+// bounds, not exact values, and in floating point, which does not overflow.
 inline bool fits_32bit(
     const Geometry<int64_t>& geometry,
     const int64_t (&dilation)[3] = {1, 1, 1},
@@ -131,6 +135,7 @@ inline bool fits_32bit(
     const auto step = static_cast<double>(dilation[a]);
     elements *= step == 1 ? size : size + step; // a dilated window may begin that far outside
     kernel_volume *= kernel;
+    // Above the end of every window, whether coordinates count from the input or from the padding.
     const double end_of_windows = (size + 1) * static_cast<double>(axis.stride) + size +
                                   static_cast<double>(axis.padding) + (kernel + 1) * step;
     largest_coordinate = std::max(largest_coordinate, end_of_windows);
@@ -139,8 +144,8 @@ inline bool fits_32bit(
   return largest < static_cast<double>(kMost32BitOffset);
 }
 
-// How many outer indices one launch does: all, or so often halved that fits_32bit() holds; 0: not
-// even one fits. A call that has more runs as several ranges of them.
+// How many outer indices one launch does: all, or all halved until fits_32bit() holds, or 0 if not
+// even one fits. See for_each_range_of_images().
 inline int64_t outer_that_fits(
     Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more_rows = 0) {
   while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more_rows)) {

@@ -46,7 +46,9 @@ __device__ __forceinline__ void store(T* to, const Vector<T, N>& vector) {
 }
 
 // Whether N elements of 1 or 2 bytes fill whole 32-bit words. The next two functions move these as
-// words: nvcc would move them as bytes or halves, with an instruction more for each.
+// words: nvcc would move them as bytes or halves, with an instruction more for each. Example: the
+// bytes 1, 2, 3, 4 are the word 0x04030201, and become the registers 0x04030201, 0x00040302, 0x0403
+// and 0x04. Stored again, the lowest byte of each counts.
 template <class T, int N>
 constexpr bool kFillWords =
     std::is_unsigned_v<T> && sizeof(T) < sizeof(uint32_t) && N * sizeof(T) % sizeof(uint32_t) == 0;
