@@ -45,7 +45,7 @@
 // windows   2x2: height and width 2, 2 apart, no padding. 3x3: 2 apart, padding 0 or 1. 4x4: 4
 //           apart, no padding. In depth they may have any size, if they do not overlap there. In
 //           one dimension, the windows of a row count as if they were as high as they are wide,
-//           but not those of 3 with padding 1 and uint8 indices.
+//           but not those of 3 with padding 1 and uint8 indices (see Dispatch::with_windows).
 //           3x3/1, 5x5/1: 1 apart, padding 1 or 2, in two dimensions alone; 5x5/1 with uint8
 //           indices alone.
 //           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
@@ -110,8 +110,7 @@ class Dispatch {
         offsets_(call.index_type == c10::ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
-  // Launches the fast kernel and, if one has to follow, the fix-up kernel. forward() and backward()
-  // return whether they have launched a fast kernel; if not, slots() launches it.
+  // Launches the fast kernel and, if one has to follow, the fix-up kernel.
   void run(bool simple) {
     const bool tries_fast = !simple && fits_32bit(geometry_);
     const bool is_done = tries_fast && (call_.forward ? forward() : backward());

@@ -81,10 +81,10 @@ __device__ __forceinline__ Strip<Traits> locate_strip(
   return strip;
 }
 
-// A row of cells around a strip. Of an index of 64 bits, it has the lower half. An index whose upper
-// half is not 0 is out of bounds, but its lower half may name an output: that of 2^32 + 5 names
-// output 5. So the owner of the cell looks at the upper half, too, and flags the chunk, as for an
-// index out of window. The fix-up kernel then repairs output 5.
+// A row of cells around a strip. Of an index of 64 bits, it has the lower half. An index whose
+// upper half is not 0 is out of bounds, but its lower half may name an output: that of 2^32 + 5
+// names output 5. So the owner of the cell looks at the upper half, too, and flags the chunk, as
+// for an index out of window. The fix-up kernel then repairs output 5.
 template <class Traits>
 struct CellRow {
   uint32_t index[Traits::K]; // of a cell that does not exist, kNowhere
@@ -175,7 +175,7 @@ __device__ __forceinline__ bool position_inside(
     const Tiling<uint32_t>& tiling, uint32_t top, uint32_t left, uint32_t position) {
   const auto& [depth, height, width] = tiling.geometry.axis;
   // Each minimum takes off a row, if the position lies that far. If it does not, the difference
-  // wraps around, and is not the minimum.
+  // wraps around, and is not the minimum. What is left is a column of the window.
   uint32_t distance = position - top * width.out - left;
 #pragma unroll
   for (int i = 1; i < Traits::K; ++i) {

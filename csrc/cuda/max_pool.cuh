@@ -79,8 +79,8 @@ class PoolDispatch {
     return (geometry_.inner == 1 && run_rows<T, kKernel>()) || run_channels<T, kKernel>();
   }
 
-  // Inputs of one row, and windows of one row: for the kernels, windows that are as high as wide,
-  // and of which all rows but one are clipped.
+  // Inputs of one row, and windows of one row. For the kernels, such windows are as high as wide,
+  // and all their rows but the first lie outside the input: these read the one row again.
   bool is_one_row() const {
     const auto& [depth, height, width] = geometry_.axis;
     return depth.kernel == 1 && height.kernel == 1 && height.out == 1;
@@ -97,10 +97,12 @@ class PoolDispatch {
     // Of bfloat16, comparisons take longer than bytes, so a thread has two rows of windows, which
     // share those of a row. (Half, whose Element has two numbers, would not fit the registers.)
     constexpr int kRows = std::is_same_v<T, c10::BFloat16> && kKernel == 3 ? 2 : 1;
-    // In one row, threads of several rows would have nothing to share.
+    // Whether the call has this stride, for a kernel whose threads do so many rows of windows. In
+    // an input of one row, threads of several rows would have nothing to share.
     const auto has_stride = [&](int64_t stride, int rows) {
       return width.stride == stride && (is_one_row() ? rows == 1 : height.stride == stride);
     };
+    // Input rows divide into vectors, and windows begin at even columns, or one before (3x3).
     const bool divides =
         width.padding == kKernel - 2 && width.out % kVector == 0 && width.out == 2 * width.in;
     if (are_arrays_aligned() && divides && has_stride(2, kRows)) {

@@ -54,7 +54,8 @@ struct InputRow {
 };
 
 // Calls visit(InputRow) for kInputRows rows in each depth slice of windows of kKernel rows and
-// columns, which begin at `front` and `top`, without dilation. kPeels: the first slice has code of
+// columns, which begin at `front` and `top`, without dilation. A row or a slice outside the input
+// is replaced by the nearest one, with its index (see clamped). kPeels: the first slice has code of
 // its own, in which is_first is known. That takes fewer registers in pool_rows, and more in
 // pool_channels.
 template <int kKernel, int kInputRows, bool kPeels, class Visit>
@@ -98,18 +99,21 @@ __device__ inline void for_each_row(
 // begins where its vector does, or one element left of it if kKernel is 3. Else kColumns is 1, and
 // any padding will do: neighbouring threads still write neighbouring elements, and an input row
 // that two rows of windows cover is read once.
+//
+// In the example at the top, kKernel is 3 and kColumns 2 (of float32), so kVector is 4,
+// kInputColumns 5 and kBefore 1. The thread has tile 1, so `left` is 3, and `columns` are 0 to 4.
 template <class T, int kKernel, int kStride, int kColumns, int kRows, bool kVectors>
 struct PoolRows {
   static_assert(kVectors ? kStride == 2 : kColumns == 1);
-  static constexpr int kVector = kColumns * kStride; // columns from one thread to the next
-  static constexpr int kInputColumns = (kColumns - 1) * kStride + kKernel;
-  static constexpr int kInputRows = (kRows - 1) * kStride + kKernel;
+  static constexpr int kVector = kColumns * kStride; // input columns from one thread to the next
+  static constexpr int kInputColumns = (kColumns - 1) * kStride + kKernel; // that a thread reads
+  static constexpr int kInputRows = (kRows - 1) * kStride + kKernel;       // in a depth slice
   static constexpr int kBefore = kVectors ? kKernel - kStride : 0; // columns before the vector
 
   using Candidates = Candidate<T>[kRows][kColumns];
 
   uint32_t left;                   // where the first window begins; may wrap around
-  uint32_t columns[kInputColumns]; // of the input; kVectors: counted from `left` on
+  uint32_t columns[kInputColumns]; // to read; counted from `left` if kVectors, else from 0
 
   // For the thread's tile at this number in its row.
   __device__ PoolRows(const Axis<uint32_t>& width, uint32_t tile) {
@@ -117,7 +121,7 @@ struct PoolRows {
 #pragma unroll
     for (int i = 0; i < kInputColumns; ++i) {
       if constexpr (kVectors) {
-        // Left of the input there is nothing to read: the window's next element is read twice.
+        // In place of a column left of the input, the next one is read twice.
         columns[i] = kBefore == 1 && i == 0 && tile == 0 ? 1 : i;
       } else {
         columns[i] = clamped(left + i, width.out);
@@ -167,9 +171,11 @@ struct PoolRows {
     }
   }
 
-  // What is added to the candidates' indices in the end. Until then, an offset counts columns from
-  // the input's begin, unless kVectors, and from the thread's first window; a position counts them
-  // from `left`, if kVectors.
+  // What is added in the end to the index of a candidate, which until then is InputRow::index plus
+  // one of `columns`.
+  // - An offset has to count from its own window: take off the offset at which this window begins
+  //   in the thread's first one; and `left`, unless `columns` count from there.
+  // - A position has to count columns from the input's begin: add `left`, if they count from there.
   __device__ uint32_t index_correction(bool as_offsets, int window_row, int column) const {
     const uint32_t of_offset =
         (kVectors ? 0 : -left) - (window_row * kStride * kKernel + column * kStride);
@@ -286,8 +292,8 @@ struct Dilation {
   }
 };
 
-// From an element's number in its window, by dimension, to its place. All may wrap around, where
-// elements are left of the input.
+// From an element's number in its window, by dimension, to its place. The results wrap around for
+// elements before the input, which nobody reads; sums with them are right again.
 template <class Offset>
 struct DilatedWindow {
   const Geometry<Offset>& geometry;
@@ -317,7 +323,7 @@ constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) 
 template <class Offset>
 constexpr int kElementsAtOnce = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
 
-// `lowest` is no larger than any number of type T.
+// `lowest` is no larger than any number of type T. It is the value of a window without elements.
 template <class T, class Offset>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling,

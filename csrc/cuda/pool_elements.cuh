@@ -73,7 +73,8 @@ struct Candidate {
   }
 
   // Compares with the candidate of other elements of the window, which may come before or after.
-  // The result is that of all the elements in row-major order.
+  // The result is that of all the elements in row-major order: of two NaNs the later one stays,
+  // else a NaN wins, else the larger number, and of equal numbers the earlier one.
   __device__ void merge(const Candidate& other) {
     const bool comes_before = other.index < index;
     const bool is_nan = value.number != value.number;

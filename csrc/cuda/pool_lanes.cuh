@@ -47,13 +47,17 @@ struct Lanes {
   static constexpr int64_t kEnoughThreads = 1 << 18;
 
   uint32_t count;           // lanes of a window: a power of two
-  uint32_t windows;         // that a block does at once
+  uint32_t windows;         // how many a block does at once; it has count * windows threads
   uint32_t elements;        // of a window
   bool are_neighbours;      // the lanes of a window are neighbouring threads
   bool is_run;              // the elements of a window lie side by side
   Divider<uint32_t> height; // of a window
   Divider<uint32_t> width;
 
+  // Example: 512 windows of 7x7 = 49 elements, contiguous. 49 / 8 is 7 lanes that are useful, and
+  // 2^18 / 512 = 512 would be wanted, so count is 8, and windows is 128 / 8 = 16: 32 blocks of 128
+  // threads, and thread 1 is lane 1 of window 0. In channels_last, with 64 channels, the numbers
+  // are the same, but thread 1 is lane 0 of window 1, which is that of the next channel.
   explicit Lanes(const Geometry<int64_t>& geometry)
       : are_neighbours(geometry.inner < kNeighbours),
         height(Divider<uint32_t>(geometry.axis[1].kernel)),
@@ -67,7 +71,7 @@ struct Lanes {
     is_run = has_whole_rows && (rows.kernel == rows.out || depth.kernel == 1);
 
     const int64_t neighbours = are_neighbours ? 1 : kNeighbours;
-    const int64_t useful = divide_up(volume, 2 * kAtOnce); // a lane then reads two times kAtOnce
+    const int64_t useful = divide_up(volume, 2 * kAtOnce); // then a lane reads kAtOnce twice
     const int64_t wanted = divide_up(kEnoughThreads, geometry.outer * geometry.in_image());
     count = std::bit_ceil(static_cast<uint32_t>(std::min(useful, wanted)));
     count = std::min<uint32_t>(count, kMostLaneThreads / neighbours);

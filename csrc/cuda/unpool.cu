@@ -92,6 +92,8 @@ void Dispatch::slots() {
   fits_32bit(geometry_) ? slots_of<uint32_t>() : slots_of<uint64_t>();
 }
 
+// Launches the kernel of slots.cuh for the call. Offset counts the call's elements. Few calls get
+// to backward_sum_slots and forward_any_sum_slots, so these always count with 64 bits.
 template <class Offset>
 void Dispatch::slots_of() {
   // All but the sum only move elements, so the size of an element is enough.
@@ -101,7 +103,7 @@ void Dispatch::slots_of() {
         launch_parts<T>(forward_last_slots<Offset, T>, parts<Offset>(sizeof(uint32_t)));
       } else if (last_) {
         launch_parts<T>(backward_last_slots<Offset, T>, parts<Offset>(sizeof(uint32_t)));
-      } else { // backward() does nearly all that fits 32 bits
+      } else {
         launch_parts<T>(backward_sum_slots<T>, parts<uint64_t>(0));
       }
     });
@@ -142,9 +144,10 @@ void Dispatch::launch_parts(Kernel* kernel, const Parts<Offset>& parts, const Re
   const auto parts_of_image =
       static_cast<int64_t>(parts.groups_of_image.divisor() * parts.parts_of_group);
   const auto all = static_cast<int64_t>(parts.groups * parts.parts_of_group);
-  if (!is_fixup_) { // a chunk is a part
+  if (!is_fixup_) { // an item is a part, and a chunk one item
     flag(all, 1, parts_of_image, static_cast<int64_t>(parts.images_of_group));
   }
+  // The fix-up kernel mostly has nothing to do, so it has no more blocks than run at once.
   const int64_t most = is_fixup_ ? launch_.processors() * kSlotBlocksOfProcessor : int64_t{1} << 30;
   launch_(
       kernel,

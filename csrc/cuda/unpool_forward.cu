@@ -35,6 +35,7 @@ T negative_zero(const UnpoolCall& call) {
 }
 
 bool Dispatch::forward() {
+  // Tries the windows in their order, and stops at the first whose kernel it could launch.
   const auto launch_one_of = [&]<class Combine, class... Windows>() {
     return offsets_ ? (forward_if<Combine, true, Windows>() || ...)
                     : (forward_if<Combine, false, Windows>() || ...);
@@ -78,9 +79,12 @@ bool Dispatch::forward_if() {
     return false;
   }
   const auto& [depth, height, width] = geometry->axis;
+  // Tiles along an axis: as many as cells, or more if the outputs beyond the last cell need them.
   const auto tiles = [](const Axis<int64_t>& axis) {
     return std::max(axis.in, divide_up(axis.out, Window::S));
   };
+  // A Tiling is made of the geometry, the tiles in each dimension, the vectors of channels, and the
+  // images that a thread does together.
   const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
     launch_items<T>(
         maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>,
@@ -90,6 +94,7 @@ bool Dispatch::forward_if() {
         negative_zero<T>(call_));
     return true;
   };
+  // Three ways to divide the work, tried in the order of the table in dispatch.cuh.
   if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
     constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
     const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
@@ -142,8 +147,9 @@ bool Dispatch::forward_strips_if() {
 
 // The geometry, if windows are these in height and width and do not overlap in depth. A plane of
 // one row is done as if its windows were as high as wide, with all rows but one clipped. This
-// changes no position; it changes no offset if there is one depth slice and no row above is
-// clipped.
+// changes no position. Offsets count the rows of a window: they stay as they are only if the one
+// row is the first (no padding) of the only depth slice. Example: of a window of 3 with padding 1,
+// offset 1 would become offset 4 of 3x3.
 template <class Window>
 std::optional<Geometry<int64_t>> Dispatch::with_windows() const {
   Geometry<int64_t> g = geometry_;
