@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The CUDA kernels in the compiled library, as cuobjdump describes them: no GPU is needed."""
+"""What nvcc made of csrc/cuda in the compiled library: its kernels, and its host code.
+
+No GPU is needed.
+"""
 
 import os
 import re
@@ -81,3 +84,17 @@ def test_kernels_fit_the_registers() -> None:
         assert found == []
     elif found:
         warnings.warn(f"With nvcc {nvcc}: {', '.join(found)}", stacklevel=1)
+
+
+def test_host_code_calls_no_device_function() -> None:
+    """nvcc makes exit(1) of a call from the host to a __device__ function, at least in templates.
+
+    It prints no warning, and the library calls exit nowhere else.
+    """
+    if not (program := shutil.which("nm")):
+        pytest.skip("nm is not installed: it comes with GCC's binutils")
+    library = _ops._C.__file__
+    imported = subprocess.check_output([program, "-D", "--undefined-only", library], text=True)
+    names = {line.split()[-1].partition("@")[0] for line in imported.splitlines()}
+    assert any("cudaLaunchKernel" in name for name in names)
+    assert "exit" not in names

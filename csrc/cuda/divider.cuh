@@ -44,7 +44,7 @@ class Divider {
   }
 
   __device__ Offset divide(Offset n) const { return (multiply_high(n, reciprocal_) + n) >> shift_; }
-  __device__ Offset divisor() const { return divisor_; }
+  MAXUNPOOL_HOST_DEVICE Offset divisor() const { return divisor_; }
 
  private:
   Offset divisor_ = 1;
