@@ -457,13 +457,20 @@ class Call:
         check_each([self], lambda call: call.verify(device))
 
     def verify(self, device: str = "cpu") -> None:
-        """Compare the results on a device. No input is changed, or shares memory with a result."""
+        """Compare the results on a device. They lie there, in memory that no input has.
+
+        No input is changed.
+        """
         call = self.moved(device)
         results = call.on()
+        assert {result.device.type for result in results} == {device}, "a result on another device"
         self.compare(results)
         assert all_same(call.tensors, self.tensors), "the call changed its input"
-        addresses = [{tensor.data_ptr() for tensor in each} for each in (results, call.tensors)]
-        shared = set.intersection(*addresses)
+        of_results, of_inputs = (
+            {tensor.untyped_storage().data_ptr() for tensor in tensors}
+            for tensors in (results, call.tensors)
+        )
+        shared = of_results & of_inputs
         assert shared <= {0}, "a result shares memory with an input"  # 0: it has no elements
 
     def compare(self, results: Sequence[Tensor]) -> None:

@@ -154,17 +154,18 @@ is_on = False  # whether operators on CPU tensors run the CUDA kernels now
 
 
 def forget_launches() -> None:
-    """Begin anew to record the kernels that are launched on the emulated GPU, if it is on."""
+    """Empty the list that ``launches`` returns."""
     if is_on:
         library().forget_launches()
 
 
-def take_launches() -> list[tuple[str, int, int]]:
-    """Signature, blocks and threads of each kernel that was launched since: none if it is off.
+def launches() -> list[tuple[str, int, int]]:
+    """Signature, blocks and threads of each kernel launched since the last ``forget_launches``.
 
-    The blocks are those of the launch; the emulation may run the kernel with fewer.
+    None if the emulated GPU is off. The number of blocks is what the package asked for; the
+    emulation may run the kernel with fewer.
     """
-    return library().take_launches() if is_on else []
+    return library().launches() if is_on else []
 
 
 @contextlib.contextmanager

@@ -199,12 +199,12 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   // Symbols of the kernels that ran since the last call.
   m.def("take_launched", []() { return std::exchange(launched, {}); });
   // The signatures of the kernels that ran since launches were forgotten, with blocks and threads.
-  m.def("take_launches", []() {
-    std::vector<std::tuple<std::string, int64_t, int64_t>> taken;
-    for (const Launch& launch : std::exchange(launches, {})) {
-      taken.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
+  m.def("launches", []() {
+    std::vector<std::tuple<std::string, int64_t, int64_t>> listed;
+    for (const Launch& launch : launches) {
+      listed.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
     }
-    return taken;
+    return listed;
   });
   m.def("forget_launches", []() { launches.clear(); });
   m.def("divide", [](int64_t n, int64_t divisor) {
