@@ -245,15 +245,18 @@ def circumstances(failure: Failure[C], check: Callable[[C], object]) -> list[tup
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """The type and the text of an error. If lines are left out, the last one says how many."""
+    """The type and the text of an error, without empty lines. The last says how many are left out.
+
+    pytest shows all of the error above its description: it is the cause of the CallError.
+    """
     text = str(error)
     if not isinstance(error, WrongResultError):
         text = f"{type(error).__name__}: {text}"
-    lines = text.rstrip().split("\n")
+    lines = [line for line in text.split("\n") if line.strip()]
     most = MOST_LINES_OF_ASSERTIONS if isinstance(error, AssertionError) else MOST_LINES
     if len(lines) <= most:
         return lines
-    return [*lines[:most], f"... and {len(lines) - most} more lines: pytest shows this error first"]
+    return [*lines[:most], f"... (lines left out: {len(lines) - most}; pytest shows all above)"]
 
 
 def command_again() -> str:

@@ -244,9 +244,9 @@ def test_long_errors_say_what_is_left_out() -> None:
 
     text = failure_text(calls, mismatch)
     assert text.count("[1., 0., 0.]") == 10
-    assert " more lines" not in text
+    assert "lines left out" not in text
     text = failure_text(calls, assertion)
-    assert re.search(r"\n +c\n +\.\.\. and 2 more lines: .*\n  device ", text), text
+    assert re.search(r"\n +c\n +\.\.\. \(lines left out: 2; .*\n  device ", text), text
 
 
 def test_the_origin_of_a_wrong_gradient_and_of_a_wrong_maximum() -> None:
