@@ -267,7 +267,7 @@ def command_again() -> str:
 
 
 def facts_of(call: Call, error: BaseException) -> list[tuple[str, str]]:
-    """Names and texts that describe a call."""
+    """Names and texts that describe a call: the first lines of a description."""
     facts = [("operator", call.name)]
     for name, tensor in zip(TENSORS[call.name], call.tensors, strict=True):
         kind = f", kind {call.kind!r}" if name == "indices" and call.kind else ""
@@ -301,7 +301,11 @@ def layout_of(tensor: Tensor, dims: int) -> str:
 
 
 def origin(call: Call, at: Sizes) -> list[tuple[str, str]]:
-    """The inputs that the definition makes an element of a result from."""
+    """The inputs that the definition makes the element ``at`` of a result from.
+
+    The lines ``window`` of a pooling, ``named by`` of an unpooling, ``index`` and ``named by`` of
+    its gradient.
+    """
     plane, place = at[: -call.dims], at[-call.dims :]
     geometry = call.geometry
     values = call.tensors[0][plane]
