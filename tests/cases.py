@@ -6,6 +6,11 @@ reference (reference.py). A failure describes the call (failures.py):
 
     call = draw(rng, "unpool", torch.float32, geometry=geometry_of((4, 5), (2, 2, 0)))
     call.check(device)
+
+A *plane* is one channel of one image. A *cell* is an element of a pooled plane: pooling makes it
+from a window of the larger plane, and unpooling writes it there. "Offset" is a uint8 index, which
+counts in its cell's window; others are flat positions in the larger plane. The table at the end of
+"A test for your bug" in docs/testing.md has the other words.
 """
 
 import functools
@@ -29,6 +34,7 @@ from maxunpool_cuda import _ops
 
 UNPOOLING = ("unpool", "unpool from offsets", "gradient", "gradient from offsets")
 OPERATORS = (*UNPOOLING, "pool")
+# The dtypes of a pooling; those that unpooling adds up (reduce="sum"); those that it can move.
 POOLED = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -47,14 +53,15 @@ INDEX_KINDS = ("own window", "maxima", "wrapped window", "one out of window", "a
 # Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormal numbers.
 SPECIAL_BYTES = (0, 1, 0x7C, 0x7F, 0x80, 0xF0, 0xFF)
 
-# Windows that kernels are compiled for, or differ from one of those in the stride or the padding:
-# kernel, stride and padding in every dimension.
+# Kernel, stride and padding, the same in every dimension. Kernels are compiled for some of these
+# windows; the others differ from one of those in the stride or in the padding.
 WINDOWS = (
     *((2, 2, 0), (3, 3, 0), (4, 4, 0), (3, 4, 0)),
     *((3, 2, 1), (3, 2, 0), (3, 1, 1), (5, 1, 2), (2, 1, 0)),
 )
 
-# Kernels cut up contiguous rows that divide into vectors, or do not, or take vectors of channels.
+# The ways of CUDA kernels through memory: along rows that divide into vectors, along rows that do
+# not, or along the channels of channels_last tensors.
 WAYS = ("even rows", "uneven rows", "channels")
 
 
@@ -65,13 +72,13 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A window, how often it stands in each dimension, and the plane it stands in."""
+    """Where the windows of a call lie. Every field has an entry for each spatial dimension."""
 
-    pooled: Sizes
+    pooled: Sizes  # how many windows there are
     kernel: Sizes
     stride: Sizes
     padding: Sizes
-    output: Sizes  # of an unpooling; for a pooling, its input
+    output: Sizes  # the larger plane: what unpooling writes, and what pooling reads
     dilation: Sizes = (1, 1, 1)  # unpooling has no dilation and no ceil mode
     ceil: bool = False
 
@@ -79,6 +86,7 @@ class Geometry:
     def of_pooling(
         cls, sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
     ) -> "Geometry":
+        """The geometry of a pooling of a plane of these sizes. ``ceil`` is its ceil_mode."""
         axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
         pooled = tuple(pooled_size(*axis, ceil) for axis in axes)
         return cls(pooled, kernel, stride, padding, sizes, dilation, ceil)
@@ -119,8 +127,8 @@ def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
 def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
     """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes.
 
-    They are those of one of WINDOWS in all dimensions, or of a different one in each, or they are
-    disjoint, or any at all. Pooling also has windows of more than half of the plane.
+    One of four is drawn: one of WINDOWS in all dimensions, a different one in each, windows that
+    are disjoint, any windows. Pooling has a fifth: windows of more than half of the plane.
     """
     dims = len(sizes)
     kernel = tuple(rng.randint(1, 5) for _ in range(dims))
@@ -144,6 +152,7 @@ def random_geometry(
     """
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
     most, most_dilation = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
+    # Until the sizes fit: most draws do.
     while True:
         sizes: Sizes = ()
         for _ in range(dims):
@@ -154,7 +163,7 @@ def random_geometry(
             dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
-            differs = rng.choice((0, 1))  # from the default, by less than a stride
+            differs = rng.choice((0, 1))  # 1: from the default size, by less than a stride
             output = tuple(
                 n + rng.randint(1 - step, step - 1) * differs
                 for n, step in zip(default_output_size(sizes, *window), window[1], strict=True)
@@ -178,16 +187,19 @@ def aimed(
     way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
     leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    is_even, (_, stride, padding) = way == "even rows", window
+    is_even = way == "even rows"
+    _, stride, padding = window
     columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
     pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
     *sizes, width = geometry_of(pooled, window).output
     sizes = [n + rng.randrange(stride) for n in sizes]
-    # An even row has just as many outputs as its windows are apart; others have more or fewer.
+    # An even row has exactly `stride` outputs for each of its cells; another one has more or fewer.
+    # Unpooling allows widths that differ from the default by less than a stride. The last window
+    # has to begin in the row.
     begin_of_last_window = (columns - 1) * stride - padding
     widths = range(max(width - stride, begin_of_last_window) + 1, width + stride)
-    chosen = [n for n in widths if (n == stride * columns) == is_even]
-    output = (*sizes, rng.choice(chosen or [width]))
+    fitting = [n for n in widths if (n == stride * columns) == is_even]
+    output = (*sizes, rng.choice(fitting or [width]))
     geometry = geometry_of(pooled, window, output)
     if operator == "pool":
         ceil = not is_even and rng.random() < 0.5
@@ -197,7 +209,10 @@ def aimed(
 
 @functools.lru_cache(maxsize=16)
 def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """The position of each offset in each cell's window, and whether it lies in the plane."""
+    """The position of each offset in each cell's window, and whether it lies in the plane.
+
+    Both are (cells, offsets).
+    """
     dilation = geometry.dilation[: geometry.dims]
     positions, inside, _ = reference.windows(
         geometry.output, geometry.pooled, *geometry.window, dilation
@@ -206,7 +221,7 @@ def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = None) -> Tensor:
-    """Flat int64 indices of offsets, from the table of each cell's positions."""
+    """Offsets as flat int64 indices. ``table`` is (cells, offsets): by default ``windows_of``'s."""
     table = (windows_of(geometry)[0] if table is None else table).to(offsets.device)
     each = torch.arange(len(table), device=offsets.device)
     return table[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
@@ -319,6 +334,7 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     """
     plane, shape = math.prod(geometry.output), (*leading, *geometry.pooled)
     dtype = rng.choice((torch.int64, torch.int32))
+    # These do not look at the windows.
     if kind in ("anywhere", "few"):
         choices = torch.arange(plane)
         if kind == "few":
@@ -327,7 +343,10 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     positions, allowed = windows_of(geometry)
     if kind == "wrapped window":
         allowed = torch.ones_like(allowed)
-    allowed = allowed | ~allowed.any(1, keepdim=True)
+    allowed = allowed | ~allowed.any(1, keepdim=True)  # in an empty window every element
+    # Each cell's index is that of the largest of random values in its window. Like the maxima of a
+    # pooling, they are drawn once for each position of the plane, so windows that overlap agree;
+    # or else for each element of each window.
     maxima = kind == "maxima" or (kind == "offset" and rng.random() < 0.5)
     drawn = (plane,) if maxima else positions.shape
     values = torch.rand(math.prod(leading), *drawn, generator=_generator(rng))
@@ -339,17 +358,18 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     # A position beyond one side of the plane wraps around to the other side.
     flat = positions_of(offsets, geometry).remainder(plane)
     if kind == "one out of window" and flat.numel() > 0:
+        # By chance this position may lie in the cell's window after all.
         flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
     return flat.to(dtype)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator."""
+    """One call of an operator: ``operator(*tensors, *arguments)``."""
 
-    operator: Callable[..., Any]
+    operator: Callable[..., Any]  # of _ops: max_pool, max_unpool or max_unpool_backward
     tensors: tuple[Tensor, ...]  # only the first may have a gradient
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # arguments_by_name() has their names
     kind: str = ""  # of the indices: one of INDEX_KINDS, or "offset"
     error: str = ""  # a pattern of the error that the call has to raise, if it has to
 
@@ -364,10 +384,11 @@ class Call:
     @property
     def geometry(self) -> Geometry:
         sizes = tuple(self.tensors[-1].shape[-self.dims :])
-        first, *others, _ = self.arguments
         if self.operator is _ops.max_pool:
-            return Geometry.of_pooling(sizes, first, *others)
-        return Geometry(sizes, *others, first)
+            *pooling, _index_dtype = self.arguments
+            return Geometry.of_pooling(sizes, *pooling)
+        output, *window, _reduce = self.arguments
+        return Geometry(sizes, *window, output)
 
     def arguments_by_name(self) -> str:
         """The arguments as a failure shows them: ``kernel=(2,) stride=(2,) ...``."""
@@ -379,7 +400,7 @@ class Call:
 
     @property
     def positions(self) -> Tensor:
-        """Indices of an unpooling as flat positions in the output plane; of invalid offsets -1."""
+        """The indices of an unpooling as flat positions. An invalid offset becomes -1."""
         indices, geometry = self.tensors[1], self.geometry
         if indices.dtype != torch.uint8:
             return indices
@@ -396,14 +417,15 @@ class Call:
         return (unpool(self.tensors[0], self.positions, self.arguments[0], self.arguments[-1]),)
 
     def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All results, with ``tensors`` in place of the first of its own."""
+        """All results of the operator. ``tensors`` replace the first ones of the call."""
         results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
     def function(self, *tensors: Tensor) -> Any:
-        """All results of the public function, if the operator has one.
+        """All results of the public function; of the gradient, which has none, of the operator.
 
-        Tests may put what is no size in the place of some sizes, so any of them tells the rank.
+        The rank, such as 2 of max_pool2d, is the length of any of the arguments that has one from 1
+        to 3. test_bad_input.py puts wrong values in the place of some arguments, or of all.
         """
         ranks = [len(each) for each in self.arguments[:-1] if isinstance(each, tuple)]
         rank = ([rank for rank in ranks if 1 <= rank <= 3] or [2])[0]
@@ -432,8 +454,8 @@ class Call:
     def halves(self) -> Iterator["Call"]:
         """The call for half of its images or of its channels, laid out as before.
 
-        There is none if the call has to raise an error, which names a place in the whole call, nor
-        if a test has put what is no tensor in the place of one.
+        There is none if the call has to raise an error, as that names a place in the whole call.
+        Nor is there one if test_bad_input.py has put another object in the place of a tensor.
         """
         if self.error or not all(isinstance(each, Tensor) for each in self.tensors):
             return
@@ -452,18 +474,26 @@ class Call:
         return self.moved(device).on()
 
     def check(self, device: str = "cpu") -> None:
-        """``verify``; an error describes the call."""
+        """``verify`` it. If that fails, the error describes the call."""
         __tracebackhide__ = True
         check_each([self], lambda call: call.verify(device))
 
     def verify(self, device: str = "cpu") -> None:
-        """Compare the results on a device. No input is changed, or shares memory with a result."""
+        """Compare the results on a device. They lie there, in memory that no input has.
+
+        No input is changed.
+        """
         call = self.moved(device)
         results = call.on()
+        devices = {tensor.device for tensor in (*results, *call.tensors)}
+        assert len(devices) == 1, "a result on another device"
         self.compare(results)
         assert all_same(call.tensors, self.tensors), "the call changed its input"
-        addresses = [{tensor.data_ptr() for tensor in each} for each in (results, call.tensors)]
-        shared = set.intersection(*addresses)
+        of_results, of_inputs = (
+            {tensor.untyped_storage().data_ptr() for tensor in tensors}
+            for tensors in (results, call.tensors)
+        )
+        shared = of_results & of_inputs
         assert shared <= {0}, "a result shares memory with an input"  # 0: it has no elements
 
     def compare(self, results: Sequence[Tensor]) -> None:
@@ -477,6 +507,7 @@ class Call:
 
     def verify_error(self, device: str = "cpu") -> None:
         """Call it on a device, where it has to raise its error."""
+        assert self.error, "the call has no error to raise"
         with pytest.raises(RuntimeError, match=self.error):
             self.results(device)
 
@@ -515,14 +546,16 @@ def draw(
     any_bits: the values may be NaNs, unless they are added up.
     limits: of ``random_geometry``.
     """
+    # Random sizes seldom fit the kernels that are compiled for one window. ``aimed`` ones do.
     if not (layout or leading or geometry or limits) and rng.random() < 0.4:
         aim = aimed(rng, operator)
         return draw(rng, operator, dtype, reduce=reduce, kind=kind, any_bits=any_bits, **aim)
     geometry = geometry or random_geometry(rng, operator, **limits)
-    layout, other = (layout or rng.choice(LAYOUTS) for _ in range(2))
+    layout, layout_of_indices = (layout or rng.choice(LAYOUTS) for _ in range(2))
     if rng.random() < 0.7:
-        other = layout
+        layout_of_indices = layout
     shape = leading or random_leading(rng)
+    # The reference takes up to a second for so many elements.
     while not leading and math.prod((*shape, *geometry.output)) > 2**17:
         shape = random_leading(rng)
     if operator == "pool":
@@ -540,7 +573,8 @@ def draw(
     make = random_bits if any_bits and not adds else random_values
     values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
-    indices = laid_out(random_indices(rng, geometry, shape, kind), other, geometry.dims)
+    indices = random_indices(rng, geometry, shape, kind)
+    indices = laid_out(indices, layout_of_indices, geometry.dims)
     return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
 
 

@@ -50,7 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def generator(node: pytest.Item, purpose: str = "") -> random.Random:
-    """Random numbers seeded by the test's name: run alone, a test draws the same inputs."""
+    """Random numbers seeded by SEED and the test's name: run alone, a test draws the same inputs.
+
+    Different purposes have different numbers: what the emulated GPU draws leaves ``rng`` as it is.
+    """
     return random.Random(f"{SEED} {node.nodeid}{purpose}")
 
 
@@ -83,7 +86,11 @@ class Record(TorchDispatchMode):
 
 @contextlib.contextmanager
 def portable_device() -> Iterator[None]:
-    """Inside, operators on CPU tensors go the ways that _kernels.py has for other devices."""
+    """Inside, PyTorch's own operators compute, as on a device that the package has no kernels for.
+
+    Calls of CPU tensors go through _kernels.py. It is told that PyTorch's scatter has no order on
+    this device (_has_order), and that torch.nn's operator does not pool there (_pools_as_torch).
+    """
     with contextlib.ExitStack() as stack:
         if HAS_LIBRARY:
             replaced = stack.enter_context(torch.library._scoped_library("maxunpool_cuda", "IMPL"))
@@ -99,7 +106,10 @@ def portable_device() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", *GPUS, "portable"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device of a test's tensors. An out-of-bounds index is an error at once."""
+    """The device of a test's tensors: "cpu" also on the emulated GPU and the "portable" device.
+
+    An out-of-bounds index is an error at once. A failure shows the name in ``failures.device``.
+    """
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
     monkeypatch.setattr(failures, "device", request.param)
     if request.param == "emulated":

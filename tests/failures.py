@@ -77,9 +77,10 @@ class Named:
         yield from ()
 
 
-# The device of the running test: cpu, cuda or emulated. Fixtures of conftest.py set it.
+# The device of the running test: cpu, cuda, emulated or portable. Fixtures of conftest.py set it.
 device = "cpu"
-# What a check raises: pytest.raises raises the second if nothing is raised, which is no Exception.
+# What a failing check raises. If a block under pytest.raises raises nothing, then pytest.raises
+# raises pytest.fail.Exception, which is a BaseException.
 ERRORS = (Exception, pytest.fail.Exception)
 # The names of an operator's tensors, and of its results.
 TENSORS = {
@@ -92,7 +93,10 @@ RESULTS = {
     "max_unpool": ("output",),
     "max_unpool_backward": ("grad_input",),
 }
-MOST_LINES = 3  # of an error: pytest.raises tells in three what it expected; all are in the cause
+# Lines of an error that are shown. An assertion has its news in the first three: pytest.raises says
+# what it expected, and an assert what was compared. gradcheck shows two Jacobian matrices.
+MOST_LINES_OF_ASSERTIONS = 3
+MOST_LINES = 40
 MOST_LISTED = 12  # elements of a window, or cells that share an index: more are counted
 
 
@@ -204,18 +208,20 @@ def check_each(cases: Iterable[C], check: Callable[[C], object]) -> None:
 
 
 def failure_of(case: C, check: Callable[[C], object]) -> Failure[C] | None:
-    """Run a check on a case."""
+    """Run a check on a case. Returns what it raised, or None if the case passed."""
     emulation.forget_launches()
     try:
         check(case)
     except ERRORS as error:
-        launches = [launch(*taken) for taken in emulation.take_launches()]
-        return Failure(case, error, launches)
+        return Failure(case, error, launched())
     return None
 
 
 def shrunk(failure: Failure[C], check: Callable[[C], object]) -> Failure[C]:
-    """A failure of the same type, of the case with as few images and channels as have one."""
+    """A failure with fewer images or channels, or the same one if no half of its case fails.
+
+    A half counts if its check raises an error of the same type. Halves are cut in turn.
+    """
     for half in failure.case.halves():
         smaller = failure_of(half, check)
         if smaller and type(smaller.error) is type(failure.error):
@@ -225,25 +231,43 @@ def shrunk(failure: Failure[C], check: Callable[[C], object]) -> Failure[C]:
 
 def circumstances(failure: Failure[C], check: Callable[[C], object]) -> list[tuple[str, str]]:
     """The error, the device, its kernels, and how to run the test again."""
-    text = str(failure.error)
-    if not isinstance(failure.error, WrongResultError):
-        text = f"{type(failure.error).__name__}: {text}"
-    first_line, *more_lines = text.split("\n")[:MOST_LINES]
+    first_line, *more_lines = lines_of(failure.error)
     launches = failure.launches
     if device == "cuda":
         launches = profiled(lambda: check(failure.case))
-    seed, test = os.environ["MAXUNPOOL_SEED"], os.environ.get("PYTEST_CURRENT_TEST", "")
     return [
         ("error", first_line),
         *(("", line) for line in more_lines),
         ("device", device),
         *(("launched", each) for each in launches),
-        ("again", f"MAXUNPOOL_SEED={seed} pytest {shlex.quote(test.rpartition(' ')[0])}"),
+        ("again", command_again()),
     ]
 
 
+def lines_of(error: BaseException) -> list[str]:
+    """The type and the text of an error, without empty lines. The last says how many are left out.
+
+    pytest shows all of the error above its description: it is the cause of the CallError.
+    """
+    text = str(error)
+    if not isinstance(error, WrongResultError):
+        text = f"{type(error).__name__}: {text}"
+    lines = [line for line in text.split("\n") if line.strip()]
+    most = MOST_LINES_OF_ASSERTIONS if isinstance(error, AssertionError) else MOST_LINES
+    if len(lines) <= most:
+        return lines
+    return [*lines[:most], f"... (lines left out: {len(lines) - most}; pytest shows all above)"]
+
+
+def command_again() -> str:
+    """The command that runs the current test again, with the same random inputs."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]  # without "(call)"
+    options = "--all " if os.environ["MAXUNPOOL_ALL"] == "1" else ""  # more random inputs
+    return f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {options}{shlex.quote(test)}"
+
+
 def facts_of(call: Call, error: BaseException) -> list[tuple[str, str]]:
-    """Names and texts that describe a call."""
+    """Names and texts that describe a call: the first lines of a description."""
     facts = [("operator", call.name)]
     for name, tensor in zip(TENSORS[call.name], call.tensors, strict=True):
         kind = f", kind {call.kind!r}" if name == "indices" and call.kind else ""
@@ -277,7 +301,11 @@ def layout_of(tensor: Tensor, dims: int) -> str:
 
 
 def origin(call: Call, at: Sizes) -> list[tuple[str, str]]:
-    """The inputs that the definition makes an element of a result from."""
+    """The inputs that the definition makes the element ``at`` of a result from.
+
+    The lines ``window`` of a pooling, ``named by`` of an unpooling, ``index`` and ``named by`` of
+    its gradient.
+    """
     plane, place = at[: -call.dims], at[-call.dims :]
     geometry = call.geometry
     values = call.tensors[0][plane]
@@ -335,6 +363,14 @@ def launches_in(trace: dict[str, Any]) -> list[str]:
         for event in sorted(kernels, key=lambda event: event["ts"])
         if "maxunpool_cuda::" in event["name"]
     ]
+
+
+def launched() -> list[str]:
+    """The kernels that the emulated GPU has launched since ``check_each`` began the current case.
+
+    They are in the order of their launches, and as ``launch`` writes them.
+    """
+    return [launch(*each) for each in emulation.launches()]
 
 
 def launch(signature: str, blocks: int, threads: int) -> str:

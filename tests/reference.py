@@ -4,6 +4,10 @@
 Everything is done on NumPy numbers and bytes, one pooled element after the other, in all planes at
 once. Sums are taken in the type and the order that the package promises, so that results can be
 compared bit for bit.
+
+Example: two cells with the values 1 and 5 and the flat indices 2 and 2, unpooled to three outputs,
+give 0 0 5 with reduce="last" and 0 0 6 with "sum". Indices here are flat: a Call of cases.py turns
+window offsets into positions before it asks for ``max_unpool``.
 """
 
 import math
@@ -29,10 +33,10 @@ def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) 
     shape = (len(elements), math.prod(output_size) + 1, elements.shape[2])
     result = np.zeros(shape, elements.dtype)
     every_plane = np.arange(len(elements))
-    for cell, at in enumerate(targets.T):
-        before = result[every_plane, at] if reduce == "sum" else 0
-        result[every_plane, at] = before + elements[:, cell]
-    result = result[:, :-1].copy()
+    for cell, target in enumerate(targets.T):  # in each plane, the target of this cell
+        before = result[every_plane, target] if reduce == "sum" else 0
+        result[every_plane, target] = before + elements[:, cell]
+    result = result[:, :-1].copy()  # without the place for indices outside of the plane
     if reduce == "sum":
         result = as_bytes(torch.from_numpy(result).to(dtype.to_real())).numpy()
     return _from_bytes(result, (*input.shape[: input.dim() - dims], *output_size), dtype)
@@ -41,14 +45,16 @@ def max_unpool(input: Tensor, indices: Tensor, output_size: Sizes, reduce: str) 
 def max_unpool_backward(
     grad_output: Tensor, indices: Tensor, output_size: Sizes, reduce: str
 ) -> Tensor:
+    """Each cell gets the gradient of its target; with "last" only the last cell of a target."""
+    # An index outside of the plane finds the zero behind it.
     grads = np.pad(_planes(grad_output, len(output_size)), ((0, 0), (0, 1), (0, 0)))
     targets = _targets(indices, output_size)
     every_plane = np.arange(len(grads))
     result = grads[every_plane[:, None], targets]
     if reduce == "last":
         winners = np.zeros(grads.shape[:2], np.int64)
-        for cell, at in enumerate(targets.T):
-            winners[every_plane, at] = cell
+        for cell, target in enumerate(targets.T):
+            winners[every_plane, target] = cell
         result[winners[every_plane[:, None], targets] != np.arange(targets.shape[1])] = 0
     return _from_bytes(result, tuple(indices.shape), grad_output.dtype)
 
@@ -79,11 +85,13 @@ def pooled_size(
 def windows(
     size: Sizes, pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The position of each element of each cell's window, and whether it lies in the plane.
+    """Three tables, all (cells, elements), of the elements of each cell's window.
 
-    All are (cells, elements). Outside the plane a position is what its coordinates give: in another
-    row, or before or behind the plane. The last result is whether an element lies at or behind the
-    begin of every axis.
+    Returns:
+        The position of the element. Outside the plane it is what the coordinates give: in another
+        row, or before or behind the plane.
+        Whether the element lies in the plane.
+        Whether no coordinate is negative, so that the element lies in the plane or behind it.
     """
     cells, steps = (np.indices(sizes).reshape(len(sizes), -1).T for sizes in (pooled, kernel))
     places = cells[:, None] * stride + steps * dilation - padding
@@ -105,11 +113,12 @@ def max_pool(
     axes = zip(size, kernel, stride, padding, dilation, strict=True)
     pooled = tuple(pooled_size(*axis, ceil_mode) for axis in axes)
     chosen = []
-    positions, inside, begun = windows(size, pooled, kernel, stride, padding, dilation)
-    for at, found, begins in zip(positions, inside, begun, strict=True):
-        # An empty window has the index of its first element at or behind the begin of every axis.
-        offsets = found.nonzero()[0] if found.any() else begins.argmax(keepdims=True)
-        chosen.append((at[found], offsets if index_dtype == torch.uint8 else at[offsets]))
+    tables = windows(size, pooled, kernel, stride, padding, dilation)
+    for positions, inside, not_negative in zip(*tables, strict=True):
+        # An empty window has the index of its first element without a negative coordinate.
+        offsets = inside.nonzero()[0] if inside.any() else not_negative.argmax(keepdims=True)
+        counted = offsets if index_dtype == torch.uint8 else positions[offsets]
+        chosen.append((positions[inside], counted))
     values, indices = _pool(input, pooled, chosen)
     return values, indices.to(index_dtype)
 
@@ -129,7 +138,11 @@ def adaptive_max_pool(input: Tensor, output_size: Sizes) -> tuple[Tensor, Tensor
 def _pool(
     input: Tensor, pooled: Sizes, windows: list[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[Tensor, Tensor]:
-    """``windows`` has for each cell the positions of the elements, and their indices."""
+    """The values and their indices.
+
+    ``windows`` has for each cell the positions of its elements, and their indices: one index if the
+    window is empty. The value of an empty window is the lowest number of the dtype.
+    """
     dims, dtype = len(pooled), input.dtype
     elements, numbers = _planes(input, dims), _numbers(input, dims)
     lowest = torch.tensor(-math.inf if dtype.is_floating_point else torch.iinfo(dtype).min)

@@ -195,17 +195,24 @@ TEMPLATES = re.findall(
 
 
 def test_templates_of_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of the file that each is for they have all that they need, and pass."""
+    """At the end of the file that each is for they have all that they need, and pass.
+
+    Each passes on some device. Those for a GPU may be skipped.
+    """
     assert len(TEMPLATES) == TESTING.count("```py\n") == 5
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    chosen = []
+    chosen: list[str] = []
+    names: set[str] = set()
     for number, (module, code) in enumerate(TEMPLATES):
         path = pytester.makepyfile(**{f"test_bug_{number}": f"from {module} import *\n{code}"})
-        chosen += [f"{path}::{name}" for name in re.findall(r"^def (test_\w+)", code, re.M)]
-    done = pytester.runpytest_inprocess("-p", "conftest", *chosen)
+        of_template = re.findall(r"^def (test_\w+)", code, re.M)
+        chosen += [f"{path}::{name}" for name in of_template]
+        names |= {f"test_bug_{number}.py::{name}" for name in of_template}
+    done = pytester.runpytest_inprocess("-v", "-p", "conftest", *chosen)
     outcomes = done.parseoutcomes()
-    assert outcomes.keys() <= {"passed", "skipped"}, outcomes  # those for a GPU may be skipped
-    assert outcomes["passed"] >= len(chosen)
+    assert outcomes.keys() <= {"passed", "skipped"}, outcomes
+    passed = re.findall(r"^(\w+\.py::\w+)(?:\[.*\])? PASSED", done.stdout.str(), re.M)
+    assert {*passed} == names
 
 
 @pytest.mark.parametrize(

@@ -219,8 +219,34 @@ expected 2 = 0x40000000 but got 1 = 0x3f800000
 
 def test_a_failing_call_describes_itself(request: pytest.FixtureRequest) -> None:
     text = failure_text([unpooling()], first_wins)
-    again = f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {request.node.nodeid}"
+    options = "--all " if request.config.getoption("--all") else ""
+    again = f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {options}{request.node.nodeid}"
     assert text == f"{DESCRIPTION}  again       {again}"
+
+
+@pytest.mark.parametrize("is_all", [False, True], ids=["quick", "all"])
+def test_the_command_again_draws_as_many_inputs(is_all: bool, monkeypatch: Patch) -> None:
+    """``scaled`` draws more with --all: without it the failing one might not be among them."""
+    monkeypatch.setenv("MAXUNPOOL_ALL", str(int(is_all)))
+    assert (" pytest --all " in failures.command_again()) == is_all
+
+
+def test_long_errors_say_what_is_left_out() -> None:
+    """Of a Jacobian that gradcheck refuses both matrices are shown."""
+    calls = [unpooling()]
+    matrix = "\n".join("[1., 0., 0.]" for _ in range(5))
+
+    def mismatch(call: Call) -> None:
+        raise RuntimeError(f"numerical:\n{matrix}\nanalytical:\n{matrix}")
+
+    def assertion(call: Call) -> None:
+        raise AssertionError("\n".join("abcde"))
+
+    text = failure_text(calls, mismatch)
+    assert text.count("[1., 0., 0.]") == 10
+    assert "lines left out" not in text
+    text = failure_text(calls, assertion)
+    assert re.search(r"\n +c\n +\.\.\. \(lines left out: 2; .*\n  device ", text), text
 
 
 def test_the_origin_of_a_wrong_gradient_and_of_a_wrong_maximum() -> None:
@@ -288,6 +314,28 @@ def test_other_errors_are_the_cause() -> None:
     assert "Actual message: 'max_unpool1d: expected input of 2 or 3 dimensions" in text
     with pytest.raises(pytest.skip.Exception):
         check_each([call], lambda call: pytest.skip("reason"))
+
+
+def test_a_result_in_the_memory_of_an_input_is_seen(monkeypatch: Patch) -> None:
+    """Also if it begins at another address, and no element of the input is overwritten."""
+    call, memory = unpooling(), torch.zeros(16)
+    output, x = call.results()[0], memory[:3].view(1, 1, 3).copy_(call.tensors[0])
+
+    def on_the_same_storage(call: Call) -> tuple[Tensor, ...]:
+        overlap = call.tensors[0].as_strided(output.shape, output.stride(), storage_offset=8)
+        return (overlap.copy_(output),)
+
+    monkeypatch.setattr(Call, "on", on_the_same_storage)
+    with pytest.raises(AssertionError, match="a result shares memory with an input"):
+        replace(call, tensors=(x, call.tensors[1])).verify()
+
+
+def test_a_result_on_another_device_is_seen(monkeypatch: Patch) -> None:
+    call = unpooling()
+    output = call.results()[0]
+    monkeypatch.setattr(Call, "on", lambda call: (output,))
+    with pytest.raises(AssertionError, match="a result on another device"):
+        call.verify("meta")
 
 
 def test_a_check_of_nothing_fails() -> None:

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The CUDA kernels on the CPU: csrc/cuda, compiled by g++, in place of the CPU's kernels."""
+"""The CUDA kernels on the CPU: csrc/cuda, compiled by g++, in place of the CPU's kernels.
+
+docs/emulation.md has the idea. ``library`` compiles the kernels when a test first needs them, and
+keeps them in build/emulation. Inside ``emulated_gpu`` operators on CPU tensors run them:
+
+    with emulation.emulated_gpu(rng):  # rng draws the order of the threads
+        output = torch.ops.maxunpool_cuda.max_unpool(...)
+"""
 
 import contextlib
 import fcntl
@@ -25,11 +32,12 @@ from maxunpool_cuda import _ops
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
-# The namespace, and the library of operators, that the kernels belong to here. So they share no
-# variable with a package that has CUDA kernels, and take no operator's place: see emulated_gpu().
+# The kernels are compiled in a C++ namespace of this name, so they share no variable with the CUDA
+# kernels that the package may have. Their operators are in a library of this name, so loading it
+# changes no operator of the package. That is what emulated_gpu() does.
 NAMESPACE = "emulated"
-# Each file of csrc/cuda is compiled as it is, but for device.cuh, in whose place is the one in this
-# folder, and for these edits. docs/emulation.md says of each what it leaves untested.
+# The files of csrc/cuda are compiled with these edits, and with the device.cuh of this folder in
+# place of their own. docs/emulation.md says of each change what it leaves untested.
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
     "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
@@ -73,7 +81,7 @@ def sources(backend: str) -> dict[Path, str]:
 
 
 def texts_for(path: Path, texts: dict[Path, str]) -> dict[Path, str]:
-    """Of all texts those that the compiler reads for this file."""
+    """Of all texts those that the compiler reads for this file: it and what it includes."""
     found, left = {}, [path, *(each for each in texts if each.name == "cuda_shim.h")]
     while left:
         path = left.pop()
@@ -154,17 +162,18 @@ is_on = False  # whether operators on CPU tensors run the CUDA kernels now
 
 
 def forget_launches() -> None:
-    """Begin anew to record the kernels that are launched on the emulated GPU, if it is on."""
+    """Empty the list that ``launches`` returns."""
     if is_on:
         library().forget_launches()
 
 
-def take_launches() -> list[tuple[str, int, int]]:
-    """Signature, blocks and threads of each kernel that was launched since: none if it is off.
+def launches() -> list[tuple[str, int, int]]:
+    """Signature, blocks and threads of each kernel launched since the last ``forget_launches``.
 
-    The blocks are those of the launch; the emulation may run the kernel with fewer.
+    None if the emulated GPU is off. The number of blocks is what the package asked for; the
+    emulation may run the kernel with fewer.
     """
-    return library().take_launches() if is_on else []
+    return library().launches() if is_on else []
 
 
 @contextlib.contextmanager

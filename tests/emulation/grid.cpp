@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs grids on fibers, in an order that a seed draws: a failure is the same in every run. Compiled
-// without sanitizers, which are told of the fibers: ThreadSanitizer takes each for a thread.
+// Runs grids on fibers, in an order that a seed draws: a failure is the same in every run.
+//
+// run_grid() runs the blocks one after the other. In run_block(), which schedules the fibers of a
+// block, one fiber runs at a time, until it leaves: at its end, at a barrier, or before an atomic
+// operation. Then another one goes on. For example, three threads with one barrier may run so:
+//
+//   1 to the barrier, 0 to the barrier, 2 to the barrier, 2 to its end, 0 to its end, 1 to its end
+//
+// This file is compiled without sanitizers. The functions that begin with __tsan tell
+// ThreadSanitizer which fiber runs, as it takes each for a thread, and which ones wait for others.
 #include "cuda/divider.cuh"
 #include "cuda/error_records.cuh"
 #include "errors.h"
@@ -41,14 +49,16 @@ struct Fiber {
   Dim3 index;
 };
 
-// Barriers alternate between two. Blocks run one after the other, but nothing tells ThreadSanitizer
-// so: the addresses that order threads at barriers differ from block to block.
+// Blocks run one after the other here, but at once on a GPU. So nothing may tell ThreadSanitizer of
+// an order between them: the addresses that order threads at barriers differ from block to block.
 struct Block {
   std::unique_ptr<char[]> shared;
   std::vector<Fiber*> ready;
   std::vector<Fiber*> waiting; // at a barrier
-  int64_t any[2] = {};         // the barrier's predicates
-  unsigned turn = 0;
+  // Whether any thread gave the barrier a predicate. A thread may reach the next barrier before all
+  // have left this one, so there are two, used in turn. Their addresses order the threads.
+  int64_t any[2] = {};
+  unsigned turn = 0; // the one of the barrier that comes next
 };
 
 // A grid that ran, as a failed test describes it.
@@ -64,8 +74,8 @@ Fiber* running;
 Block* block;
 ucontext_t scheduler;
 void* scheduler_thread;
-int64_t begins; // of the grid, by its address
-int64_t ends;
+int64_t begins; // its address orders the start of a grid before its threads
+int64_t ends;   // and this one its threads before the end of the grid
 c10::function_ref<void()> body = nullptr;
 std::mt19937 random;
 std::vector<std::string> launched; // kernels
@@ -104,7 +114,8 @@ void run_block(unsigned threads, size_t shared_bytes) {
     fibers.resize(threads);
   }
   std::vector<Fiber*>& ready = block->ready;
-  // A race is seen between two fibers alone, so a thread has another one in each block.
+  // ThreadSanitizer sees a race between two fibers, never within one. So that it sees one between
+  // thread 0 of two blocks, the threads of each block get their fibers at random.
   for (const unsigned i : shuffled(threads)) {
     Fiber& fiber = fibers[i];
     fiber.index = {static_cast<unsigned>(ready.size())};
@@ -159,7 +170,7 @@ void run_grid(
   scheduler_thread = __tsan_get_current_fiber();
   std::vector<unsigned> order = shuffled(blocks);
   order.resize(skips_a_block ? blocks - 1 : blocks);
-  std::deque<Block> done;
+  std::deque<Block> done; // kept to the end, so that the addresses in each block are new
   for (const unsigned number : order) {
     block = &done.emplace_back();
     blockIdx = {number};
@@ -199,19 +210,19 @@ TORCH_LIBRARY_FRAGMENT(emulated, m) {
   // Symbols of the kernels that ran since the last call.
   m.def("take_launched", []() { return std::exchange(launched, {}); });
   // The signatures of the kernels that ran since launches were forgotten, with blocks and threads.
-  m.def("take_launches", []() {
-    std::vector<std::tuple<std::string, int64_t, int64_t>> taken;
-    for (const Launch& launch : std::exchange(launches, {})) {
-      taken.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
+  m.def("launches", []() {
+    std::vector<std::tuple<std::string, int64_t, int64_t>> listed;
+    for (const Launch& launch : launches) {
+      listed.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
     }
-    return taken;
+    return listed;
   });
   m.def("forget_launches", []() { launches.clear(); });
   m.def("divide", [](int64_t n, int64_t divisor) {
     return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
   });
-  // As if another launch, on another stream, had just found an index out of its window; or, again,
-  // as if none ever had.
+  // With true, as if another launch, on another stream, had just found an index out of its window;
+  // with false, as if no launch ever had.
   m.def("let_others_leave_window", [](bool others) {
     maxunpool_cuda::words_of_current_device()->largest_out_of_window_launch = others ? ~0ull : 0;
   });
