@@ -164,6 +164,29 @@ def test_every_index_in_the_window_of_another(
     check_each(calls(), lambda call: call.verify(device))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradients_of_windows_that_do_not_overlap(
+    device: str, dims: int, layout: str, rng: Random
+) -> None:
+    """Every index lies in its own window. The CPU gathers the gradients of contiguous tensors."""
+    windows = ((2, 2, 0), (3, 3, 0), (3, 4, 0))
+    calls = (
+        draw(
+            rng,
+            "gradient",
+            dtype,
+            reduce="last",
+            kind="own window",
+            layout=layout,
+            leading=(2, 3),
+            geometry=geometry_of((3, 4, 5)[:dims], window),
+        )
+        for window, dtype in product(windows, (torch.float32, torch.bfloat16, torch.float64))
+    )
+    check_each(calls, lambda call: call.verify(device))
+
+
 def layouts_of(tensor: Tensor, dims: int) -> list[str]:
     batch = tensor.reshape(-1, *tensor.shape[-dims - 1 :])
     return [n for n in LAYOUTS[:2] if laid_out(batch, n, dims).stride() == batch.stride()]

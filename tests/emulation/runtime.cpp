@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// CUDA's runtime on a machine without a GPU: enough of it for PyTorch to have one device, whose
+// memory is the host's, and for nvcc's host code to launch kernels there. It is preloaded, so its
+// functions take the place of libcudart's. A kernel of this package runs on the emulated GPU; those
+// of PyTorch do not run. Each call is done when it returns.
+//
+// Example: `kernel<<<10, 128, 64, stream>>>(plan, input)`, as nvcc compiles it, is
+//
+//   __cudaPushCallConfiguration(10, 128, 64, stream)
+//   a function of the host with the kernel's name: __cudaPopCallConfiguration(...), then
+//   __cudaLaunchKernel(kernel, 10, 128, {&plan, &input}, 64, stream)
+//
+// The symbol of the kernel comes from __cudaRegisterFunction(), which is called when the library is
+// loaded.
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr int kProcessors = 132;
+constexpr size_t kMemory = size_t{8} << 30;
+constexpr size_t kSharedMemory = 48 << 10; // of a block that has not asked for more
+
+struct Configuration {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes;
+  cudaStream_t stream;
+};
+
+// Runs a kernel of this package: see invoke.cpp.
+using Runner = void (*)(
+    const char* symbol, unsigned blocks, unsigned threads, size_t shared_bytes, void** arguments);
+
+// What libraries register before this one is initialized.
+struct Registry {
+  std::mutex lock;
+  std::unordered_map<const void*, std::string> kernels; // symbols, by the host's function
+  std::unordered_map<const void*, void*> variables;     // addresses, by the host's variable
+  Runner runner = nullptr;
+};
+Registry& registry() {
+  static auto* const only = new Registry;
+  return *only;
+}
+
+thread_local std::vector<Configuration> pushed;
+
+void* allocated(size_t bytes, size_t alignment) {
+  const size_t whole = (bytes / alignment + 1) * alignment;
+  return std::memset(std::aligned_alloc(alignment, whole), 0xa5, whole);
+}
+
+template <class Handle>
+void make_handle(Handle* handle) {
+  *handle = static_cast<Handle>(std::malloc(1));
+}
+
+// What a GPU refuses is an error here, too.
+cudaError_t launch(
+    const void* function, dim3 grid, dim3 block, size_t shared_bytes, void** arguments) {
+  std::string symbol;
+  {
+    const std::lock_guard<std::mutex> guard(registry().lock);
+    symbol = registry().kernels[function];
+  }
+  const unsigned threads = block.x * block.y * block.z;
+  const bool fits_grid = grid.x > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
+  if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (symbol.find("maxunpool_cuda") != std::string::npos) {
+    registry().runner(symbol.c_str(), grid.x, threads, shared_bytes, arguments);
+  }
+  return cudaSuccess;
+}
+
+} // namespace
+
+extern "C" {
+
+void set_runner(Runner runner) {
+  registry().runner = runner;
+}
+
+// ---- what nvcc's host code calls
+
+void** __cudaRegisterFatBinary(void*) {
+  static void* handle = nullptr;
+  return &handle;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(
+    void**,
+    const char* function,
+    char*,
+    const char* symbol,
+    int,
+    uint3*,
+    uint3*,
+    dim3*,
+    dim3*,
+    int*) {
+  const std::lock_guard<std::mutex> guard(registry().lock);
+  registry().kernels[function] = symbol;
+}
+void __cudaRegisterVar(void**, char* variable, char*, const char*, int, size_t bytes, int, int) {
+  const std::lock_guard<std::mutex> guard(registry().lock);
+  registry().variables[variable] = std::calloc(1, bytes);
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+unsigned __cudaPushCallConfiguration(
+    dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
+  pushed.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(
+    dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
+  const Configuration last = pushed.back();
+  pushed.pop_back();
+  *grid = last.grid;
+  *block = last.block;
+  *shared_bytes = last.shared_bytes;
+  *static_cast<cudaStream_t*>(stream) = last.stream;
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(
+    cudaKernel_t kernel,
+    dim3 grid,
+    dim3 block,
+    void** arguments,
+    size_t shared_bytes,
+    cudaStream_t) {
+  return launch(kernel, grid, block, shared_bytes, arguments);
+}
+cudaError_t cudaLaunchKernel(
+    const void* function,
+    dim3 grid,
+    dim3 block,
+    void** arguments,
+    size_t shared_bytes,
+    cudaStream_t) {
+  return launch(function, grid, block, shared_bytes, arguments);
+}
+cudaError_t cudaGetSymbolAddress(void** address, const void* variable) {
+  *address = registry().variables[variable];
+  return *address == nullptr ? cudaErrorInvalidSymbol : cudaSuccess;
+}
+
+// ---- the device
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "a stand-in without a GPU");
+  properties->major = 9;
+  properties->warpSize = 32;
+  properties->totalGlobalMem = kMemory;
+  properties->multiProcessorCount = kProcessors;
+  properties->maxThreadsPerBlock = 1024;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->sharedMemPerBlock = kSharedMemory;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? kProcessors : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaPeekAtLastError() {
+  return cudaSuccess;
+}
+// PyTorch asks for functions of the driver by name, and calls few of them.
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char*,
+    void** function,
+    unsigned,
+    unsigned long long,
+    cudaDriverEntryPointQueryResult* found) {
+  static const auto do_nothing = +[]() { return 0; };
+  *function = reinterpret_cast<void*>(do_nothing);
+  if (found != nullptr) {
+    *found = cudaDriverEntryPointSuccess;
+  }
+  return cudaSuccess;
+}
+
+// ---- memory
+
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  *address = allocated(bytes, 512);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* address) {
+  std::free(address);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+  *address = allocated(bytes, 4096);
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
+  *free = kMemory;
+  *all = kMemory;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(
+    void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+
+// ---- streams and events
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  make_handle(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t,
+    cudaStreamCaptureStatus* status,
+    unsigned long long*,
+    cudaGraph_t*,
+    const cudaGraphNode_t**,
+    const cudaGraphEdgeData**,
+    size_t*) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  make_handle(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  std::free(event);
+  return cudaSuccess;
+}
+
+} // extern "C"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A device "cuda" without a GPU: PyTorch's CUDA build, nvcc's host code, and emulated kernels.
+
+The emulation compiles the host code of csrc/cuda by g++, and calls it for CPU tensors. Here that
+code is the library's own, as nvcc has compiled it, and tensors are on the device "cuda". A library
+that is preloaded stands for CUDA's runtime (runtime.cpp). When it should launch a kernel of this
+package, it runs the emulated one (invoke.cpp). PyTorch's kernels do not run, so tests here may
+create tensors, copy storages and call the operators, but not compare tensors on the device.
+"""
+
+import ctypes
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+import emulation
+import maxunpool_cuda
+
+WRITTEN_FOR = "13.0"  # runtime.cpp has the functions of this release of CUDA
+NVCC = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
+
+
+def why_not() -> str:
+    """Why there can be no such device; empty if there can."""
+    if not maxunpool_cuda.build_info()["cuda"]:
+        return "this build has no CUDA kernels"
+    if torch.version.cuda != WRITTEN_FOR:
+        return f"the stand-in is for CUDA {WRITTEN_FOR}, and this PyTorch has {torch.version.cuda}"
+    if torch.cuda.is_available():
+        return "there is a GPU"
+    if not NVCC.exists():
+        return "no nvcc is found, which knows the headers of CUDA's runtime"
+    return ""
+
+
+def imported(library: Path | str) -> set[str]:
+    """The symbols that a library takes from others."""
+    command = ["nm", "-D", "--undefined-only", library]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    return {line.split()[-1].partition("@")[0] for line in lines}
+
+
+def kernel_table() -> str:
+    """A row for each kernel: KERNEL(symbol, function), with the function's template arguments."""
+    symbols = sorted(emulation.kernels())
+    names = subprocess.check_output(["c++filt"], input="\n".join(symbols), text=True).splitlines()
+    rows = []
+    for symbol, name in zip(symbols, names, strict=True):
+        # Such as: void emulated::backward<unsigned int, true, false>(emulated::Report, ...). No
+        # template argument has a parenthesis but that of a cast: (emulated::Elements)2.
+        function = re.fullmatch(r"void (\w+::\w+<.*?>)\((?!emulated::Elements\)\d).*\)", name)
+        assert function, name
+        rows.append(f'KERNEL("{symbol}", {function[1]})')
+    return "\n".join(rows)
+
+
+@functools.cache
+def build() -> tuple[Path, Path]:
+    """The libraries that stand for CUDA's runtime and for its driver; invoke.so beside them."""
+    library = emulation.build("cuda")
+    folder = library.parent
+    texts = {name: (emulation.HERE / name).read_text() for name in ("runtime.cpp", "invoke.cpp")}
+    texts["kernel_table.inc"] = kernel_table()
+    # PyTorch loads a library that names functions of the driver, and calls none of them here.
+    nvrtc = Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"
+    driver = sorted(name for name in imported(nvrtc) if re.match("cu[A-Z]", name))
+    texts["driver.cpp"] = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in driver)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "driver").mkdir(exist_ok=True)
+    # nvcc calls g++, and tells it where the headers of CUDA are.
+    nvcc = [NVCC, "-x", "c++", "-std=c++20", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    gcc = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
+    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    shim = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers", "-DWITH_CUDA"]
+    shim += [f"-Dmaxunpool_cuda={emulation.NAMESPACE}"]
+    for command in (
+        [*nvcc, "runtime.cpp", "-o", "runtime.so"],
+        [*gcc, "-w", "driver.cpp", "-o", "driver/libcuda.so.1"],
+        [*gcc, *includes, *shim, "invoke.cpp", "-o", "invoke.so", library],
+    ):
+        subprocess.run(command, check=True, cwd=folder)
+    return folder / "runtime.so", folder / "driver" / "libcuda.so.1"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process that has the device. It calls connect() first."""
+    runtime, driver = build()
+    paths = [str(driver.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    environment = {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        cwd=emulation.HERE.parent,  # not the source tree, whose package may have no library
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def connect() -> None:
+    """Let launches of nvcc's host code run emulated kernels."""
+    emulation.library()
+    runtime = Path(os.environ["LD_PRELOAD"])
+    ctypes.CDLL(str(runtime)).set_runner(ctypes.CDLL(str(runtime.parent / "invoke.so")).run_kernel)
+    assert torch.cuda.get_device_name() == "a stand-in without a GPU"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The host code of csrc/cuda as nvcc compiled it, in PyTorch's CUDA build, without a GPU.
+
+Where else there is no GPU, tests call the host code that g++ compiled. nvcc makes other code of it:
+of a call from the host to a __device__ function, exit(1). emulation/runtime.py says how there is a
+device "cuda" here.
+"""
+
+import pytest
+from emulation import runtime
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(runtime.why_not()), reason=runtime.why_not()),
+]
+
+BEGIN = """
+import os, random
+import cases, emulation, failures, maxunpool_cuda, torch
+import maxunpool_cuda.functional as F
+from emulation import runtime
+
+runtime.connect()
+failures.device = "cuda"
+rng = random.Random(0)
+
+def needs_no_copy(call):
+    # Else PyTorch makes tensors contiguous by a kernel of its own, which does not run here.
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.tensors[0].dim())
+    formats = [torch.contiguous_format, *filter(None, [last])]
+    return any(all(t.is_contiguous(memory_format=f) for t in call.tensors) for f in formats)
+"""
+
+RESULTS = """
+from test_emulation import calls_of_every_kernel
+
+calls = [call for call in calls_of_every_kernel(rng) if needs_no_copy(call)]
+emulation.library().take_launched()
+failures.check_each(calls, lambda call: call.verify("cuda"))
+print("calls:", len(calls))
+print("kernels:", *sorted({*emulation.library().take_launched()}))
+"""
+
+ERRORS = """
+drawn = [cases.draw(rng, operator) for operator in ("unpool", "gradient") * 20]
+drawn = [cases.with_invalid_index(call, rng) for call in drawn]
+calls = [call for call in drawn if needs_no_copy(call)]
+late = 0
+for call in calls:
+    os.environ["MAXUNPOOL_CUDA_SYNC_CHECK"] = "1"
+    call.verify_error("cuda")
+    os.environ["MAXUNPOOL_CUDA_SYNC_CHECK"] = "0"
+    call.moved("cuda").on()
+    try:
+        maxunpool_cuda.check_errors()
+    except RuntimeError as error:
+        assert "Found an invalid max index" in str(error)
+        late += 1
+    maxunpool_cuda.check_errors()  # it is raised once
+print(late, "of", len(calls), "raised late")
+"""
+
+GRADIENTS = """
+x, weight = torch.rand(2, 2, 3, 12, 16)
+
+def results(device):
+    x_there = x.to(device).requires_grad_()
+    pooled, indices = F.max_pool2d(x_there, 3, 2, 1, return_indices=True)
+    output = F.max_unpool2d(pooled, indices, 3, 2, 1, output_size=(12, 16), reduce="sum")
+    return output, *torch.autograd.grad(output, x_there, weight.to(device))
+
+with torch.cuda.stream(torch.cuda.Stream()):
+    assert cases.all_same(results("cuda"), results("cpu"))
+print("the gradients are those of the CPU")
+"""
+
+
+def run(script: str) -> str:
+    """What a script prints, in a process that has a device "cuda"."""
+    done = runtime.run("-c", BEGIN + script)
+    # The end alone tells whether the process got there: exit(1) prints nothing.
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("simple", [False, True], ids=["fast kernels", "simple kernels"])
+def test_results(simple: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", str(int(simple)))
+    calls, kernels = run(RESULTS).splitlines()[-2:]
+    assert int(calls.removeprefix("calls: ")) > 300
+    launched = kernels.removeprefix("kernels: ")
+    families = ["forward_last_slots", "backward_last_slots", "forward_any_sum_slots"]
+    families += ["pool_rows", "pool_channels", "pool_lanes", "pool_windows"]
+    families += [] if simple else ["forward", "forward_strips", "backward", "forward_own_sum_slots"]
+    assert [name for name in families if f"{len(name)}{name}I" not in launched] == []
+
+
+def test_an_out_of_bounds_index_is_named() -> None:
+    late, _, count, *_ = run(ERRORS).splitlines()[-1].split()
+    assert int(late) == int(count) > 10
+
+
+def test_gradients_on_another_stream() -> None:
+    assert run(GRADIENTS).endswith("the gradients are those of the CPU\n")
