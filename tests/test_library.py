@@ -43,23 +43,26 @@ MOST_REGISTERS = {
     r"\w+_slots": 64,
     "pool_rows": 64,
     "pool_channels": 64,
+    "pool_lanes": 64,
     "pool_windows": 128,
 }
 
 
 def misfits(usage: str) -> list[str]:
-    """The kernels that spill registers, or have more than they may, in what cuobjdump prints.
+    """The kernels that spill registers, have more than they may, or belong to no family.
 
-    A spill shows as a stack or as local memory.
+    ``usage`` is what cuobjdump prints. A spill shows as a stack or as local memory.
     """
     kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     assert len(kernels) == usage.count("Function ")
     found = [f"{name} spills" for name, _, *memory in kernels if memory != ["0", "0"]]
+    strangers = {name for name, *_ in kernels}
     for family, most in MOST_REGISTERS.items():
         of_family = [each for each in kernels if re.search(rf"\d{family}I", each[0])]
         assert of_family, family
         found += [f"{name}: {used} registers" for name, used, *_ in of_family if int(used) > most]
-    return found
+        strangers -= {name for name, *_ in of_family}
+    return found + [f"{name}: of no family" for name in sorted(strangers)]
 
 
 @pytest.mark.parametrize(
