@@ -41,6 +41,17 @@ print("calls:", len(calls))
 print("kernels:", *sorted({*emulation.library().take_launched()}))
 """
 
+TABLES = """
+import test_dispatch
+
+for case in rng.sample(test_dispatch.CASES, 1000):
+    call = case.draw(rng).moved("cuda")
+    assert needs_no_copy(call)
+    launched = test_dispatch.launched(call)
+    assert launched == case.expected(), (case, launched)
+print("as the tables say")
+"""
+
 ERRORS = """
 drawn = [cases.draw(rng, operator) for operator in ("unpool", "gradient") * 20]
 drawn = [cases.with_invalid_index(call, rng) for call in drawn]
@@ -93,6 +104,11 @@ def test_results(simple: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     families += ["pool_rows", "pool_channels", "pool_lanes", "pool_windows"]
     families += [] if simple else ["forward", "forward_strips", "backward", "forward_own_sum_slots"]
     assert [name for name in families if f"{len(name)}{name}I" not in launched] == []
+
+
+def test_kernels_are_those_of_the_tables() -> None:
+    """In the emulation they are compared with limits that are far below a GPU's."""
+    assert run(TABLES).endswith("as the tables say\n")
 
 
 def test_an_out_of_bounds_index_is_named() -> None:
