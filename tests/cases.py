@@ -229,7 +229,9 @@ def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = Non
 
 def all_same(results: Any, expected: Any) -> Comparison:
     """Compare all tensors, of which there are equally many. The first that differs is named."""
-    pairs = zip(leaves(results), leaves(expected), strict=True)
+    pairs = [*zip(leaves(results), leaves(expected), strict=True)]
+    if not pairs:
+        return Comparison("there are no tensors to compare")
     for number, (result, wanted) in enumerate(pairs):
         comparison = same(result, wanted)
         if not comparison:

@@ -184,6 +184,11 @@ def test_a_comparison_says_how_tensors_differ(result: Tensor, expected: Tensor, 
         assert all_same([expected, result], [expected, expected])
 
 
+def test_a_comparison_of_no_tensors_fails() -> None:
+    assert repr(all_same([], [])) == "there are no tensors to compare"
+    assert not all_same([], [])
+
+
 def unpooling(images: int = 1, channels: int = 1) -> Call:
     """The first and the last of three values share an index."""
     x = torch.tensor([1.0, 5, 2]).expand(images, channels, 3).contiguous()
@@ -484,7 +489,7 @@ def test_two_processes_count_together(made_up: pytest.Pytester, monkeypatch: Pat
 
 # What cuobjdump prints of kernels that fit: a name, and the registers of a thread.
 FITTING = {"7forwardI": 64, "14forward_stripsI": 80, "8backwardI": 48, "18forward_last_slotsI": 64}
-FITTING |= {"9pool_rowsI": 62, "13pool_channelsI": 64, "12pool_windowsI": 128}
+FITTING |= {"9pool_rowsI": 62, "13pool_channelsI": 64, "12pool_windowsI": 128, "10pool_lanesI": 44}
 
 
 def usage(kernels: dict[str, int], stack: int = 0) -> str:
@@ -500,6 +505,7 @@ def usage(kernels: dict[str, int], stack: int = 0) -> str:
             usage(FITTING | {"7forwardI": 65}), "forwardI: 65 registers", id="too many registers"
         ),
         pytest.param(usage(FITTING | {"12pool_windowsI": 130}), "130 registers", id="of pooling"),
+        pytest.param(usage(FITTING | {"7inverseI": 40}), "inverseI: of no family", id="unknown"),
     ],
 )
 def test_kernels_must_fit_with_an_nvcc_that_they_were_tuned_with(

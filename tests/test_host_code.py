@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 BEGIN = """
-import os, random
+import os, random, sys
 import cases, emulation, failures, maxunpool_cuda, torch
 import maxunpool_cuda.functional as F
 from emulation import runtime
@@ -86,9 +86,16 @@ print("the gradients are those of the CPU")
 """
 
 
+# Autograd's threads of the device may still run, and the process would not end in order.
+END = """
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
 def run(script: str) -> str:
     """What a script prints, in a process that has a device "cuda"."""
-    done = runtime.run("-c", BEGIN + script)
+    done = runtime.run("-c", BEGIN + script + END)
     # The end alone tells whether the process got there: exit(1) prints nothing.
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}"
     return done.stdout
