@@ -2,7 +2,7 @@
 # python3-venv, python3-dev) and a C++ compiler, and install the rest into VENV.
 
 ## CUDA=1    builds the CUDA kernels, CUDA=0 leaves them out; by default they need a visible GPU
-## PORTABLE=1  builds no kernels: PyTorch's own operators compute
+## FALLBACK=1  builds no kernels: PyTorch's own operators compute
 ## SEED=7    draws other random inputs in the tests; SEED=fresh draws and prints a seed
 ## TORCH=    the PyTorch to install, as pip takes it: make test TORCH=torch==2.13.0
 ## VENV=     the virtual environment to make and use
@@ -18,7 +18,7 @@ endif
 # CUDA decides, else setup.py's FORCE_CPU=1 or FORCE_CUDA=1, else whether there is a GPU: one that
 # nvidia-smi lists. Where it fails, it prints its message to the same output.
 GPU := $(if $(shell nvidia-smi -L 2> /dev/null | grep '^GPU'),gpu)
-ifeq ($(PORTABLE),1)
+ifeq ($(FALLBACK),1)
 override CUDA := none
 else ifeq ($(CUDA),)
 ifneq (,$(filter 1,$(FORCE_CPU)))
@@ -32,7 +32,7 @@ endif
 endif
 FORCE_0 := FORCE_CPU=1 FORCE_CUDA=0
 FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
-FORCE_none := FORCE_CPU=0 FORCE_CUDA=0 FORCE_PORTABLE=1
+FORCE_none := FORCE_CPU=0 FORCE_CUDA=0 FORCE_FALLBACK=1
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
 # More processes than two would need more memory. One file, one process: each compiles only once.
@@ -44,7 +44,7 @@ HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
 HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
 # What every change must pass, beside make test. CI has a job for each.
-CHECKS := lint check-docs check-newest check-oldest check-between check-portable
+CHECKS := lint check-docs check-newest check-oldest check-between check-fallback
 NVCC := $(if $(filter 1,$(CUDA))$(shell command -v nvcc 2> /dev/null),1,0)
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
@@ -107,9 +107,9 @@ check-oldest:
 check-between:
 	$(MAKE) test CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
 # Tests of csrc, and of the tools around it, need a library or a compiler.
-check-portable: NEEDS_NONE := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
-check-portable:
-	$(MAKE) test PORTABLE=1 TORCH=torch==2.13.0 VENV=.venv-portable ARGS="$(ONCE) $(NEEDS_NONE)"
+check-fallback: NEEDS_NONE := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
+check-fallback:
+	$(MAKE) test FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEEDS_NONE)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.
 check-nightly:
 	PIP_PRE=1 $(MAKE) test CUDA=0 VENV=.venv-nightly

@@ -3,8 +3,8 @@
 
 With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,
 else only the CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
-FORCE_PORTABLE=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
-PyTorch's own operators compute there (maxunpool_cuda/_kernels.py). A compilation that fails is an
+FORCE_FALLBACK=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
+PyTorch's own operators compute there (maxunpool_cuda/_fallback.py). A compilation that fails is an
 error. DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
 tools/gpu.py calls the functions here, too; only as a program this file builds.
 """
@@ -98,10 +98,10 @@ def has_compiler() -> bool:
     return "CXX" in os.environ or any(map(shutil.which, [*known, "c++", "g++"]))
 
 
-def why_portable() -> str:
+def why_fallback() -> str:
     """Why no extension is built, in a sentence; nothing if one is."""
-    if os.environ.get("FORCE_PORTABLE") == "1":
-        note = "no kernels, as FORCE_PORTABLE=1 says"
+    if os.environ.get("FORCE_FALLBACK") == "1":
+        note = "no kernels, as FORCE_FALLBACK=1 says"
     elif sys.platform != "linux":
         note = f"no kernels: expected Linux but got {sys.platform}"
     elif not has_compiler():
@@ -339,7 +339,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
 
 
-class BuildPortable(build_py):
+class BuildFallback(build_py):
     """Writes the record of a build without a library."""
 
     note: str
@@ -353,14 +353,14 @@ class BuildPortable(build_py):
             "cuda": None,
             "note": self.note,
         }
-        path = package / "maxunpool_cuda" / library_module()["PORTABLE"]
+        path = package / "maxunpool_cuda" / library_module()["FALLBACK"]
         path.write_text(json.dumps(record) + "\n")
 
 
-def build_portable(note: str) -> None:
+def build_fallback(note: str) -> None:
     """Builds the package without an extension, and says so at the end."""
-    BuildPortable.note = note
-    made: Distribution | None = setup(cmdclass={"build_py": BuildPortable})
+    BuildFallback.note = note
+    made: Distribution | None = setup(cmdclass={"build_py": BuildFallback})
     if made and made.have_run.get("build_py"):
         print(
             f"maxunpool_cuda: built {note}. PyTorch's operators compute instead, which is slower "
@@ -371,8 +371,8 @@ def build_portable(note: str) -> None:
 
 def main() -> None:
     """Builds as planned."""
-    if note := why_portable():
-        build_portable(note)
+    if note := why_fallback():
+        build_fallback(note)
         return
     refuse_another_release()
     planned = plan()

@@ -5,7 +5,7 @@ cases.py lists what is timed, memory.py plans how many tensors of each case rota
 them, contenders.py lists who is timed, timing.py does one case, and report.py prints the tables.
 networks.py has whole networks, training.py measures the memory of a training step, and
 architectures.py defines the networks of both. comparisons.py times what else the documents tell,
-portable.py a build without kernels, and pages.py writes the documents' tables.
+fallback.py a build without kernels, and pages.py writes the documents' tables.
 """
 
 import sys

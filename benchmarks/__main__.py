@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import comparisons, memory, pages, portable, report, timing, training
+from . import comparisons, fallback, memory, pages, report, timing, training
 from .cases import BY_NAME, CASES, QUICK, Case
 
 
@@ -23,7 +23,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     add("--training", action="store_true", help="measure the memory of a training step instead")
     add("--documents", action="store_true", help="time all that the documents say, on a CPU")
-    add("--portable", action="store_true", help="time a build without kernels, for the documents")
+    add("--fallback", action="store_true", help="time a build without kernels, for the documents")
     add("--write", action="store_true", help="write benchmarks/results into the documents instead")
     add("--table", type=Path, metavar="JSON", help="print these results instead")
     add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
@@ -89,8 +89,8 @@ def for_documents(asked: argparse.Namespace) -> None:
     """Measure what they say, or write what was measured into them."""
     if asked.documents:
         document(asked)
-    elif asked.portable:
-        print(f"Written: {report.save(portable.measure(asked.seconds), pages.RESULTS, 'portable')}")
+    elif asked.fallback:
+        print(f"Written: {report.save(fallback.measure(asked.seconds), pages.RESULTS, 'fallback')}")
     else:
         pages.write()
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
     complaints = []
-    if asked.documents or asked.portable or asked.write:
+    if asked.documents or asked.fallback or asked.write:
         for_documents(asked)
         return
     if asked.table:

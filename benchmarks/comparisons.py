@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional
-import maxunpool_cuda.onnx
 from maxunpool_cuda import _ops
 
 from . import data, report, timing
@@ -27,7 +26,7 @@ from .contenders import OURS, TORCH, Call
 FUNCTIONS: dict[str, Any] = {TORCH: F, OURS: maxunpool_cuda.functional}
 OPERATOR, TWO_POOLS, UNFOLD, SCATTER = "torch.ops", "two 2d pools", "unfold, max", "scatter"
 PLAIN, INSIDE = "outside", "inside patched"
-MAX_UNPOOL, PORTABLE = "MaxUnpool", "decompositions"
+MAX_UNPOOL, DECOMPOSITIONS = "MaxUnpool", "decompositions"
 IMAGES = (4, 64, 64, 64)  # (N, C, H, W) of compiled models
 REPEATS = 100  # of a call of microseconds each time it is timed
 
@@ -236,7 +235,7 @@ def compiled_call(name: str, make: Callable[[], nn.Module], x: Tensor, training:
     torch.manual_seed(0)
     model = make().train(training)
     if name == OURS:
-        maxunpool_cuda.replace_max_pooling(model)
+        maxunpool_cuda.convert_max_pooling(model)
     if not x.is_contiguous():
         model = model.to(memory_format=torch.channels_last)
     compiled = torch.compile(model, dynamic=False)
@@ -291,9 +290,9 @@ def in_onnx(model: nn.Module, x: Tensor, form: str) -> tuple[int, Call]:
     import onnxruntime
 
     program = torch.export.export(model, (x,))
-    table = maxunpool_cuda.onnx.translation_table() if form == MAX_UNPOOL else None
-    if form == PORTABLE:
-        program = program.run_decompositions(maxunpool_cuda.decompositions())
+    table = maxunpool_cuda.export.onnx_translation_table() if form == MAX_UNPOOL else None
+    if form == DECOMPOSITIONS:
+        program = program.run_decompositions(maxunpool_cuda.export.decompositions())
     made: Any = torch.onnx.export(program, custom_translation_table=table, verbose=False)
     file = io.BytesIO()
     made.save(file)
@@ -309,12 +308,12 @@ def exported() -> Iterator[Compared]:
     x = torch.randn(1, 16, 64, 64)
     windows = {"2x2": (2, 2, 0), "3x3, stride 2": (3, 2, 1)}
     for (window, numbers), dtype in product(windows.items(), (torch.int64, torch.uint8)):
-        forms = [TORCH] * (dtype == torch.int64) + [MAX_UNPOOL, PORTABLE]
+        forms = [TORCH] * (dtype == torch.int64) + [MAX_UNPOOL, DECOMPOSITIONS]
         graphs = {}
         for form in forms:
             model = RoundTrip(numbers).eval()
             if form != TORCH:
-                maxunpool_cuda.replace_max_pooling(model, dtype)
+                maxunpool_cuda.convert_max_pooling(model, index_dtype=dtype)
             graphs[form] = in_onnx(model, x, form)
         row = f"{window}, {str(dtype).removeprefix('torch.')}"
         require_equal({form: call for form, (_, call) in graphs.items()}, row)

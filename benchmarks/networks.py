@@ -25,7 +25,7 @@ def call_of(case: Case, device: str, name: str) -> Call:
     options = {"device": device, "dtype": getattr(torch, case.dtype), "memory_format": layout}
     model, image = model.to(**options), image.to(**options)
     if OURS in name:
-        maxunpool_cuda.replace_max_pooling(model, getattr(torch, case.index_dtype))
+        maxunpool_cuda.convert_max_pooling(model, index_dtype=getattr(torch, case.index_dtype))
     forward = torch.compile(model, dynamic=False) if INDUCTOR in name else model
 
     def call() -> tuple[Tensor, ...]:

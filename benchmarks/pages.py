@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
-from . import comparisons, portable, report
+from . import comparisons, fallback, report
 from .cases import BY_NAME, Case
 from .contenders import INDUCTOR, OURS, TORCH
 from .report import Report, Row
@@ -139,7 +139,7 @@ def exported(results: Report) -> str:
     """Nodes and milliseconds of each form in ONNX."""
     forms = {
         comparisons.MAX_UNPOOL: "with MaxUnpool",
-        comparisons.PORTABLE: "without",
+        comparisons.DECOMPOSITIONS: "without",
         TORCH: "torch.nn",
     }
     rows = []
@@ -270,7 +270,7 @@ TABLES = (
         "comparisons",
         by_column("adaptive", "from, to, channels"),
     ),
-    Table("docs/install.md", "portable", "portable", portable.table),
+    Table("docs/install.md", "fallback", "fallback", fallback.table),
     Table("docs/export.md", "exported", "comparisons", exported),
     Table("docs/design.md", "tiny", "comparisons", tiny),
     Table("docs/design.md", "tried", "simulated", tried),
@@ -280,7 +280,7 @@ SENTENCES = (
     Sentence(README, "Measured on {title}, with", "operators", titled),
     Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
     Sentence(README, "takes a maximum has {} to {} times", "comparisons", of_maximum),
-    Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "portable", portable.slower),
+    Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "fallback", fallback.slower),
     Sentence(README, "so VGG-16 saves [{} % fewer", "training", savings("VGG-16")),
     Sentence(
         README,
@@ -295,7 +295,7 @@ SENTENCES = (
     Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Adaptive pools on {title}.", "comparisons", titled),
-    Sentence("docs/install.md", "Calls without kernels on {title}.", "portable", titled),
+    Sentence("docs/install.md", "Calls without kernels on {title}.", "fallback", titled),
     Sentence("docs/export.md", "Graphs on {title}.", "comparisons", titled),
     Sentence("docs/design.md", "Tiny calls on {title}.", "comparisons", titled),
     Sentence(

@@ -274,7 +274,7 @@ def compare(report: Report, before: Report) -> list[str]:
 
 
 def savings_table(report: Report) -> str:
-    """A training step's MiB with torch.nn's pools, then after ``replace_max_pooling``."""
+    """A training step's MiB with torch.nn's pools, then after ``convert_max_pooling``."""
     steps: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in report["rows"]:
         images = "x".join(map(str, row["shape"]))

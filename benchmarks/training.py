@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The memory of a training step, with torch.nn's max pooling and after ``replace_max_pooling``.
+"""The memory of a training step, with torch.nn's max pooling and after ``convert_max_pooling``.
 
 Two figures for each network. Saved: the bytes of all tensors that the forward saves for the
 backward, each storage once, without parameters and buffers; this is exact on every device. Peak:
@@ -38,7 +38,7 @@ class Training:
     activation: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]  # of the images, with their number
-    index_dtype: torch.dtype = torch.int64  # that replace_max_pooling is asked for
+    index_dtype: torch.dtype = torch.int64  # that convert_max_pooling is asked for
     # How far a gradient in bfloat16 may be from torch.nn's, as a share of its norm.
     tolerance: float = 0.0
 
@@ -81,7 +81,7 @@ def step_of(training: Training, dtype: str, pooling: str, device: str) -> Step:
     model = training.make().to(**options)
     images = torch.randn(training.shape).to(**options)
     if pooling != TORCH:
-        maxunpool_cuda.replace_max_pooling(model, training.index_dtype)
+        maxunpool_cuda.convert_max_pooling(model, index_dtype=training.index_dtype)
 
     def step() -> tuple[tuple[Tensor, ...], int]:
         torch.manual_seed(1)  # for dropout

@@ -5,7 +5,7 @@
 //
 // Other files register the other kernels: csrc/cpu/max_unpool.cpp and max_pool.cpp for the CPU,
 // csrc/cuda/operators.cu for CUDA, autograd.cpp for the derivatives. Devices that are left have
-// kernels in Python (maxunpool_cuda/_kernels.py).
+// kernels in Python (maxunpool_cuda/_fallback.py).
 //
 // Example, in Python:
 //

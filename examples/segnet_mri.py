@@ -139,7 +139,7 @@ def train(setup: Setup, brain: Tensor, labels: Tensor, title: str) -> tuple[SegN
     torch.manual_seed(SEED)
     dims = len(setup.size)
     model = SegNet(dims, setup.channels).to(brain.device)
-    maxunpool_cuda.replace_max_pooling(model, torch.uint8)
+    maxunpool_cuda.convert_max_pooling(model, index_dtype=torch.uint8)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, setup.iterations)
     places = samples(setup, brain, held_out=False)

@@ -11,18 +11,21 @@ Drop-in modules and functions in place of ``torch.nn.MaxUnpool1d/2d/3d``, ``MaxP
     tensor([[[0., 0.],
              [4., 0.]]])
 
-A call goes through these files: modules.py, functional.py, _pooling.py or _adaptive.py,
-_arguments.py, _ops.py, and the compiled library, which _library.py has checked; or _kernels.py,
-where that has no kernels. convert.py, patch.py and attribution.py are for models and code that were
-written for torch.nn; onnx.py and _portable.py export.
+The functions are in ``maxunpool_cuda.functional``. Models and code that were written for torch.nn
+need no edit: ``convert_max_pooling(model)`` converts a model, and ``with patched():`` is for code
+that calls torch.nn.functional. ``maxunpool_cuda.export`` has tables for exporters.
 """
 
-from . import functional
-from . import onnx as onnx
-from ._ops import BUILT_FOR, build_info, check_errors
-from ._portable import decompositions
-from .attribution import exact_attributions
-from .convert import converted, replace_max_pooling, restore_max_pooling
+# A call goes through these files: modules.py, functional.py, _pooling.py or _adaptive.py,
+# _arguments.py, _ops.py, and the compiled library, which _library.py has checked; or _fallback.py,
+# where that has no kernels. _convert.py, _patch.py and _attribution.py are for models and code that
+# were written for torch.nn; export.py, with _decompositions.py, is for programs that leave Python.
+from . import export, functional
+from ._attribution import exact_attributions
+from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling
+from ._ops import BUILT_FOR as _BUILT_FOR
+from ._ops import build_info, check_errors
+from ._patch import patched
 from .modules import (
     AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
@@ -34,7 +37,6 @@ from .modules import (
     MaxUnpool2d,
     MaxUnpool3d,
 )
-from .patch import patched
 
 __all__ = [
     "AdaptiveMaxPool1d",
@@ -48,13 +50,14 @@ __all__ = [
     "MaxUnpool3d",
     "build_info",
     "check_errors",
+    "convert_max_pooling",
     "converted",
-    "decompositions",
     "exact_attributions",
+    "explain_conversion",
+    "export",
     "functional",
     "patched",
-    "replace_max_pooling",
     "restore_max_pooling",
 ]
 
-__version__: str = BUILT_FOR["version"]
+__version__: str = _BUILT_FOR["version"]

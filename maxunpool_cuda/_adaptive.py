@@ -65,7 +65,7 @@ def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None
     """The size that all windows have, or None if they differ or if case 2 has to do it.
 
     All sizes must be known: a question about a symbolic size would fix it in the graph that is
-    being traced. Exported programs are case 2, because in their portable form max pooling
+    being traced. Exported programs are case 2, because decomposed max pooling
     has nodes for each element of a window. So do empty inputs, and arguments that are wrong:
     torch.nn's function refuses those, in its own words.
     """
@@ -127,7 +127,9 @@ def _pool_unequal_windows(
     exported, and under forward-mode derivatives, which torch.nn's function lacks under PyTorch's
     older vmap.
     """
-    is_eager = not _ops.is_traced() and torch.autograd.forward_ad._current_level < 0
+    # A private name, which no release that was tried lacks.
+    forward_level = getattr(torch.autograd.forward_ad, "_current_level", -1)
+    is_eager = not _ops.is_traced() and forward_level < 0
     if is_eager and not is_for_torch and input.layout is not torch.strided:
         raise _pooling.not_dense_error(name, input)
     takes_torch_values = is_for_torch or (input.is_cpu and is_eager)

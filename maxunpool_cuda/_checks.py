@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _portable
+from . import _decompositions
 
 Ints = Sequence[int]
 LIMIT = 2**60  # of the numbers of a window, as in csrc/window.h
@@ -199,7 +199,7 @@ def pooled_shape(
     spatial = input.shape[-window.rank :]
     _check_index_dtype(window, spatial, index_dtype)
     axes = [
-        _portable.pooled_axis(*numbers, ceil_mode=ceil_mode)
+        _decompositions.pooled_axis(*numbers, ceil_mode=ceil_mode)
         for numbers in zip(spatial, *window[1:], strict=True)
     ]
     if not all(holds(axis.pooled > 0) for axis in axes):

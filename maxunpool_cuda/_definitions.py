@@ -2,7 +2,7 @@
 """The operators in a build without a compiled library, and the functions of ``_C``.
 
 It does what csrc/schemas.cpp, autograd.cpp and bindings.cpp do. Importing it defines the operators
-under the names and schemas that the library gives them. Their results come from _kernels.py.
+under the names and schemas that the library gives them. Their results come from _fallback.py.
 
 The derivatives are one ``torch.autograd.Function``, which the dispatcher calls as it calls the C++
 nodes: for one level of autograd. Where functions are transformed (:mod:`torch.func`), other levels

@@ -7,8 +7,9 @@ library, such as ``{"version": "0.3.0", "torch": "2.13", "cuda": "13"}``, and th
 package compares it with what is installed, before it loads the library. If they differ, the error
 says what was expected, what is there, and what to do.
 
-A portable build has no library. Its record, PORTABLE, fits every PyTorch: ``{"version": "0.3.0",
-"torch": null, "cuda": null, "note": "no kernels, as FORCE_PORTABLE=1 says"}``.
+A build without a library, where the fallback computes, has the record FALLBACK. It fits every
+PyTorch: ``{"version": "0.3.0", "torch": null, "cuda": null, "note": "no kernels, as
+FORCE_FALLBACK=1 says"}``.
 
 setup.py runs this file, too, without the rest of the package.
 """
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parent
-PORTABLE = "_C.portable.json"  # the name of the record of a portable build
+FALLBACK = "_C.fallback.json"  # the name of the record of a build without a library
 
 
 def release_of(version: str) -> str:
@@ -41,17 +42,17 @@ def release_of(version: str) -> str:
 def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     """The record beside the library: ``version``, ``torch`` and ``cuda``.
 
-    That of a portable build, which has no library, has a ``note``, too.
+    That of a build without a library has a ``note``, too.
 
     Raises:
         ImportError: the library does not fit, is not in ``package``, or has no record.
     """
     spec = PathFinder.find_spec("_C", [str(package)])
     if spec is None or spec.origin is None:
-        portable = package / PORTABLE
-        if not portable.exists():
+        fallback = package / FALLBACK
+        if not fallback.exists():
             raise _no_library_error(package)
-        facts: dict[str, Any] = json.loads(portable.read_text())
+        facts: dict[str, Any] = json.loads(fallback.read_text())
         return facts
     record = Path(spec.origin).with_suffix(".json")
     if not record.exists():
@@ -67,7 +68,7 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
     return built
 
 
-def is_portable(built: dict[str, Any]) -> bool:
+def is_fallback(built: dict[str, Any]) -> bool:
     """Whether a record is that of a build without a library."""
     return built["torch"] is None
 

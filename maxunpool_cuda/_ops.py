@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from . import _kernels, _library
+from . import _fallback, _library
 
 # Raises ImportError if the library was built for another PyTorch; must run before the import of _C.
 BUILT_FOR = _library.built_for()
-if _library.is_portable(BUILT_FOR):
+if _library.is_fallback(BUILT_FOR):
     from . import _definitions as _C
 else:
     try:
@@ -36,7 +36,7 @@ max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
 # Where the library has no kernels. Registered as long as this object exists.
-_KERNELS = _kernels.register((max_unpool, max_unpool_backward, max_pool))
+_FALLBACK = _fallback.register((max_unpool, max_unpool_backward, max_pool), _C.build_info()["note"])
 
 
 def is_traced() -> bool:
@@ -91,13 +91,13 @@ def build_info() -> dict[str, Any]:
 
 
 def check_errors() -> None:
-    """Wait for the CUDA kernels launched so far, and raise the error of an out-of-bounds index.
+    """On CUDA, wait for the kernels launched so far, and raise the error of a bad index.
 
     A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
     next unpooling on that device raises the error, or this function does. Of several such indices
-    one is named. On the CPU every call raises at once. While the current stream captures a CUDA
-    graph, this function does nothing, because the captured kernels have not run. Errors of a replay
-    are raised after it.
+    one is named. While the current stream captures a CUDA graph, this function does nothing,
+    because the captured kernels have not run. Errors of a replay are raised after it. On the CPU
+    every call raises at once, and there is nothing left to raise.
 
     Raises:
         RuntimeError: a kernel met an out-of-bounds index; the message has the index, its position

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
-from maxunpool_cuda import _kernels, _ops
+from maxunpool_cuda import _fallback, _ops
 
 pytest_plugins = ("gpu_tests", "pytester")
 pytest.register_assert_rewrite("cases", "published")  # their assertions show values, as tests' do
@@ -85,10 +85,10 @@ class Record(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def portable_device() -> Iterator[None]:
+def fallback_device() -> Iterator[None]:
     """Inside, PyTorch's own operators compute, as on a device that the package has no kernels for.
 
-    Calls of CPU tensors go through _kernels.py. It is told that PyTorch's scatter has no order on
+    Calls of CPU tensors go through _fallback.py. It is told that PyTorch's scatter has no order on
     this device (_has_order), and that torch.nn's operator does not pool there (_pools_as_torch).
     """
     with contextlib.ExitStack() as stack:
@@ -97,16 +97,16 @@ def portable_device() -> Iterator[None]:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # the warning that kernels are overridden
             for name in ("max_unpool", "max_unpool_backward", "max_pool"):
-                replaced.impl(name, getattr(_kernels, name), "CPU")
+                replaced.impl(name, getattr(_fallback, name), "CPU")
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(_kernels, "_has_order", lambda tensor: False)
-        patch.setattr(_kernels, "_pools_as_torch", lambda tensor: False)
+        patch.setattr(_fallback, "_has_order", lambda tensor: False)
+        patch.setattr(_fallback, "_pools_as_torch", lambda tensor: False)
         yield
 
 
-@pytest.fixture(params=["cpu", *GPUS, "portable"])
+@pytest.fixture(params=["cpu", *GPUS, "fallback"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device of a test's tensors: "cpu" also on the emulated GPU and the "portable" device.
+    """The device of a test's tensors: "cpu" also on the emulated GPU and the "fallback" device.
 
     An out-of-bounds index is an error at once. A failure shows the name in ``failures.device``.
     """
@@ -115,8 +115,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "emulated":
         with emulation.emulated_gpu(generator(request.node, " device")):
             yield "cpu"
-    elif request.param == "portable":
-        with portable_device():
+    elif request.param == "fallback":
+        with fallback_device():
             yield "cpu"
     else:
         yield request.param

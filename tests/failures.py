@@ -77,7 +77,7 @@ class Named:
         yield from ()
 
 
-# The device of the running test: cpu, cuda, emulated or portable. Fixtures of conftest.py set it.
+# The device of the running test: cpu, cuda, emulated or fallback. Fixtures of conftest.py set it.
 device = "cpu"
 # What a failing check raises. If a block under pytest.raises raises nothing, then pytest.raises
 # raises pytest.fail.Exception, which is a BaseException.

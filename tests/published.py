@@ -163,9 +163,9 @@ ALONE = "there is no MaxUnpool2d to take the indices"
 class Published(NamedTuple):
     """A model, the shape of its input, and facts about it.
 
-    reasons: the dict that replace_max_pooling(model, torch.uint8) returns. parts: the submodules
-    that are converted, each by itself. functions: whether its forward calls functions that pool or
-    unpool. leaves_windows: whether indices lie outside the unpool's windows, where
+    reasons: the dict that explain_conversion(model, index_dtype=torch.uint8) returns. parts: the
+    submodules that are converted, each by itself. functions: whether its forward calls functions
+    that pool or unpool. leaves_windows: whether indices lie outside the unpool's windows, where
     offsets mean nothing.
     """
 

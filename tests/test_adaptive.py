@@ -22,7 +22,6 @@ from torch.testing import assert_close
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import decompositions
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 both_ways = pytest.mark.usefixtures("way")
@@ -257,21 +256,25 @@ def test_compiled_for_one_size(real_device: str, sizes: Sizes, is_pooled: bool) 
 def test_compiled_and_exported(
     real_device: str, dims: int, size: int, length: int, subtests: pytest.Subtests
 ) -> None:
-    """One graph serves all sizes. The portable form has no operator of this package."""
+    """One graph serves all sizes. Decomposed, it has no operator of this package."""
     open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
     pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
     x = torch.rand(11, 13, *[length] * dims, device=real_device)
     program = torch.export.export(pool, (x,), dynamic_shapes=open_sizes, strict=dims == 2)
-    portable = program.run_decompositions(decompositions())
+    decomposed = program.run_decompositions(maxunpool_cuda.export.decompositions())
     assert "maxunpool_cuda" in str(program.graph)
-    assert "maxunpool_cuda" not in str(portable.graph)
+    assert "maxunpool_cuda" not in str(decomposed.graph)
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=graphs)
     for batch, more in ((11, 0), (12, 1), (14, 2)):
         shape = (batch, 13, *[length + more] * dims)
         x = torch.rand(shape, device=real_device, requires_grad=True)
         expected = pool(x)
-        forms = {"exported": program.module(), "portable": portable.module(), "compiled": compiled}
+        forms = {
+            "exported": program.module(),
+            "decomposed": decomposed.module(),
+            "compiled": compiled,
+        }
         for name, form in forms.items():
             with subtests.test(f"{name}, {tuple(shape)}"):
                 assert all_same(form(x), expected)

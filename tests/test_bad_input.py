@@ -641,7 +641,7 @@ def test_the_largest_window_that_uint8_counts(device: str) -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
-    """In a build without such kernels, test_kernels.py calls those that are there instead."""
+    """In a build without such kernels, test_fallback.py calls those that are there instead."""
     if not maxunpool_cuda.build_info()["cuda"]:
         pytest.skip("this build has no CUDA kernels")
     call, keys = draw(rng, operator), torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)

@@ -27,10 +27,10 @@ from benchmarks import (  # noqa: E402
     comparisons,
     contenders,
     data,
+    fallback,
     memory,
     networks,
     pages,
-    portable,
     report,
     timing,
     training,
@@ -141,7 +141,7 @@ def test_whole_networks(name: str, monkeypatch: Patch) -> None:
     compiled = {INDUCTOR, f"{OURS}, {INDUCTOR}"}
     assert timing.run(case, "cpu", 0)["results"].keys() == {OURS, TORCH, *compiled}
     average = lambda model, _: model.__setitem__(1, torch.nn.AvgPool2d(3, 1, 1))  # noqa: E731
-    monkeypatch.setattr(maxunpool_cuda, "replace_max_pooling", average)
+    monkeypatch.setattr(maxunpool_cuda, "convert_max_pooling", average)
     with pytest.raises(RuntimeError, match=f"^{OURS} does not return torch.nn's result of net"):
         networks.calls(case, "cpu")
 
@@ -559,7 +559,7 @@ def test_inference_gains_nothing(network: str) -> None:
         for _ in range(2):
             model(images)  # the first call allocates what is allocated once
             peaks.append(training.peak_bytes(lambda: model(images), "cpu"))
-            maxunpool_cuda.replace_max_pooling(model)
+            maxunpool_cuda.convert_max_pooling(model)
     assert peaks[1] == peaks[0] > 0
 
 
@@ -577,7 +577,7 @@ def test_parameters_and_buffers_are_not_counted() -> None:
 
 def test_a_step_with_another_result_is_refused(monkeypatch: Patch) -> None:
     average = lambda model, _: model.__setitem__(3, torch.nn.AvgPool2d(2))  # noqa: E731
-    monkeypatch.setattr(maxunpool_cuda, "replace_max_pooling", average)
+    monkeypatch.setattr(maxunpool_cuda, "convert_max_pooling", average)
     with pytest.raises(RuntimeError, match=r"^maxunpool_cuda does not return .* of airbench94$"):
         training.rows_of(small("airbench94"), "float32", "cpu")
 
@@ -658,16 +658,16 @@ def test_words_are_filled() -> None:
 
 def test_no_call_takes_8_times_as_long_without_kernels() -> None:
     """Nor does its gradient keep more than torch.nn's."""
-    results = report.load(pages.RESULTS / "portable.json")
-    assert float(portable.slower(results)[1]) < 8
-    assert all(portable.times(row, OURS, "kept") <= 1 for row in results["rows"])
+    results = report.load(pages.RESULTS / "fallback.json")
+    assert float(fallback.slower(results)[1]) < 8
+    assert all(fallback.times(row, OURS, "kept") <= 1 for row in results["rows"])
 
 
-@pytest.mark.parametrize("case", portable.CASES, ids=lambda case: case.name)
-def test_workarounds_return_torch_nns_results(case: portable.Portable) -> None:
+@pytest.mark.parametrize("case", fallback.CASES, ids=lambda case: case.name)
+def test_workarounds_return_torch_nns_results(case: fallback.Case) -> None:
     """On small tensors: everyone's result and gradient are compared before they are timed."""
     small = dataclasses.replace(case, shape=(*case.shape[:1], 2, *[8] * len(case.shape[2:])))
-    row = portable.row_of(small, threads=1, seconds=0)
+    row = fallback.row_of(small, threads=1, seconds=0)
     assert row["results"].keys() == case.functions.keys()
     assert all(each["saved"] > 0 for each in row["results"].values())
 
@@ -675,8 +675,8 @@ def test_workarounds_return_torch_nns_results(case: portable.Portable) -> None:
 def test_kernels_are_not_timed_as_if_there_were_none() -> None:
     if maxunpool_cuda.build_info()["kernels"] == "none":
         pytest.skip("this build has no compiled library")
-    with pytest.raises(SystemExit, match="expected a build with PORTABLE=1 but got one with kern"):
-        portable.measure(0)
+    with pytest.raises(SystemExit, match="expected a build with FALLBACK=1 but got one with kern"):
+        fallback.measure(0)
 
 
 def test_speeds_are_of_one_kind_of_call() -> None:

@@ -16,7 +16,13 @@ from cases import INDEX_DTYPES
 from torch import nn
 
 import maxunpool_cuda
-from maxunpool_cuda import MaxPool2d, MaxUnpool2d, converted, replace_max_pooling
+from maxunpool_cuda import (
+    MaxPool2d,
+    MaxUnpool2d,
+    convert_max_pooling,
+    converted,
+    explain_conversion,
+)
 from maxunpool_cuda import restore_max_pooling as restore
 
 NAMES = [f"{kind}{n}d" for kind in ("MaxPool", "AdaptiveMaxPool", "MaxUnpool") for n in (1, 2, 3)]
@@ -33,6 +39,21 @@ Foreign = type("Foreign", (nn.modules.pooling._MaxUnpoolNd,), {})
 def state(model: nn.Module) -> list[Any]:
     """The identity, class and attributes of every module, the model and all in it."""
     return [(id(module), type(module), vars(module).copy()) for module in model.modules()]
+
+
+@contextmanager
+def warned_of(name: str, model: nn.Module, reasons: dict[str, str]) -> Iterator[None]:
+    """Inside, the function of this name warns of these reasons, if there are any, and of no more.
+
+    The warning names the line here that called it.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    expected = f"{name}: expected to convert all max pooling of the model as asked but got "
+    expected += f"{type(model).__name__} with {reasons}. "
+    found = [(str(each.message)[: len(expected)], each.filename) for each in caught]
+    assert found == ([(expected, __file__)] if reasons else [])
 
 
 @contextmanager
@@ -83,7 +104,7 @@ class Conversion:
 
     Attributes:
         modules: make the modules of the model.
-        reason: why the first keeps its indices, as replace_max_pooling returns it.
+        reason: why the first keeps its indices, as explain_conversion returns it.
         kept_for: the index dtypes, as asked for, with which it does.
     """
 
@@ -181,7 +202,10 @@ def test_which_pools_return_what(name: str, dtype: torch.dtype) -> None:
         returned[0] = getattr(modules[0], "index_dtype", torch.int64)
     for _ in range(2):
         reasons = {"0": conversion.reason} if is_kept else {}
-        assert replace_max_pooling(model, dtype) == reasons
+        with unchanged(model):
+            assert explain_conversion(model, index_dtype=dtype) == reasons
+        with warned_of("convert_max_pooling", model, reasons):
+            assert convert_max_pooling(model, index_dtype=dtype) is model
         assert returned == [m.index_dtype for m in model if getattr(m, "return_indices", False)]
     assert [*map(type, model)] == [OURS.get(kind, kind) for kind in kinds]
     if conversion.is_undone:
@@ -200,32 +224,29 @@ def test_reduce() -> None:
     model = nn.Sequential(nn.MaxUnpool2d(2), MaxUnpool2d(2, reduce="sum"), Foreign())
     found = {}
     for reduce in (None, "sum", "last"):
-        reasons = replace_max_pooling(model, reduce=reduce)
-        found[reduce] = (reasons, model[0].reduce, model[1].reduce)
-    foreign = {"2": left_alone("Foreign", "_MaxUnpoolNd")}
-    assert found == {
-        None: (foreign, "last", "sum"),
-        "sum": (foreign, "sum", "sum"),
-        "last": (foreign, "last", "last"),
-    }
+        with warned_of("convert_max_pooling", model, {"2": left_alone("Foreign", "_MaxUnpoolNd")}):
+            convert_max_pooling(model, reduce=reduce)
+        found[reduce] = (model[0].reduce, model[1].reduce)
+    assert found == {None: ("last", "sum"), "sum": ("sum", "sum"), "last": ("last", "last")}
     adds = OwnSum(2, reduce="sum")
-    assert replace_max_pooling(adds) == replace_max_pooling(adds, reduce="sum") == {}
-    assert replace_max_pooling(adds, reduce="last") == {"": left_alone("OwnSum", "MaxUnpool2d")}
+    assert explain_conversion(adds) == explain_conversion(adds, reduce="sum") == {}
+    with warned_of("convert_max_pooling", adds, {"": left_alone("OwnSum", "MaxUnpool2d")}):
+        convert_max_pooling(adds, reduce="last")
     assert adds.reduce == "sum"
 
 
 def test_a_warning_where_there_is_nothing_to_replace() -> None:
     """It names the caller's line. A model that has modules of this package gets no warning."""
     model, words = nn.ReLU(), ": .* but got ReLU with none among its modules.*functions that .*"
-    with pytest.warns(UserWarning, match=f"^replace_max_pooling{words}") as first:
-        assert replace_max_pooling(model) == {}
+    with pytest.warns(UserWarning, match=f"^convert_max_pooling{words}") as first:
+        convert_max_pooling(model)
     with pytest.warns(UserWarning, match=f"^converted{words}") as second, converted(model):
         pass
     assert [warning.filename for warning in (*first, *second)] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        replace_max_pooling(nn.MaxPool1d(2))
-        replace_max_pooling(OwnOfOurs(2))
+        convert_max_pooling(nn.MaxPool1d(2))
+        convert_max_pooling(OwnOfOurs(2))
         restore(model)
 
 
@@ -234,21 +255,21 @@ def test_a_warning_that_is_an_error_leaves_the_model_as_it_was() -> None:
     with warnings.catch_warnings(), unchanged(model):
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="is left alone"):
-            replace_max_pooling(model)
+            convert_max_pooling(model)
         with pytest.raises(UserWarning, match="is left alone"), converted(model):
             pass
 
 
 def test_a_stride_that_is_an_array() -> None:
     pool = nn.MaxPool2d(2, np.array([2, 2]), return_indices=True)
-    assert replace_max_pooling(nn.Sequential(pool, nn.MaxUnpool2d(2)), torch.uint8) == {}
+    convert_max_pooling(nn.Sequential(pool, nn.MaxUnpool2d(2)), index_dtype=torch.uint8)
     assert pool.index_dtype == torch.uint8
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
 def test_one_warning_names_what_is_left_alone(dtype: torch.dtype) -> None:
-    """The warning has the path and the reason of each, also of those without indices."""
+    """And which pools keep their indices: it has the path and the reason of each."""
     own_forward = (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool(2), nn.MaxUnpool2d(2))
     for module in own_forward:
         module.forward = module.forward
@@ -258,7 +279,7 @@ def test_one_warning_names_what_is_left_alone(dtype: torch.dtype) -> None:
     other.return_indices = True  # it pools nothing
     model = nn.Sequential(*own_forward, scripted, subclasses, other, pool(2), pool_1d)
     on_instance = "whose forward is set on the instance, is left alone"
-    left = {
+    reasons = {
         **{str(n): f"{type(m).__name__}, {on_instance}" for n, m in enumerate(own_forward)},
         "4.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
         "5.0": left_alone("OwnPool", "MaxPool2d"),
@@ -266,17 +287,14 @@ def test_one_warning_names_what_is_left_alone(dtype: torch.dtype) -> None:
         "5.2": left_alone("OwnPool", "MaxPool2d"),
         "5.3": left_alone("Foreign", "_MaxUnpoolNd"),
     }
-    expected = {path: left[path] for path in ("2", "3", "5.2", "5.3")}
     if dtype != torch.int64:  # unpools that are left alone take flat indices
-        expected["7"] = "MaxUnpool2d, whose forward is set on the instance, may want int64 indices"
-        expected["8"] = "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices"
+        reasons["7"] = "MaxUnpool2d, whose forward is set on the instance, may want int64 indices"
+        reasons["8"] = "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices"
     with unchanged(model):
-        with pytest.warns(UserWarning, match="^replace_max_pooling: expected ") as caught:
-            assert replace_max_pooling(model, dtype) == expected
+        with warned_of("convert_max_pooling", model, reasons):
+            convert_max_pooling(model, index_dtype=dtype)
         assert [n for n, m in model.named_modules() if type(m) in OURS.values()] == ["7", "8"]
         restore(model)
-    (warning,) = caught
-    assert f"but got Sequential with {left}" in str(warning.message)
 
 
 def test_restoring_what_was_not_torchs_to_begin_with() -> None:
@@ -294,7 +312,7 @@ DTYPE = "index_dtype to be torch.int64, .* but got torch.int16"
 # Format: (the function that refuses, its arguments, words of the error, what makes a module).
 REFUSED = [
     pytest.param(
-        replace_max_pooling, {"index_dtype": torch.int16}, DTYPE, nn.ReLU, id="another index_dtype"
+        convert_max_pooling, {"index_dtype": torch.int16}, DTYPE, nn.ReLU, id="another index_dtype"
     ),
     pytest.param(
         converted, {"reduce": "first"}, "reduce .* but got 'first'", nn.ReLU, id="another reduce"
@@ -323,15 +341,16 @@ REFUSED = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:converted")
 @pytest.mark.parametrize(("function", "wrong", "words", "make"), REFUSED)
 def test_refusals(
     function: Any, wrong: dict[str, Any], words: str, make: Callable[[], nn.Module]
 ) -> None:
     """A refusal changes nothing. Modules that cannot be restored can still be converted."""
     model = nn.Sequential(*round_trip(), nn.Sequential(make()))
-    replace_max_pooling(model[:3])
+    convert_max_pooling(model[:3])
     refused = pytest.raises(ValueError, match=f"^{function.__name__}: expected .*{words}")
-    with unchanged(model), converted(model, torch.uint8):
+    with unchanged(model), converted(model, index_dtype=torch.uint8):
         pass
     with unchanged(model), refused, ExitStack() as end:
         end.enter_context(function(model, **wrong))
@@ -344,14 +363,17 @@ def test_converted_undoes_what_it_did() -> None:
     ours = pool(2, of=MaxPool2d, index_dtype=torch.int32), MaxUnpool2d(3, reduce="sum")
     model = nn.Sequential(*round_trip(), *ours)
     with unchanged(model):
-        with suppress(ZeroDivisionError), converted(model, torch.uint8, "last") as given:
+        with (
+            suppress(ZeroDivisionError),
+            converted(model, index_dtype=torch.uint8, reduce="last") as given,
+        ):
             assert given is model
             assert (model[3].index_dtype, model[4].reduce) == (torch.uint8, "last")
             model.extend([MaxPool2d(2), nn.MaxPool2d(2)])
             raise ZeroDivisionError
         assert [type(module) for module in model[5:]] == [MaxPool2d, nn.MaxPool2d]
         del model[5:]
-        with converted(model, torch.uint8):
+        with converted(model, index_dtype=torch.uint8):
             removed = model.pop(0)
             model[0].reduce = "sum"  # a module that was converted
             model[3].reduce = "last"  # a module that was not
@@ -363,12 +385,12 @@ def test_converted_undoes_what_it_did() -> None:
 def test_conversion_inside_of_conversion() -> None:
     """A class that converted did not give, as from FSDP2's fully_shard, is an error at its end."""
     model, words = round_trip(), r"^converted: .* but got \{'0': 'OwnOfOurs'\}$"
-    with unchanged(model), converted(model, torch.int32):
-        with unchanged(model), converted(model, torch.uint8, reduce="sum"):
+    with unchanged(model), converted(model, index_dtype=torch.int32):
+        with unchanged(model), converted(model, index_dtype=torch.uint8, reduce="sum"):
             assert (model[0].index_dtype, model[1].reduce) == (torch.uint8, "sum")
         with converted(model):
             restore(model)
         assert type(model[0]) is nn.MaxPool2d
-    with pytest.raises(ValueError, match=words), converted(model, torch.uint8):
+    with pytest.raises(ValueError, match=words), converted(model, index_dtype=torch.uint8):
         model[0].__class__ = OwnOfOurs
     assert [*map(type, model)] == [OwnOfOurs, MaxUnpool2d, MaxPool2d]  # it undid nothing

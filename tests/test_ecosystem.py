@@ -157,7 +157,7 @@ def test_other_kinds_are_pooled_by_torch(window: tuple[Any, ...], kind: Any, dim
         x, name, plain = torch.quantize_per_tensor(x, 0.01, 7, kind), "quantized", Tensor.dequantize
     ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
     expected = theirs(x, *window)
-    with patched(), patched(torch.uint8):  # no endless loop
+    with patched(), patched(index_dtype=torch.uint8):  # no endless loop
         within = theirs(x, *window)
     got = (ours(x, *window), within)
     assert [(t.dtype, t.layout) for t in got] == [(expected.dtype, expected.layout)] * 2

@@ -187,7 +187,7 @@ def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
     paths = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
-    for name in ("FORCE_CUDA", "FORCE_CPU", "FORCE_PORTABLE", "DEBUG", "LINEINFO", *paths):
+    for name in ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "DEBUG", "LINEINFO", *paths):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -269,7 +269,7 @@ def test_setup_looks_no_further_than_it_must(cuda_13: Path, monkeypatch: Patch) 
 
 
 WITHOUT_KERNELS = {
-    "FORCE_PORTABLE=1": "no kernels, as FORCE_PORTABLE=1 says",
+    "FORCE_FALLBACK=1": "no kernels, as FORCE_FALLBACK=1 says",
     "no compiler": "no kernels: expected a C++ compiler but got none",
     "no Linux": "no kernels: expected Linux but got win32",
 }
@@ -280,8 +280,8 @@ WITHOUT_KERNELS = {
 def test_what_builds_no_kernels(why: str, asked: str, cuda_13: Path, monkeypatch: Patch) -> None:
     """A build that is asked for kernels fails instead."""
     monkeypatch.delenv("CXX", raising=False)
-    if why == "FORCE_PORTABLE=1":
-        monkeypatch.setenv("FORCE_PORTABLE", "1")
+    if why == "FORCE_FALLBACK=1":
+        monkeypatch.setenv("FORCE_FALLBACK", "1")
     elif why == "no compiler":
         monkeypatch.setenv("PATH", str(cuda_13))
     else:
@@ -290,14 +290,14 @@ def test_what_builds_no_kernels(why: str, asked: str, cuda_13: Path, monkeypatch
         monkeypatch.setenv(asked, "1")
         setup_fails(f"expected kernels, as {asked}=1 says, but got {WITHOUT_KERNELS[why]}")
     else:
-        assert setup_functions()["why_portable"]() == WITHOUT_KERNELS[why]
+        assert setup_functions()["why_fallback"]() == WITHOUT_KERNELS[why]
 
 
 def test_a_compiler_that_is_named_is_expected(cuda_13: Path, monkeypatch: Patch) -> None:
     """If it is not there, the build fails: nobody gets the slow form for a typing error."""
     monkeypatch.setenv("PATH", str(cuda_13))
     monkeypatch.setenv("CXX", "clang++-99")
-    assert setup_functions()["why_portable"]() == ""
+    assert setup_functions()["why_fallback"]() == ""
 
 
 # Per kind of build: the flags of the compilers and the linker that no other kind has.
@@ -394,7 +394,7 @@ def smi(driver: str) -> str:
 
 SMI_FAILS = 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9'
 CPU, CUDA = "FORCE_CPU=1 FORCE_CUDA=0 ", "FORCE_CPU=0 FORCE_CUDA=1 "
-NONE = "FORCE_CPU=0 FORCE_CUDA=0 FORCE_PORTABLE=1 "
+NONE = "FORCE_CPU=0 FORCE_CUDA=0 FORCE_FALLBACK=1 "
 # What make is given, and the kernels that it then builds without a GPU and with one.
 KERNELS = {
     "": (CPU, CUDA),
@@ -403,8 +403,8 @@ KERNELS = {
     "CUDA=1 FORCE_CPU=1": (CUDA, CUDA),
     "FORCE_CPU=1": (CPU, CPU),
     "FORCE_CUDA=1": (CUDA, CUDA),
-    "PORTABLE=1": (NONE, NONE),
-    "PORTABLE=1 CUDA=1": (NONE, NONE),
+    "FALLBACK=1": (NONE, NONE),
+    "FALLBACK=1 CUDA=1": (NONE, NONE),
 }
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Export to ONNX, run by ONNX Runtime and ONNX's reference evaluator, against eager mode: with
-MaxPool and MaxUnpool, by translation_table(); or "portable", without them, by decompositions().
-With --all OpenVINO runs one portable model of each kind.
+MaxPool and MaxUnpool, by onnx_translation_table(); or decomposed, by decompositions().
+With --all OpenVINO runs one decomposed model of each kind.
 """
 
 import importlib
@@ -18,14 +18,14 @@ from failures import Named, check_each
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as leaves
 
+import maxunpool_cuda
 import maxunpool_cuda.functional as F
-import maxunpool_cuda.onnx
 from maxunpool_cuda import _ops
 
 SLOW = pytest.param(True, marks=pytest.mark.slow)
-both_forms = pytest.mark.parametrize("portable", [False, SLOW])
+both_forms = pytest.mark.parametrize("decomposed", [False, SLOW])
 
-# ONNX's operators in portable exports. These lists have all of them: TensorRT (docs/operators.md of
+# ONNX's operators in decomposed exports. These lists have all: TensorRT (docs/operators.md of
 # onnx-tensorrt at 96e7811, 2024-06-17), OpenVINO (src/frontends/onnx/docs/supported_ops.md at
 # 0ae60f0) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md at 001d12d).
 LISTED = {
@@ -40,15 +40,15 @@ def export(
     function: Callable[..., Any],
     *inputs: Tensor,
     dynamic: Sequence[int] = (),
-    portable: bool = False,
+    decomposed: bool = False,
 ) -> Any:
     """Export to ONNX. The sizes of the dynamic dimensions of every input are left open."""
-    module, table = nn.Module(), maxunpool_cuda.onnx.translation_table()
+    module, table = nn.Module(), maxunpool_cuda.export.onnx_translation_table()
     module.forward = function
     shapes = [dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC) for _ in inputs]
     program: Any = torch.export.export(module, inputs, dynamic_shapes=shapes)
-    if portable:
-        program, table = program.run_decompositions(maxunpool_cuda.decompositions()), {}
+    if decomposed:
+        program, table = program.run_decompositions(maxunpool_cuda.export.decompositions()), {}
         assert "maxunpool_cuda" not in str(program.graph)
     return torch.onnx.export(program, verbose=False, custom_translation_table=table)
 
@@ -89,7 +89,7 @@ def check(
 ) -> None:
     """Export, run on ``inputs`` and on ``other``, and compare with eager mode."""
     program = export(function, *inputs, **how)
-    if how.get("portable"):
+    if how.get("decomposed"):
         assert set(operators(program)) <= LISTED
     every = [inputs] if other is None else [inputs, (other,)]
     wrong = {}
@@ -106,7 +106,7 @@ def with_ties(*shape: int) -> Tensor:
 
 
 def pool_and_back(
-    window: Geometry, index_dtype: torch.dtype, portable: bool
+    window: Geometry, index_dtype: torch.dtype, decomposed: bool
 ) -> Callable[[Tensor], Any]:
     """A function that returns every result of pooling and unpooling."""
 
@@ -115,7 +115,7 @@ def pool_and_back(
         axes = zip(window.kernel, window.dilation, strict=True)
         extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
         geometry = (x.shape[-window.dims :], extent, window.stride, window.padding)
-        reduces = REDUCES if portable else ("last",)
+        reduces = REDUCES if decomposed else ("last",)
         return values, indices, *(_ops.max_unpool(values, indices, *geometry, r) for r in reduces)
 
     return function
@@ -130,13 +130,13 @@ CEIL = [
 
 
 @both_forms
-def test_pooling_and_back(portable: bool, rng: random.Random) -> None:
+def test_pooling_and_back(decomposed: bool, rng: random.Random) -> None:
     drawn = (random_geometry(rng, "pool", longest=8) for _ in itertools.count())
     dense = (w for w in drawn if not w.has_empty_window and not (w.ceil and max(w.dilation) > 1))
 
     def check_window(case: Named) -> None:
         window, index_dtype, x = case.value
-        check(pool_and_back(window, index_dtype, portable), x, portable=portable)
+        check(pool_and_back(window, index_dtype, decomposed), x, decomposed=decomposed)
 
     def windows() -> Iterator[Named]:
         for window in (*CEIL, *itertools.islice(dense, scaled(8))):
@@ -156,21 +156,21 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("numbers", WINDOWS, ids=str)
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
 def test_pooling_and_back_of_dynamic_sizes(
-    index_dtype: torch.dtype, portable: bool, numbers: tuple[int, int, int], rng: random.Random
+    index_dtype: torch.dtype, decomposed: bool, numbers: tuple[int, int, int], rng: random.Random
 ) -> None:
-    # In 3d, the portable form of large windows takes minutes to export.
-    dims, batched = rng.choice((1, 2, 2 if portable else 3)), rng.choice((0, 1))
+    # In 3d, decomposed large windows take minutes to export.
+    dims, batched = rng.choice((1, 2, 2 if decomposed else 3)), rng.choice((0, 1))
     window = Geometry.of_pooling(*((n,) * dims for n in (8, *numbers, 1)), ceil=False)
     x = with_ties(*(2,) * batched, 3, *window.output)
     other = with_ties(*(5,) * batched, 3, *(rng.randint(4, 12) for _ in range(dims)))
-    if portable:
+    if decomposed:
         other.flatten()[5:7] = torch.nan
     dynamic = (*range(batched), *range(batched + 1, x.dim()))  # all but the channels
-    function = pool_and_back(window, index_dtype, portable)
-    check(function, x, dynamic=dynamic, other=other, portable=portable)
+    function = pool_and_back(window, index_dtype, decomposed)
+    check(function, x, dynamic=dynamic, other=other, decomposed=decomposed)
 
 
 class Segmenter(nn.Module):
@@ -197,19 +197,19 @@ def test_named_sizes(index_dtype: torch.dtype, strict: bool, subtests: pytest.Su
     height, width = torch.export.Dim("height", min=8, max=64), torch.export.Dim("width", min=8)
     sizes = ({2: height, 3: width},)
     program: Any = torch.export.export(model, (x,), dynamic_shapes=sizes, strict=strict)
-    portable = program.run_decompositions(maxunpool_cuda.decompositions())
-    assert "maxunpool_cuda" not in str(portable.graph)
-    table = maxunpool_cuda.onnx.translation_table()
+    decomposed = program.run_decompositions(maxunpool_cuda.export.decompositions())
+    assert "maxunpool_cuda" not in str(decomposed.graph)
+    table = maxunpool_cuda.export.onnx_translation_table()
     translated = torch.onnx.export(program, verbose=False, custom_translation_table=table)
-    written = torch.onnx.export(portable, verbose=False)
-    runs = [program.module(), portable.module(), *runners(translated), *runners(written)]
+    written = torch.onnx.export(decomposed, verbose=False)
+    runs = [program.module(), decomposed.module(), *runners(translated), *runners(written)]
     for number, run in enumerate(runs):
         for given in (x, other):
             with subtests.test(f"run {number}, {tuple(given.shape)}"):
                 assert all_same([*leaves(run(given))], model(given))
 
 
-# The kinds of portable models: static and dynamic sizes, each dtype of indices, each reduce.
+# The kinds of decomposed models: static and dynamic sizes, each dtype of indices, each reduce.
 KINDS = [*itertools.product([False, True], INDEX_DTYPES, REDUCES)]
 
 
@@ -217,7 +217,7 @@ KINDS = [*itertools.product([False, True], INDEX_DTYPES, REDUCES)]
 @pytest.mark.parametrize(("dynamic", "index_dtype", "reduce"), KINDS, ids=str)
 def test_openvino(dynamic: bool, index_dtype: torch.dtype, reduce: str) -> None:
     model, x = Segmenter(index_dtype, reduce), with_ties(2, 3, 9, 12)
-    program = export(model.forward, x, dynamic=(2, 3) if dynamic else (), portable=True)
+    program = export(model.forward, x, dynamic=(2, 3) if dynamic else (), decomposed=True)
     run = openvino_runner(program)
     inputs = (x, with_ties(2, 3, 14, 11)) if dynamic else (x,)
     assert all_same([*map(run, inputs)], [*map(model, inputs)])
@@ -227,9 +227,9 @@ def test_openvino(dynamic: bool, index_dtype: torch.dtype, reduce: str) -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_openvino_returns_pooled_values_and_indices(dims: int) -> None:
     window = Geometry.of_pooling(*((n,) * dims for n in (8, 2, 2, 0, 1)), ceil=False)
-    function = pool_and_back(window, torch.int64, portable=True)
+    function = pool_and_back(window, torch.int64, decomposed=True)
     x = with_ties(2, 3, *window.output)
-    assert all_same(openvino_runner(export(function, x, portable=True))(x), function(x))
+    assert all_same(openvino_runner(export(function, x, decomposed=True))(x), function(x))
 
 
 # More padding than window, which ONNX Runtime refuses.
@@ -238,7 +238,9 @@ PADDED = Geometry((3, 9), (1, 2), (3, 1), (1, 3), (5, 4))
 
 @both_forms
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_unpooling_to_every_output_size(dynamic: bool, portable: bool, rng: random.Random) -> None:
+def test_unpooling_to_every_output_size(
+    dynamic: bool, decomposed: bool, rng: random.Random
+) -> None:
 
     def calls() -> Iterator[Call]:
         for given in (PADDED, *[None] * scaled(8)):
@@ -254,14 +256,14 @@ def test_unpooling_to_every_output_size(dynamic: bool, portable: bool, rng: rand
 
     def check_call(call: Call) -> None:
         values, indices = call.tensors
-        # In the portable form ONNX Runtime makes 0 of -0.
+        # Decomposed, ONNX Runtime makes 0 of -0.
         tensors = [t.contiguous() for t in (values + 0.0, indices, *call.results())]
         spatial = range(values.dim() - call.dims, values.dim()) if dynamic else ()
 
         def function(x: Tensor, i: Tensor, like: Tensor) -> Tensor:
             return _ops.max_unpool(x, i, like.shape[-call.dims :], *call.arguments[1:])
 
-        check(function, *tensors, dynamic=spatial, portable=portable)
+        check(function, *tensors, dynamic=spatial, decomposed=decomposed)
 
     check_each(calls(), check_call)
 
@@ -314,12 +316,12 @@ REFUSED = [
 @both_forms
 @pytest.mark.parametrize(("words", "function"), REFUSED)
 def test_what_onnx_cannot_express(
-    words: str, function: Callable[[Tensor], Any], portable: bool
+    words: str, function: Callable[[Tensor], Any], decomposed: bool
 ) -> None:
     """The error names the way that works, run_decompositions."""
     x, dynamic = with_ties(2, 1, 8, 8), (2,)
-    if portable:
-        check(function, x, dynamic=dynamic, other=with_ties(2, 1, 11, 8), portable=True)
+    if decomposed:
+        check(function, x, dynamic=dynamic, other=with_ties(2, 1, 11, 8), decomposed=True)
         return
     with pytest.raises(Exception, match=rf"{words}.*; use run_decompositions\(maxunpool_cuda\."):
         export(function, x, dynamic=dynamic)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
 
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxPool2d, patch, patched
+from maxunpool_cuda import MaxPool2d, _patch, patched
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -92,7 +92,7 @@ def test_every_form_of_pooling(dims: int, kind: str, dtype: torch.dtype, form: s
     arguments = BEFORE_RETURN_INDICES[kind]
     x = torch.rand(2, 3, *[8] * dims, requires_grad=True)
     function, returns_indices = forms_of(name)[form]
-    with patched(dtype):
+    with patched(index_dtype=dtype):
         got = leaves(function(x, *arguments))
     returned = torch.int64 if is_adaptive and dtype == torch.uint8 else dtype
     ours = partial(getattr(F, name), return_indices=returns_indices, index_dtype=returned)
@@ -106,7 +106,7 @@ def test_every_name_of_the_functions_is_in_the_table() -> None:
     pattern = r"(adaptive_)?max_(un)?pool[123]d(_with_indices)?"
     names = [(of, name) for of in (torch, torch_F) for name in dir(of)]
     found = {getattr(of, name) for of, name in names if re.fullmatch(pattern, name)}
-    assert found == patch._REPLACEMENTS.keys()
+    assert found == _patch._REPLACEMENTS.keys()
 
 
 ROW, TWICE = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
@@ -115,7 +115,7 @@ ROW, TWICE = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
 def test_modules() -> None:
     """torch.nn's are covered. This package's modules and functions keep their own arguments."""
     ours = MaxPool2d(2, return_indices=True, index_dtype=torch.int32)
-    with patched(torch.uint8, reduce="sum"):
+    with patched(index_dtype=torch.uint8, reduce="sum"):
         assert dtype_of_indices(nn.Parameter(IMAGE.clone())) == torch.uint8
         assert nn.MaxUnpool2d(2)(ROW, TWICE)[0, 0, 0] == 5
         assert ours(IMAGE)[1].dtype == torch.int32
@@ -125,7 +125,7 @@ def test_modules() -> None:
 
 def test_nesting() -> None:
     """Also of decorated functions, and where an exception ends it."""
-    outer, inner = patched(torch.int32), patched(torch.uint8)
+    outer, inner = patched(index_dtype=torch.int32), patched(index_dtype=torch.uint8)
 
     @inner
     def recursive(depth: int) -> None:
@@ -149,7 +149,7 @@ def test_nesting() -> None:
 def test_threads() -> None:
     """patched() holds for one thread. The backward may run in another."""
     x = IMAGE.clone().requires_grad_()
-    with patched(torch.uint8), ThreadPoolExecutor(1) as elsewhere:
+    with patched(index_dtype=torch.uint8), ThreadPoolExecutor(1) as elsewhere:
         assert elsewhere.submit(dtype_of_indices).result() == torch.int64
         elsewhere.submit(loss(x).backward).result()
     assert same(x.grad, OURS)
@@ -198,7 +198,7 @@ def test_what_it_cannot_decorate(wrong: Any) -> None:
 
 def test_index_dtype_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^patched: expected index_dtype .* got torch.int16$"):
-        patched(torch.int16)
+        patched(index_dtype=torch.int16)
 
 
 def test_reduce_is_checked() -> None:
@@ -213,10 +213,10 @@ def test_a_subclass_that_does_not_implement_the_function() -> None:
 
 def test_graph_breaks() -> None:
     """Dynamo leaves a mode on after a graph break, so patched wraps one instead of being one."""
-    outside = patched(torch.uint8)
+    outside = patched(index_dtype=torch.uint8)
 
     def breaking(x: Tensor) -> list[torch.dtype]:
-        with patched(torch.int32):
+        with patched(index_dtype=torch.int32):
             first = dtype_of_indices(x)
             torch._dynamo.graph_break()
             with outside:
@@ -229,7 +229,7 @@ def test_graph_breaks() -> None:
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
     own = IMAGE.as_subclass(type("Own", (Tensor,), {}))  # calls of a subclass are not compiled
     if torch.__version__ >= "2.9":
-        with patched(torch.uint8):
+        with patched(index_dtype=torch.uint8):
             assert torch.compile(dtype_of_indices, backend="eager")(own) == torch.uint8
 
 
@@ -277,7 +277,10 @@ def compiled(request: pytest.FixtureRequest) -> Compile:
     """Compiles a function, and patches torch.nn.functional around the compiled code or inside."""
 
     def compile(function: Callable[[Tensor], Any], backend: str = "aot_eager") -> Any:
-        mode, compiler = patched(torch.uint8), torch.compile(fullgraph=True, backend=backend)
+        mode, compiler = (
+            patched(index_dtype=torch.uint8),
+            torch.compile(fullgraph=True, backend=backend),
+        )
         is_around = request.param == "around"
         return mode(compiler(function)) if is_around else compiler(mode(function))
 
@@ -329,13 +332,13 @@ def test_compiled_scan(compiled: Compile) -> None:
 def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of functions with a backward of their own, if PyTorch shows these to modes."""
     vmap, grad = torch.vmap, torch.func.grad
-    with patched(torch.uint8):
+    with patched(index_dtype=torch.uint8):
         assert same(vmap(grad(loss))(IMAGE), OURS)
         if hasattr(torch.overrides, "redispatch_function"):
             assert same(grad(summed)(IMAGE), GRADIENT)
             assert same(vmap(grad(summed))(IMAGE[:, None])[:, 0], GRADIENT)
             assert same(vmap(Pools.apply)(IMAGE[:, None])[:, 0], POOLED)
         graph = torch.fx.symbolic_trace(pool_of)
-        monkeypatch.setattr("maxunpool_cuda.patch._redispatch", None)
+        monkeypatch.setattr("maxunpool_cuda._patch._redispatch", None)
         assert same(vmap(Pools.apply)(IMAGE[:, None])[:, 0], POOLED * torch.int64.itemsize)
     assert graph(IMAGE)[1].dtype == torch.uint8

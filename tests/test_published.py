@@ -8,6 +8,7 @@ import copy
 import io
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,8 +20,13 @@ from published import OPERATORS, PUBLISHED, Published, Results, drawn, pooling_i
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import maxunpool_cuda.onnx
-from maxunpool_cuda import patched, replace_max_pooling, restore_max_pooling
+import maxunpool_cuda
+from maxunpool_cuda import (
+    convert_max_pooling,
+    explain_conversion,
+    patched,
+    restore_max_pooling,
+)
 
 
 @contextmanager
@@ -28,7 +34,11 @@ def replaced(published: Published, model: nn.Module, dtype: torch.dtype) -> Iter
     """Parts are converted one by one, as by someone who has only a part."""
     reasons: dict[str, str] = {}
     for part in published.parts:
-        reasons |= replace_max_pooling(model.get_submodule(part), dtype)
+        submodule = model.get_submodule(part)
+        reasons |= explain_conversion(submodule, index_dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of these reasons
+            convert_max_pooling(submodule, index_dtype=dtype)
     assert reasons == ({} if dtype == torch.int64 else (published.reasons or {}))
     with patched() if published.functions else nullcontext():
         yield
@@ -36,12 +46,12 @@ def replaced(published: Published, model: nn.Module, dtype: torch.dtype) -> Iter
 
 
 def within_patched(_: Published, __: nn.Module, dtype: torch.dtype) -> patched:
-    return patched(dtype)
+    return patched(index_dtype=dtype)
 
 
 @contextmanager
 def decorated(_: Published, model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    model.forward = patched(dtype)(model.forward)
+    model.forward = patched(index_dtype=dtype)(model.forward)
     yield
     del model.forward
 
@@ -68,7 +78,7 @@ def exported(model: nn.Module, x: Tensor, strict: bool = False) -> Results:
 
 def through_onnx(model: nn.Module, x: Tensor) -> Results:
     """ONNX Runtime has no float64 convolutions; in float32 the whole numbers are exact, too."""
-    table = maxunpool_cuda.onnx.translation_table()
+    table = maxunpool_cuda.export.onnx_translation_table()
     model, x = model.float(), x.float()
     program: Any = torch.onnx.export(
         model, (x,), dynamo=True, verbose=False, custom_translation_table=table

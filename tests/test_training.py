@@ -38,7 +38,7 @@ def test_training_step() -> None:
     with torch.profiler.profile() as ours:
         with maxunpool_cuda.patched():
             found = {"patched": results(model, x)}
-        assert maxunpool_cuda.replace_max_pooling(model) == {}
+        maxunpool_cuda.convert_max_pooling(model)
         found["replaced"] = results(model, x)
     assert not {event.name for event in ours.events()} & NONDETERMINISTIC
     wrong = {
@@ -75,7 +75,7 @@ def test_the_input_of_a_pool_is_freed(device: str, dims: int, return_indices: bo
     assert not theirs.expired()
     del of_torch_nn
     assert theirs.expired()
-    assert maxunpool_cuda.replace_max_pooling(model) == {}
+    maxunpool_cuda.convert_max_pooling(model)
     values, ours = model(x)
     assert ours.expired()
     (gradient,) = torch.autograd.grad(values.sum(), model.scale)
@@ -110,7 +110,7 @@ def train(rank: int, is_sharded: bool, folder: Path) -> None:
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_two_processes_train_as_one(is_sharded: bool, tmp_path: Path) -> None:
     model, x, _ = drawn(PUBLISHED["InceptionTime"])
-    assert maxunpool_cuda.replace_max_pooling(model, torch.uint8) == {}
+    maxunpool_cuda.convert_max_pooling(model, index_dtype=torch.uint8)
     torch.save((model, x), tmp_path / "start.pt")
     torch.multiprocessing.spawn(train, (is_sharded, tmp_path), nprocs=2)
     expected = train_step(model, x)

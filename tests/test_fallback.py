@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where the library has no kernels: other devices, CUDA without kernels, a build without a library.
 
-The table of operators runs on the portable form in test_operators.py, and in a build without a
-library all tests do: make check-portable. Fake tensors stand for tensors of devices that are not
+The table of operators runs on the fallback in test_operators.py, and in a build without a
+library all tests do: make check-fallback. Fake tensors stand for tensors of devices that are not
 there.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from cases import OPERATORS, UNPOOLING, Call, draw, geometry_of, scaled, with_invalid_index
-from conftest import Record, needs_library, portable_device
+from conftest import Record, fallback_device, needs_library
 from failures import check_each
 from published import pooling_in
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _checks, _kernels, _layout, _ops
+from maxunpool_cuda import _checks, _fallback, _layout, _ops
 
 Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parent.parent
@@ -76,7 +76,7 @@ def test_the_kernels_of_other_devices(operator: str, key: str, rng: Random) -> N
 def test_strides_far_larger_than_the_plane(reduce: str) -> None:
     """Offsets are unpooled in blocks of a stride, but not in such ones."""
     x, offsets = torch.ones(1, 2, 1), torch.ones(1, 2, 1, dtype=torch.uint8)
-    with portable_device():
+    with fallback_device():
         output = _ops.max_unpool(x, offsets, (4,), (2,), (2**40,), (0,), reduce)
     assert output.tolist() == [[[0, 1, 0, 0]] * 2]
 
@@ -85,18 +85,18 @@ def test_strides_far_larger_than_the_plane(reduce: str) -> None:
 def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
     """Of a GPU of AMD, for which there are none, nothing is said."""
     arguments = ([2, 2], [2, 2], [0, 0], [1, 1], False, torch.uint8)
-    monkeypatch.setattr(_kernels, "_has_warned", False)
+    monkeypatch.setattr(_fallback, "_has_warned", False)
     with FakeTensorMode():
         x = torch.empty(1, 2, 4, 4, device="cuda")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             monkeypatch.setattr(torch.version, "hip", "7.0")
-            _kernels._checked("max_pool", (x,), arguments)
+            _fallback._checked("max_pool", (x,), arguments)
             monkeypatch.setattr(torch.version, "hip", None)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             for _ in range(2):
-                _kernels._checked("max_pool", (x,), arguments)
+                _fallback._checked("max_pool", (x,), arguments)
     (words,) = (str(warning.message) for warning in warned)
     assert words.startswith("maxunpool_cuda: CUDA tensors run PyTorch's operators")
     assert '`pip install "cuda-toolkit[nvcc,cccl]"`' in words
@@ -106,10 +106,10 @@ def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
 def test_a_captured_graph_checks_indices_when_it_runs(monkeypatch: Patch) -> None:
     """While a CUDA graph is captured, no call may wait for the device."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    window = _kernels._Unpooling((4,), (2,), (2,), (0,))
+    window = _fallback._Unpooling((4,), (2,), (2,), (0,))
     with FakeTensorMode(), Record() as record:
         indices = torch.empty(1, 2, dtype=torch.int64, device="cuda")
-        _kernels._check_inside(indices, [(indices, 0, 4)], window)
+        _fallback._check_inside(indices, [(indices, 0, 4)], window)
     assert "aten::_assert_async" in record.names
 
 
@@ -159,7 +159,7 @@ assert torch.autograd.gradcheck(pool, x, check_forward_ad=True)
 print(type(pool(x).grad_fn).__name__, maxunpool_cuda.__version__)
 """
 NOTES = {
-    "asked for": "no kernels, as FORCE_PORTABLE=1 says",
+    "asked for": "no kernels, as FORCE_FALLBACK=1 says",
     "no compiler": "no kernels: expected a C++ compiler but got none",
 }
 
@@ -173,9 +173,9 @@ def test_a_wheel_without_a_library(why: str, tmp_path: Path) -> None:
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__", "_C.*.so", "_C.*.json")
     shutil.copytree(ROOT / "maxunpool_cuda", source / "maxunpool_cuda", ignore=ignored)
-    names = ("FORCE_CUDA", "FORCE_CPU", "FORCE_PORTABLE", "CXX", "DEBUG", "LINEINFO")
+    names = ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "CXX", "DEBUG", "LINEINFO")
     alone = {name: value for name, value in os.environ.items() if name not in names}
-    alone |= {"FORCE_PORTABLE": "1"} if why == "asked for" else {"PATH": str(tmp_path)}
+    alone |= {"FORCE_FALLBACK": "1"} if why == "asked for" else {"PATH": str(tmp_path)}
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     done = subprocess.run(
         [sys.executable, "-c", build], env=alone, cwd=source, capture_output=True, text=True
@@ -202,15 +202,15 @@ def test_a_wheel_without_a_library(why: str, tmp_path: Path) -> None:
 
 
 @needs_library
-def test_a_library_comes_before_the_record_of_a_portable_build(tmp_path: Path) -> None:
+def test_a_library_comes_before_the_record_of_a_build_without_one(tmp_path: Path) -> None:
     """Both may lie in a source tree that was built twice."""
     package = Path(_ops._C.__file__).parent
     for path in package.glob("_C.cpython*"):
         (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "_C.portable.json").write_text('{"version": "0", "torch": null, "note": ""}')
+    (tmp_path / "_C.fallback.json").write_text('{"version": "0", "torch": null, "note": ""}')
     from maxunpool_cuda import _library
 
-    assert not _library.is_portable(_library.built_for(tmp_path))
+    assert not _library.is_fallback(_library.built_for(tmp_path))
 
 
 def outcome(check: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The portable form: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
+"""The decompositions: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
 
 import random
 from pathlib import Path
@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops, _portable
+from maxunpool_cuda import _decompositions, _ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-PORTABLE = maxunpool_cuda.decompositions()
+DECOMPOSITIONS = maxunpool_cuda.export.decompositions()
 
 # PyTorch 2.11 has no torch.where for these.
 NOT_CHOSEN = () if torch.__version__ >= "2.12" else (torch.uint16, torch.uint32, torch.uint64)
@@ -33,7 +33,7 @@ CALLS = {
 def test_agrees_with_the_reference(name: str, reduce: str, rng: random.Random) -> None:
 
     def check(call: Call) -> None:
-        results = leaves(PORTABLE[call.operator](*call.tensors, *call.arguments))
+        results = leaves(DECOMPOSITIONS[call.operator](*call.tensors, *call.arguments))
         call.compare(results)
         assert all(result.is_contiguous() for result in results)
 
@@ -43,7 +43,7 @@ def test_agrees_with_the_reference(name: str, reduce: str, rng: random.Random) -
 
 def test_bad_indices() -> None:
     """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
-    unpool, window = PORTABLE[_ops.max_unpool], ((4,), (2,), (2,), (0,), "last")
+    unpool, window = DECOMPOSITIONS[_ops.max_unpool], ((4,), (2,), (2,), (0,), "last")
     x = torch.tensor([[1.0, 2.0]])
     assert unpool(x, torch.tensor([[2, 1]]).byte(), *window).tolist() == [[0, 0, 0, 2]]
     with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
@@ -60,7 +60,7 @@ def test_bad_indices() -> None:
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
 def test_sums_are_rounded_once(dtype: torch.dtype, large: float, indices: Tensor) -> None:
     x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
-    unpool, window = PORTABLE[_ops.max_unpool], ((5,), (3,), (1,), (0,), "sum")
+    unpool, window = DECOMPOSITIONS[_ops.max_unpool], ((5,), (3,), (1,), (0,), "sum")
     assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
 
 
@@ -82,8 +82,8 @@ def test_a_bad_size_is_an_error_when_the_program_runs(
     program = torch.export.export(UnpoolLike(), inputs, dynamic_shapes=sizes, strict=strict)
     torch.export.save(program, tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2")
-    portable = program.run_decompositions(PORTABLE)
-    for name, form in {"exported": program, "loaded": loaded, "portable": portable}.items():
+    decomposed = program.run_decompositions(DECOMPOSITIONS)
+    for name, form in {"exported": program, "loaded": loaded, "decomposed": decomposed}.items():
         run = form.module()
         with subtests.test(name):
             assert same(run(*inputs), UnpoolLike()(*inputs))
@@ -106,8 +106,8 @@ def test_ceil_mode_of_named_sizes(
 
     sizes = ({2: torch.export.Dim("height", min=8, max=64)},)
     program = torch.export.export(Pool(), (torch.randn(2, 3, height, 7),), dynamic_shapes=sizes)
-    portable = program.run_decompositions(PORTABLE)
-    for name, form in {"exported": program, "portable": portable}.items():
+    decomposed = program.run_decompositions(DECOMPOSITIONS)
+    for name, form in {"exported": program, "decomposed": decomposed}.items():
         for other in range(8, 14):
             x = torch.randn(2, 3, other, 7)
             with subtests.test(f"{name}, height {other}"):
@@ -125,7 +125,7 @@ def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     """No operator of this package is left, so any process can run the compiled model."""
     x, batch = torch.randn(2, 3, 9, 12), {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(RoundTrip(), (x,), dynamic_shapes=(batch,))
-    program = program.run_decompositions(PORTABLE)
+    program = program.run_decompositions(DECOMPOSITIONS)
     assert "maxunpool_cuda" not in str(program.graph)
     path = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/m.pt2")
     other = torch.randint(-3, 3, (5, 3, 9, 12)).float()
@@ -134,9 +134,9 @@ def test_ahead_of_time_compilation(tmp_path: Path) -> None:
 
 
 def test_windows_that_begin_beyond_32_bits() -> None:
-    axis = _portable.Axis(
+    axis = _decompositions.Axis(
         size=2**31 + 1, pooled=3, extent=2**31 + 1, kernel=1, stride=2**30, padding=0, dilation=1
     )
-    first = _portable._first_offsets([axis], torch.device("cpu"))
+    first = _decompositions._first_offsets([axis], torch.device("cpu"))
     assert first.tolist() == [0, 0, 0]
-    assert _portable._positions_of(first, [axis]).tolist() == [0, 2**30, 2**31]
+    assert _decompositions._positions_of(first, [axis]).tolist() == [0, 2**30, 2**31]

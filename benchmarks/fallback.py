@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The portable form beside torch.nn and the usual workarounds: forward and backward on the CPU.
+"""The fallback beside torch.nn and the usual workarounds: forward and backward on the CPU.
 
 It is timed in a build without a library, whose operators are PyTorch's own. Everyone's result and
 gradient are compared with torch.nn's first: values differ, so all are equal, bit for bit. Saved are
@@ -39,7 +39,7 @@ def scatter(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Portable:
+class Case:
     """A call that is timed."""
 
     name: str
@@ -54,7 +54,7 @@ def _pooling(name: str, call: Callable[..., Tensor], *others: tuple[str, Functio
 
 
 CASES = (
-    Portable(
+    Case(
         "MaxPool3d of 2x2x2, stride 2",
         (1, 16, 64, 64, 64),
         _pooling(
@@ -64,13 +64,13 @@ CASES = (
             (UNFOLD, partial(unfolded, 2, 2, 0)),
         ),
     ),
-    Portable(
+    Case(
         "MaxPool2d of 3x3, stride 2, padding 1",
         (8, 64, 112, 112),
         _pooling("max_pool2d", lambda f, x: f(x, 3, 2, 1)),
     ),
     *(
-        Portable(
+        Case(
             f"AdaptiveMaxPool2d(1) of {size}x{size}",
             (8, channels, size, size),
             _pooling(
@@ -81,7 +81,7 @@ CASES = (
         )
         for size, channels in ((56, 128), (7, 512))
     ),
-    Portable(
+    Case(
         "MaxUnpool2d of 2x2, stride 2",
         (8, 64, 112, 112),
         _pooling("max_unpool2d", lambda f, x: f(x, indices_of(x), 2), (SCATTER, scatter)),
@@ -97,7 +97,7 @@ def saved_bytes(function: Function, x: Tensor) -> int:
     return sum(saved.values())
 
 
-def row_of(case: Portable, threads: int, seconds: float) -> report.Row:
+def row_of(case: Case, threads: int, seconds: float) -> report.Row:
     """Check and time everyone.
 
     Raises:
@@ -127,10 +127,10 @@ def measure(seconds: float) -> report.Report:
     """Time all calls, with one thread and with as many as PyTorch takes.
 
     Raises:
-        SystemExit: the build has kernels, which would be timed in place of the portable form.
+        SystemExit: the build has kernels, which would be timed in place of the fallback.
     """
     if maxunpool_cuda.build_info()["kernels"] != "none":
-        raise SystemExit("benchmarks: expected a build with PORTABLE=1 but got one with kernels")
+        raise SystemExit("benchmarks: expected a build with FALLBACK=1 but got one with kernels")
     facts = report.facts("cpu")
     settings = {"seconds": seconds, "pages kept": timing.keep_pages()}
     most = torch.get_num_threads()

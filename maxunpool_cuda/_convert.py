@@ -6,8 +6,8 @@ object, and keeps its hooks, its training mode and its compiled code. The only a
 package's modules have beside torch.nn's are ``index_dtype`` (pools) and ``reduce`` (unpools).
 
 For example, torch.nn's ``Sequential(MaxPool2d(2, return_indices=True), MaxUnpool2d(2))`` becomes
-this package's with ``replace_max_pooling(model, torch.uint8)``, and the pool gets the attribute
-``index_dtype = torch.uint8``, because an unpool with the same window takes its indices.
+this package's with ``convert_max_pooling(model, index_dtype=torch.uint8)``, and the pool gets the
+attribute ``index_dtype = torch.uint8``, because an unpool with the same window takes its indices.
 
 Only modules of exactly torch.nn's nine classes, or of the nine here, are converted, and only if
 their ``forward`` is that of their class: nobody knows what a subclass does. Most functions below
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -52,10 +52,10 @@ _OUR_BASE: Any = modules._Leaf
 _OUR_ATTRIBUTES = ("index_dtype", "reduce")
 
 
-def replace_max_pooling(
-    model: torch.nn.Module, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
-) -> dict[str, str]:
-    """Make all max pooling modules of a model this package's, in place.
+def convert_max_pooling(
+    model: Model, *, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
+) -> Model:
+    """Make all max pooling modules of a model this package's, in place, and return the model.
 
     These are torch.nn's MaxPool1d/2d/3d, AdaptiveMaxPool1d/2d/3d and MaxUnpool1d/2d/3d. Each stays
     the same object, wherever else it is used. By default pools return flat int64 indices, and
@@ -66,7 +66,8 @@ def replace_max_pooling(
     checked, so compare the model before and after. A pool keeps the indices that it has unless the
     modules of the model allow the smaller ones: uint8 needs a window of at most 256 elements and an
     unpool with the same window; int32 needs an unpool; and an unpool that is left alone rules out
-    both. Adaptive pools have no uint8 indices.
+    both. Adaptive pools have no uint8 indices. A pool that returns no indices yet keeps int64, in
+    case its ``return_indices`` is switched on later.
 
     Args:
         model: any module.
@@ -76,63 +77,90 @@ def replace_max_pooling(
             keep theirs, and the others get ``"last"``.
 
     Returns:
-        For names of modules, why this pool returns other indices, or why this pool or unpool is
-        left alone.
+        ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
 
     Warns:
-        UserWarning: names what looks like max pooling but is left alone (subclasses, scripted
-            modules, modules of torch.nn whose ``forward`` is set on the instance), or if nothing is
-            replaced.
+        UserWarning: has what :func:`explain_conversion` returns, if that is anything; or says that
+            the model has no max pooling.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.MaxPool2d(2))
+        >>> model = convert_max_pooling(model)
+        >>> type(model[1])
+        <class 'maxunpool_cuda.modules.MaxPool2d'>
+    """
+    _convert("convert_max_pooling", model, index_dtype, reduce, stacklevel=3)
+    return model
+
+
+def explain_conversion(
+    model: torch.nn.Module, *, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
+) -> dict[str, str]:
+    """Tell what :func:`convert_max_pooling` would not convert as asked. This changes nothing.
+
+    Args:
+        model: any module.
+        index_dtype: as of :func:`convert_max_pooling`.
+        reduce: as of :func:`convert_max_pooling`.
+
+    Returns:
+        For names of modules, why this pool would return other indices than those asked for, or why
+        what looks like max pooling would be left alone: subclasses, scripted modules, and modules
+        of torch.nn whose ``forward`` is set on the instance.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
 
     Example:
         >>> pools = [torch.nn.MaxPool2d(size, return_indices=True) for size in (2, 17)]
         >>> model = torch.nn.ModuleList([*pools, torch.nn.MaxUnpool2d(2)])
-        >>> replace_max_pooling(model, torch.uint8)
+        >>> explain_conversion(model, index_dtype=torch.uint8)
         {'1': 'kernel_size (17, 17) has more than 256 elements'}
     """
-    return _convert("replace_max_pooling", model, index_dtype, reduce, stacklevel=3)
+    return _explain("explain_conversion", model, index_dtype, reduce)
 
 
 def _convert(
     name: str, model: torch.nn.Module, index_dtype: torch.dtype, reduce: Any, stacklevel: int
-) -> dict[str, str]:
-    """The body of :func:`replace_max_pooling`; ``stacklevel`` is that of the warning."""
-    check_model(name, model)
-    check_index_dtype(name, index_dtype)
-    check_reduce(name, "last" if reduce is None else reduce)
+) -> None:
+    """The body of :func:`convert_max_pooling`; ``stacklevel`` is that of the warning."""
+    reasons = _explain(name, model, index_dtype, reduce)
     named: list[tuple[str, Any]] = [*model.named_modules()]
-    unpools = [module for _, module in named if isinstance(module, _MaxUnpoolNd)]
-    left_alone = _reasons(named, _why_left_alone)  # for the warning
-    not_as_asked = _reasons(
-        named, lambda module: _why_not_as_asked(module, index_dtype, reduce, unpools)
-    )
-    replaced = [path for path, module in named if type(module) in _TO_OURS]
-    are_ours = any(isinstance(module, _OUR_BASE) for _, module in named)
-    if left_alone or not (replaced or are_ours):
+    if reasons or not any(isinstance(module, _TORCH_BASES) for _, module in named):
         # Before anything changes: where warnings are errors, the model stays as it is.
         warnings.warn(
-            f"{name}: expected to replace all max pooling of the model but got "
-            f"{type(model).__name__} with {left_alone or 'none among its modules'}. What is not "
-            "seen: functions that a forward calls, and scripted modules whose class has another "
-            "name.",
+            f"{name}: expected to convert all max pooling of the model as asked but got "
+            f"{type(model).__name__} with {reasons or 'none among its modules'}. What is not seen: "
+            "functions that a forward calls, and scripted modules whose class has another name.",
             stacklevel=stacklevel,
         )
     for path, module in named:
-        if type(module) in _TO_OURS and path not in left_alone:
+        if type(module) in _TO_OURS and _is_convertible(module):
             module.__class__ = _TO_OURS[type(module)]
-        if type(module) in _TO_TORCH and path not in not_as_asked:
+        if type(module) in _TO_TORCH and path not in reasons:
             _set_arguments(module, index_dtype, reduce)
-    return not_as_asked
 
 
-def _reasons(named: list[tuple[str, Any]], why_not: Callable[[Any], str | None]) -> dict[str, str]:
-    """For the names of modules that ``why_not`` gives a reason for: this reason."""
-    reasons = {path: why_not(module) for path, module in named}
-    return {path: reason for path, reason in reasons.items() if reason}
+def _explain(
+    name: str, model: torch.nn.Module, index_dtype: torch.dtype, reduce: Any
+) -> dict[str, str]:
+    """The body of :func:`explain_conversion`, for a public function of this name."""
+    check_model(name, model)
+    check_index_dtype(name, index_dtype)
+    check_reduce(name, "last" if reduce is None else reduce)
+    unpools = [module for module in model.modules() if isinstance(module, _MaxUnpoolNd)]
+    reasons: dict[str, str] = {}
+    for path, module in model.named_modules():
+        left_alone = _why_left_alone(module)
+        reason = left_alone or _why_not_as_asked(module, index_dtype, reduce, unpools)
+        if reason:
+            reasons[path] = reason
+    return reasons
 
 
 def _set_arguments(module: Any, index_dtype: torch.dtype, reduce: Any) -> None:
@@ -165,8 +193,7 @@ def restore_max_pooling(model: Model) -> Model:
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
-        >>> replace_max_pooling(model)
-        {}
+        >>> model = convert_max_pooling(model)
         >>> type(restore_max_pooling(model)[0])
         <class 'torch.nn.modules.pooling.MaxPool2d'>
     """
@@ -186,17 +213,18 @@ def restore_max_pooling(model: Model) -> Model:
 
 @contextlib.contextmanager
 def converted(
-    model: Model, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
+    model: Model, *, index_dtype: torch.dtype = torch.int64, reduce: Reduce | None = None
 ) -> Iterator[Model]:
-    """Inside, ``model`` is as :func:`replace_max_pooling` makes it; afterwards, as it was.
+    """Inside, ``model`` is as :func:`convert_max_pooling` makes it; afterwards, as it was.
 
     On exit, also by an exception, the modules that were converted on entry are as before. Others
-    stay as they are: what was this package's before remains so.
+    stay as they are: what was this package's before remains so. A model is converted in one thread
+    at a time, and of several contexts the last one entered is left first.
 
     Args:
         model: any module.
-        index_dtype: as of :func:`replace_max_pooling`.
-        reduce: as of :func:`replace_max_pooling`.
+        index_dtype: as of :func:`convert_max_pooling`.
+        reduce: as of :func:`convert_max_pooling`.
 
     Yields:
         ``model``.
@@ -208,7 +236,7 @@ def converted(
             restored then.
 
     Warns:
-        UserWarning: as :func:`replace_max_pooling`.
+        UserWarning: as :func:`convert_max_pooling`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
@@ -284,7 +312,7 @@ def _description(module: torch.nn.Module) -> str:
 
 
 def _why_left_alone(module: Any) -> str | None:
-    """For the warning: why a module that looks like torch.nn's max pooling is not converted."""
+    """Why a module that looks like torch.nn's max pooling is not converted."""
     if getattr(module, "original_name", None) in _CLASS_NAMES:  # of a ScriptModule
         return f"{module.original_name}, in TorchScript, is left alone"
     if not isinstance(module, _TORCH_BASES) or isinstance(module, _OUR_BASE):

@@ -21,8 +21,8 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
-from .convert import check_model
-from .patch import patched
+from ._convert import check_model
+from ._patch import patched
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The operators' kernels where there are no compiled ones: the portable form, in PyTorch's own.
+"""The operators' kernels where there are no compiled ones: in PyTorch's operators.
 
 They serve tensors of every device for which the compiled library has no kernels: CUDA tensors in a
 build without CUDA kernels, Apple's and Intel's GPUs, and in a build without a library all tensors.
@@ -8,7 +8,7 @@ the indices itself, computes, and brings the result into the call's layout.
 
 On the CPU PyTorch's scatter takes the elements of a plane one after the other, so the last of equal
 indices stays, and sums have one order. On other devices the order is open. There unpooling goes the
-ways of _portable.py, which no order changes.
+ways of _decompositions.py, which no order changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _portable
+from . import _decompositions
 from ._checks import MOST_OFFSETS, Ints, storage_kind
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
@@ -63,8 +63,8 @@ class _Unpooling(NamedTuple):
     def fit_blocks(self, pooled: Ints) -> bool:
         """Whether blocks of a stride for each window take little more room than the plane.
 
-        _portable.py unpools window offsets in such blocks. They do not if a stride is far larger
-        than the plane.
+        _decompositions.py unpools window offsets in such blocks. They do not if a stride is far
+        larger than the plane.
         """
         blocks = [
             (cells + kernel // step) * step
@@ -94,9 +94,9 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
         write = output.scatter_add_ if reduce == "sum" else output.scatter_
         result = write(-1, positions, planes).reshape(empty.shape)
     elif indices.dtype == torch.uint8 and unpooling.fit_blocks(indices.shape[-unpooling.rank :]):
-        result = _portable.unpool_window_offsets(values, indices, *unpooling, reduce)
+        result = _decompositions.unpool_window_offsets(values, indices, *unpooling, reduce)
     elif reduce == "last":
-        result = _portable.unpool_positions(planes, positions, unpooling.output_size, "last")
+        result = _decompositions.unpool_positions(planes, positions, unpooling.output_size, "last")
     else:
         result = _sums(planes, positions, unpooling.plane).reshape(empty.shape)
     result = result.to(input.dtype) if reduce == "sum" else result.view(input.dtype)
@@ -125,7 +125,7 @@ def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         values, indices = (torch.empty_like(each, device=input.device) for each in empty)
         return values, indices
     if not _pools_as_torch(input):
-        values, indices = _portable.max_pool(input, *arguments)
+        values, indices = _decompositions.max_pool(input, *arguments)
         return _laid_out(values, empty[0]), _laid_out(indices, empty[1])
     *window, ceil_mode, index_dtype = arguments
     values, positions = _pool_as_torch(input, window, ceil_mode)
@@ -136,11 +136,14 @@ def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _laid_out(values, empty[0]), _laid_out(positions.to(index_dtype), empty[1])
 
 
-def register(operators: Sequence[Any]) -> Any:
+def register(operators: Sequence[Any], build_note: str) -> Any:
     """Make these the kernels of the three operators for all devices that have none.
 
-    They are registered as long as the object that is returned exists.
+    They are registered as long as the object that is returned exists. ``build_note`` says, for the
+    warning of CUDA tensors, which kernels the build left out, and why.
     """
+    global _build_note
+    _build_note = build_note
     make_library: Any = torch.library.Library  # untyped in some releases
     library = make_library("maxunpool_cuda", "IMPL")
     kernels = {each.__name__: each for each in (max_unpool, max_unpool_backward, max_pool)}
@@ -170,6 +173,7 @@ def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, .
     return getattr(torch.ops.maxunpool_cuda, operator).default(*tensors, *arguments)
 
 
+_build_note = ""
 _has_warned = False
 
 
@@ -179,8 +183,6 @@ def _warn_of_cuda() -> None:
     if _has_warned or torch.version.hip:
         return
     _has_warned = True
-    from . import _ops  # which imports this file
-
     way_out = (
         '`pip install "cuda-toolkit[nvcc,cccl]"` installs nvcc for a CUDA 13 build of PyTorch; '
         "`FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again"
@@ -189,7 +191,7 @@ def _warn_of_cuda() -> None:
         way_out = "CUDA kernels need Linux"
     warnings.warn(
         "maxunpool_cuda: CUDA tensors run PyTorch's operators, which is slower, as this build has "
-        f"{_ops.build_info()['note']}: {way_out}",
+        f"{_build_note}: {way_out}",
         stacklevel=2,
     )
 
@@ -220,7 +222,7 @@ def _begins(unpooling: _Unpooling, pooled: Ints, device: torch.device) -> list[T
     """For each axis the coordinates where windows begin; they broadcast to a pooled plane."""
     rank = unpooling.rank
     return [
-        _portable.arange_along(number, rank, pooled[number], device).long()
+        _decompositions.arange_along(number, rank, pooled[number], device).long()
         * unpooling.stride[number]
         - unpooling.padding[number]
         for number in range(rank)

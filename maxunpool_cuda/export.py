@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Export to ONNX: max pooling and unpooling as ONNX's MaxPool and MaxUnpool.
+"""What leaves Python: tables for exporters, which say what becomes of this package's operators.
+
+:func:`decompositions` makes them PyTorch's own operators, in every exported program.
+:func:`onnx_translation_table` makes them ONNX's MaxPool and MaxUnpool: the rest of the file.
 
 :func:`torch.onnx.export` calls a translation for each operator of this package, with tensors of the
 ONNX graph. The translation writes ONNX's nodes and returns their results. It is written once for
@@ -22,18 +25,55 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _ops
-from ._portable import Ints
+from . import _decompositions, _ops
+from ._decompositions import Ints
+
+__all__ = ["decompositions", "onnx_translation_table"]
 
 
-def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """A table for :meth:`torch.export.ExportedProgram.run_decompositions`.
+
+    The program it returns calls PyTorch's operators alone: it runs where this package is not
+    installed, and in every runtime that takes exported programs. Its values are bit-equal to those
+    of the operators, except that PyTorch adds up duplicates of flat indices in any order on CUDA.
+    Results are contiguous, whatever the layout of the input.
+
+    Pooling, and unpooling of uint8 indices, become elementwise operators. Unpooling of flat indices
+    becomes a scatter and a gather, or a scatter that adds. PyTorch lacks these for float8,
+    complex32, uint16, uint32 and uint64, and until 2.11 elementwise operators for the last three. A
+    flat index outside the output is an error of that scatter. A value whose uint8 index names no
+    output is lost without an error.
+
+    Returns:
+        For each operator, a function that takes its arguments and calls PyTorch's operators.
+
+    Example:
+        >>> import torch, maxunpool_cuda
+        >>> pool = maxunpool_cuda.MaxPool2d(2, return_indices=True)
+        >>> x = torch.rand(1, 3, 8, 8)
+        >>> program = torch.export.export(pool, (x,))
+        >>> decomposed = program.run_decompositions(maxunpool_cuda.export.decompositions())
+        >>> "maxunpool_cuda" in str(program.graph), "maxunpool_cuda" in str(decomposed.graph)
+        (True, False)
+        >>> all(map(torch.equal, decomposed.module()(x), pool(x)))
+        True
+    """
+    return {
+        _ops.max_pool: _decompositions.max_pool,
+        _ops.max_unpool: _decompositions.max_unpool,
+        _ops.max_unpool_backward: _decompositions.max_unpool_backward,
+    }
+
+
+def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` of :func:`torch.onnx.export`; needs the package onnxscript.
 
     Max pooling becomes ONNX's MaxPool, and max unpooling becomes its MaxUnpool. ONNX Runtime and
     ONNX's own evaluator then return the results of eager mode, for every dtype of indices and every
-    output size. A ValueError names the other way to ONNX, :func:`maxunpool_cuda.decompositions`,
-    for "sum", dtypes that the two operators do not take, ``ceil_mode`` with dynamic sizes, and
-    dilated windows that hold no element of the input or reach a kernel_size beyond its end.
+    output size. A ValueError names the other way to ONNX, :func:`decompositions`, for "sum", dtypes
+    that the two operators do not take, ``ceil_mode`` with dynamic sizes, and dilated windows that
+    hold no element of the input or reach a kernel_size beyond its end.
 
     ONNX Runtime's MaxPool returns a NaN only if it is the first of its window, and without indices
     may give the lowest finite number for minus infinity. ONNX's evaluator gets the indices of pools
@@ -44,7 +84,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     Example:
         >>> import torch, maxunpool_cuda
-        >>> table = maxunpool_cuda.onnx.translation_table()
+        >>> table = maxunpool_cuda.export.onnx_translation_table()
         >>> # torch.onnx.export(model, inputs, dynamo=True, custom_translation_table=table)
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
@@ -219,7 +259,9 @@ class _Graph:
 
     def error(self, what: str) -> ValueError:
         """The error of a call that has no such translation."""
-        way_out = "run_decompositions(maxunpool_cuda.decompositions()) of the exported program"
+        way_out = (
+            "run_decompositions(maxunpool_cuda.export.decompositions()) of the exported program"
+        )
         return ValueError(f"{self.name}: ONNX cannot express {what}; use {way_out}")
 
     def with_batch(self, tensor: Any, dtypes: tuple[str, ...] = ()) -> Any:

@@ -2,8 +2,8 @@
 """For a while, torch.nn.functional's max pooling and max unpooling are this package's.
 
 PyTorch lets a *mode* (:class:`torch.overrides.TorchFunctionMode`) see every call of its functions,
-and answer in their place. Inside ``with patched(torch.uint8):`` there is such a mode. It answers
-``torch.nn.functional.max_pool2d(x, 2)`` by ``functional.max_pool2d(x, 2,
+and answer in their place. Inside ``with patched(index_dtype=torch.uint8):`` there is such a mode.
+It answers ``torch.nn.functional.max_pool2d(x, 2)`` by ``functional.max_pool2d(x, 2,
 index_dtype=torch.uint8)``, and lets all calls pass that are not in the table below.
 
 PyTorch takes a mode off while it answers. So ``with mode:`` below puts it back on, for code of
@@ -14,15 +14,14 @@ others that is called from there and may pool, too: hooks, subclasses of Tensor,
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import types
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.nn.functional as torch_F
-from torch._functorch.autograd_function import custom_function_call
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
-from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from . import functional
@@ -105,16 +104,34 @@ _REPLACEMENTS: dict[Any, tuple[Callable[..., Any], str]] = {
     torch_F.max_unpool3d: (functional.max_unpool3d, "max_unpool"),
 }
 
+
+def _name_of_torch(module: str, name: str) -> Any:
+    """A name of PyTorch that only one feature needs; None in a release that lacks it."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
 # Calls a function without showing the call to the mode, but shows it the calls inside of that
-# function. PyTorch 2.11 lacks it.
-_redispatch: Any = getattr(torch.overrides, "redispatch_function", None)
-# Functions that run code of others, to be called in this way.
+# function. PyTorch 2.11 lacks it, and the mode is off in hooks and checkpoints there.
+_redispatch = _name_of_torch("torch.overrides", "redispatch_function")
+# Functions that run code of others, to be called in this way. The last one is torch.func's.
 _RUN_OTHERS_CODE = (
     torch.Tensor.backward,
     torch.autograd.backward,
     torch.autograd.grad,
-    custom_function_call,
+    _name_of_torch("torch._functorch.autograd_function", "custom_function_call"),
 )
+# What the branches and loop bodies of torch.cond, torch.scan and so on are arguments of. Without
+# the name, the mode is off in these.
+_HIGHER_ORDER: Any = _name_of_torch("torch._ops", "HigherOrderOperator") or ()
+# Its argument is a compiled region (nested_compile_region).
+_NESTED_REGION = _name_of_torch(
+    "torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"
+)
+# What a call returns that has only begun the work.
+_ONLY_BEGUN = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
 class patched:  # noqa: N801  # as torch.no_grad is written
@@ -131,15 +148,26 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 
     Raises:
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
-        TypeError: the decorated object is no function, or a generator or coroutine function.
+        TypeError: an argument has no keyword; the decorated object is no function, or a generator
+            or coroutine function, or its result is of such a function.
 
     Example:
-        >>> with patched(torch.uint8):
+        >>> with patched(index_dtype=torch.uint8):
         ...     torch.nn.functional.max_pool2d(torch.eye(2)[None], 2, return_indices=True)
         (tensor([[[1.]]]), tensor([[[0]]], dtype=torch.uint8))
     """
 
-    def __init__(self, index_dtype: torch.dtype = torch.int64, *, reduce: Reduce = "last") -> None:
+    def __init__(
+        self,
+        *positional: NoReturn,
+        index_dtype: torch.dtype = torch.int64,
+        reduce: Reduce = "last",
+    ) -> None:
+        if positional:
+            raise TypeError(
+                "patched: expected index_dtype and reduce as keywords, and a function to decorate "
+                f"after them, as in patched()(function), but got {positional[0]!r}"
+            )
         check_index_dtype("patched", index_dtype)
         check_reduce("patched", reduce)
         # patched wraps a mode instead of being one: at a graph break inside it, Dynamo would leave
@@ -162,9 +190,18 @@ class patched:  # noqa: N801  # as torch.no_grad is written
     def __call__(self, function: Function) -> Function:
         is_function = callable(function) and not isinstance(function, type)
         if not is_function or _only_begins(function):
-            expected = "a function that is done when it returns"
-            raise TypeError(f"patched: expected {expected} but got {function!r}")
-        return cast(Function, functools.wraps(function)(_with_mode(self._mode, function)))
+            raise _unfinished_error(function)
+        call_with_mode = _with_mode(self._mode, function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = call_with_mode(*args, **kwargs)
+            # _only_begins does not see a function that returns what another one has begun.
+            if isinstance(result, _ONLY_BEGUN):
+                raise _unfinished_error(function)
+            return result
+
+        return cast(Function, call)
 
 
 class _Mode(TorchFunctionMode):
@@ -188,11 +225,18 @@ class _Mode(TorchFunctionMode):
                 return _redispatch(func, types, args, kwargs)
         # Branches and loop bodies get the mode. A compiled region (nested_compile_region) does not:
         # Dynamo looks it up by its code, and every wrapper has the same code.
-        if isinstance(func, HigherOrderOperator) and func is not invoke_subgraph_placeholder:
+        if isinstance(func, _HIGHER_ORDER) and func is not _NESTED_REGION:
             with self:  # Dynamo allows this to the code that it traces if it has been done here
                 pass
             args = tuple(_with_mode(self, arg) for arg in args)
         return func(*args, **kwargs)
+
+
+def _unfinished_error(function: object) -> TypeError:
+    """The error of what cannot be decorated: after its call, the mode would be off too early."""
+    return TypeError(
+        f"patched: expected a function that is done when it returns but got {function!r}"
+    )
 
 
 def _only_begins(function: Any) -> bool:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The operators in terms of PyTorch's own: exported programs take them in place of the operators.
 
-The arguments of the three functions are those of the operators, which have checked them.
+The arguments of the three functions are those of the operators, which have checked them. The table
+of them is ``decompositions()`` in export.py. The fallback computes with some of them, too.
 
 Pooling compares, for all windows at once, their first elements, then their second ones, and so on.
 For windows of 2 with stride 2 these are ``x[..., 0::2]`` and ``x[..., 1::2]``.
@@ -25,50 +26,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Ints = Sequence[int]
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """A table for :meth:`torch.export.ExportedProgram.run_decompositions`.
-
-    The program it returns calls PyTorch's operators alone: it runs where this package is not
-    installed, and in every runtime that takes exported programs. Its values are bit-equal to those
-    of the operators, except that PyTorch adds up duplicates of flat indices in any order on CUDA.
-    Results are contiguous, whatever the layout of the input.
-
-    Pooling, and unpooling of uint8 indices, become elementwise operators. Unpooling of flat indices
-    becomes a scatter and a gather, or a scatter that adds. PyTorch lacks these for float8,
-    complex32, uint16, uint32 and uint64, and until 2.11 elementwise operators for the last three. A
-    flat index outside the output is an error of that scatter. A value whose uint8 index names no
-    output is lost without an error.
-
-    Returns:
-        For each operator, a function that takes its arguments and calls PyTorch's operators.
-
-    Example:
-        >>> import torch, maxunpool_cuda
-        >>> pool = maxunpool_cuda.MaxPool2d(2, return_indices=True)
-        >>> x = torch.rand(1, 3, 8, 8)
-        >>> program = torch.export.export(pool, (x,))
-        >>> portable = program.run_decompositions(maxunpool_cuda.decompositions())
-        >>> "maxunpool_cuda" in str(program.graph), "maxunpool_cuda" in str(portable.graph)
-        (True, False)
-        >>> all(map(torch.equal, portable.module()(x), pool(x)))
-        True
-    """
-    from . import _ops  # which imports this file
-
-    return {
-        _ops.max_pool: max_pool,
-        _ops.max_unpool: max_unpool,
-        _ops.max_unpool_backward: max_unpool_backward,
-    }
 
 
 def max_unpool(
