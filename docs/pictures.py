@@ -16,6 +16,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 import maxunpool_cuda.functional as F
 
@@ -28,6 +29,7 @@ MEASURED = report.load(ROOT / "benchmarks" / "results" / "operators.json")
 PAPER, INK, EDGE, GREY = "#fefefe", "#1b1f24", "#454c54", "#a9afb6"
 BLUE, ORANGE, RED = "#6f9fdd", "#e08a2e", "#c0392b"
 TINTS = ("#dbe7f6", "#fbe6cf", "#dcefdc", "#f3dcec")
+RIGHT, WRONG = TINTS[2], "#f9d0ca"  # of a gradient
 DARK = {
     PAPER: "#16191d",
     INK: "#e9ecef",
@@ -38,6 +40,7 @@ DARK = {
     TINTS[1]: "#6b4516",
     TINTS[2]: "#2a4f2c",
     TINTS[3]: "#553049",
+    WRONG: "#732a22",
 }
 WIDTH = 5.4  # inches, which are 389 points
 PLANE = torch.tensor([[1.0, 2, 9, 4, 3]])  # whose windows of three share their maximum
@@ -98,6 +101,17 @@ def unpooled(
         arrow(panel, (x + 1.5 + column, y + 2.46), (x + 2.5, y + 1.04), colour)
 
 
+def gradients(panel: Axes, place: tuple[float, float], shares: torch.Tensor, adds: bool) -> None:
+    """The gradients of three values: right are 1 of each in the output, and 0 of the others."""
+    x, y = place
+    for column, share in enumerate(shares.tolist()):
+        right = share == (adds or column == 2)
+        cells(panel, x + column, y, [share], [RIGHT if right else WRONG])
+        if share:
+            start, end = (x + 1.5, y + 2.46), (x + 0.5 + column, y + 1.04)
+            arrow(panel, start, end, INK if right else RED)
+
+
 def overlap(figure: Figure) -> None:
     """What becomes of three values with one index, and of the gradient."""
     values = VALUES.clone().requires_grad_()
@@ -117,15 +131,11 @@ def overlap(figure: Figure) -> None:
         adds = output is outputs[1]
         panel.text(x + 2.5, 12.2, title, ha="center", va="center", weight="bold")
         unpooled(panel, (x, 7.9), values.detach(), output.detach(), adds)
-        gradient = torch.autograd.grad(output.sum(), values)[0][0].tolist()
-        cells(panel, x + 1, 5.4, gradient, [TINTS[2] if share else PAPER for share in gradient])
-        for column, share in enumerate(gradient):
-            colour = INK if adds or column == 2 else RED
-            if share:
-                arrow(panel, (x + 2.5, 7.86), (x + 1.5 + column, 6.44), colour)
-    rows = [(4.2, INK, "the value is in the output, and gets its gradient")]
-    rows.append((2.9, GREY, "the value is overwritten: it is not in the output"))
-    rows.append((1.6, RED, "wrong: it was overwritten, so its gradient is 0"))
+        gradients(panel, (x + 1, 5.4), torch.autograd.grad(output.sum(), values)[0][0], adds)
+    panel.text(17.6, 4.85, "0 is right", ha="right", va="center", color=RED)
+    rows = [(3.7, INK, "the value is in the output, and gets its gradient")]
+    rows.append((2.4, GREY, "the value is overwritten: it is not in the output"))
+    rows.append((1.1, RED, "wrong: it was overwritten, so 0 is right"))
     legend(panel, rows)
 
 
@@ -184,16 +194,19 @@ def speed(figure: Figure) -> None:
     """The README's chart: the default case, geometric means, and whiskers to the extremes."""
     figure.set_size_inches(WIDTH, 4.3)
     measured = report.speeds(MEASURED)
+    fastest = max(map(max, measured.values()))
     for layout, bottom in (("contiguous", 0.6), ("channels_last", 0.19)):
-        panel = figure.add_axes((0.38, bottom, 0.58, 0.33))
-        panel.set(xlim=(0, 12), xticks=range(0, 13, 2))
+        panel = figure.add_axes((0.38, bottom, 0.52, 0.33))  # right of it: a number
+        panel.set_xlim(0, max(1, fastest))  # 1: the red line
+        panel.xaxis.set_major_locator(MaxNLocator(7, steps=(1, 2, 5, 10), integer=True))
         panel.set_title(layout, fontsize=11, loc="left", weight="bold")
         names_of = {kind: kind.removesuffix(f", {layout}") for kind in measured if layout in kind}
         for place, kind in enumerate(names_of):
             mean, low, high = (of(measured[kind]) for of in (geometric_mean, min, max))
             panel.barh(place, mean, color=BLUE, height=0.66)
             panel.hlines(place, low, high, color=INK, linewidth=1)
-            panel.text(high + 0.2, place, f"{mean:.1f}", va="center")
+            number, beside = f"{mean:.1f}", (4, 0)
+            panel.annotate(number, (high, place), beside, textcoords="offset points", va="center")
         panel.axvline(1, color=RED, linewidth=1.5)
         panel.set_yticks(range(len(names_of)), names_of.values())
         panel.invert_yaxis()

@@ -7,11 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from fontTools.misc.transform import Transform
+from fontTools.pens.boundsPen import BoundsPen
+from fontTools.pens.transformPen import TransformPen
+from fontTools.svgLib.path import parse_path
 
 import maxunpool_cuda
 from maxunpool_cuda import functional
@@ -117,11 +124,78 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
     assert drawn == kept, "python docs/pictures.py draws them anew"
 
 
+Box = tuple[float, float, float, float]  # the left, upper, right and lower edge
+Elements = Mapping[str, ElementTree.Element]  # by id
+
+
+class Where(NamedTuple):
+    """Where matplotlib drew something: in which group, coordinates, and rectangles that cut it."""
+
+    group: str
+    place: Transform
+    edges: tuple[Box, ...]
+
+
+def inside(element: ElementTree.Element, where: Where, elements: Elements) -> Where:
+    """Where the element's content is, if the element is there."""
+    group, place, edges = where
+    for change, numbers in re.findall(r"(\w+)\((.*?)\)", element.get("transform", "")):
+        changes = {"translate": place.translate, "scale": place.scale}
+        place = changes[change](*map(float, numbers.split()))
+    if clip := re.search(r"#(\w+)", element.get("clip-path", "")):
+        (edge,) = elements[clip[1]]
+        x, y, width, height = (float(edge.attrib[name]) for name in ("x", "y", "width", "height"))
+        corners = place.transformPoints([(x, y), (x + width, y + height)])
+        edges = (*edges, (*corners[0], *corners[1]))
+    return Where(element.get("id", group), place, edges)
+
+
+def outlines(
+    element: ElementTree.Element, where: Where, elements: Elements
+) -> Iterator[tuple[Box, Where]]:
+    """The bounds of each outline that the element draws. An element of another kind is an error."""
+    kind = element.tag.rpartition("}")[2]
+    where = inside(element, where, elements)
+    if kind == "path":
+        pen = BoundsPen(None)
+        parse_path(element.get("d", ""), TransformPen(pen, where.place))
+        if pen.bounds:  # a space's outline has no points
+            yield pen.bounds, where
+    elif kind == "use":
+        x, y = (float(element.get(name, 0)) for name in "xy")
+        used = elements[element.attrib["{http://www.w3.org/1999/xlink}href"][1:]]
+        moved = where._replace(place=where.place.translate(x, y))
+        for box, within in outlines(used, moved, elements):
+            yield box, within._replace(group=where.group)
+    elif kind in ("svg", "g"):
+        for child in element:
+            yield from outlines(child, where, elements)
+    else:
+        assert kind in ("metadata", "style", "defs"), f"what does {kind} draw?"
+
+
+def cut(svg: str) -> set[str]:
+    """What goes over an edge, the picture's or a clipPath's: texts, and names of other groups."""
+    root = ElementTree.fromstring(svg)
+    elements = {element.get("id", ""): element for element in root.iter()}
+    words = dict(re.findall(r'<g id="(\w+)">\s*<!-- (.*?) -->', svg, re.S))
+    left, top, width, height = map(float, root.attrib["viewBox"].split())
+    picture = Where("", Transform(), ((left, top, left + width, top + height),))
+    found = set()
+    for box, where in outlines(root, picture, elements):
+        for edge in where.edges:
+            beyond = (edge[0] - box[0], edge[1] - box[1], box[2] - edge[2], box[3] - edge[3])
+            if max(beyond) > 0.01:  # points; matplotlib rounds
+                found.add(words.get(where.group, where.group))
+    return found
+
+
 @pytest.mark.parametrize(
     "picture", sorted((DOCS / "pictures").iterdir()), ids=lambda path: path.stem
 )
-def test_pictures_are_legible_on_a_phone(picture: Path) -> None:
+def test_pictures_are_whole_and_legible_on_a_phone(picture: Path) -> None:
     """A phone shows them 358 pixels wide: 390, without the margins of the page."""
+    assert cut(picture.read_text()) == set()
     size, width = docs_shots.letters(picture)
     assert 358 * size / width >= docs_shots.SMALLEST_LETTERS
     assert "prefers-color-scheme: dark" in picture.read_text()
