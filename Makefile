@@ -80,11 +80,12 @@ figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables a
 	$(VENV)/bin/python docs/pictures.py
 report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
 	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
-lint: $(VENV)/.lint ## ruff, clang-format, mypy, clang-tidy
+lint: $(VENV)/.lint ## ruff, clang-format, mypy, import-linter, clang-tidy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(MAKE) tidy
 tidy: $(VENV)/.lint
 	printf '%s\n' $(TIDIED) | xargs -n 1 -P 2 sh -c \

@@ -4,8 +4,10 @@
 // Example: an 8x8 plane has the indices 0 to 63. Let a contiguous pooled tensor [2, 5, 4, 4] have
 // the index 99 in its element 118 = 7 * 16 + 6. The message of that element is
 //
-//   max_unpool2d: expected indices in the output plane but got: Found an invalid max index: 99
-//   (output volumes are of size 8x8) at position 6 of plane 7
+//   max_unpool2d: expected indices in the output plane but got 99 at position 6 of plane 7
+//   (Found an invalid max index: 99; output volumes are of size 8x8)
+//
+// The words in parentheses are PyTorch's own, as its tests look for them.
 #pragma once
 
 #include "geometry.h"
@@ -33,15 +35,18 @@ inline std::string invalid_index(
   return c10::str(
       "max_unpool",
       geometry.rank,
-      "d: expected indices in the output plane but got: Found an invalid max index: ",
+      "d: expected indices in the output plane but got ",
       index,
-      is_window_offset ? " (an offset in its window)" : "",
-      " (output volumes are of size ",
-      c10::Join("x", of_callers_rank),
-      ") at position ",
+      is_window_offset ? ", an offset in its window," : "",
+      " at position ",
       position,
       " of plane ",
-      outer * geometry.inner + inner);
+      outer * geometry.inner + inner,
+      " (Found an invalid max index: ",
+      index,
+      "; output volumes are of size ",
+      c10::Join("x", of_callers_rank),
+      ")");
 }
 
 // maxunpool_cuda.check_errors() of Python. The CPU kernels raise an error before they return. CUDA

@@ -107,9 +107,9 @@ std::vector<Size> unpooled_sizes(
   TORCH_CHECK(
       !forward || same_sizes(given, pooled),
       window.name(),
-      ": Expected shape of indices to be same as that of the input, ",
+      ": expected indices of the input's shape, ",
       given,
-      ", but got ",
+      " (Expected shape of indices to be same as that of the input tensor), but got ",
       pooled);
   TORCH_CHECK_VALUE(
       output_size.size() == window.rank(),

@@ -58,12 +58,15 @@ def has_no_stride(stride: object) -> bool:
 
 
 def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
-    """The smallest dtype for the indices of a pool that returns none: its backward needs them."""
-    if fits_uint8(kernel_size, dilation):
+    """The smallest dtype for the indices of a pool that returns none: its backward needs them.
+
+    Comparing a symbolic number would bound or fix it in the graph that is being traced. So of
+    windows with such numbers, as in ``max_pool1d(x, x.size(2))``, nothing is taken for granted.
+    """
+    if are_known_ints((*kernel_size, *dilation)) and fits_uint8(kernel_size, dilation):
         return torch.uint8
     spatial = shape[-len(kernel_size) :]
-    # Comparing a symbolic size would fix it in the graph that is being traced.
-    if all(type(size) is int for size in spatial) and math.prod(spatial) < 2**31:
+    if are_known_ints(spatial) and math.prod(spatial) < 2**31:
         return torch.int32
     return torch.int64
 
@@ -127,7 +130,7 @@ def unpooled_size(
                 _ops.check_window("max_unpool", kernel_size, stride, padding)
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
-                f"but got {list(sizes)} for stride={list(stride)}"
+                f"but got {output_size!r} for stride={list(stride)}"
             )
     if is_exporting() and len(default) == len(sizes):  # else the operator refuses the shape
         _assert_within_a_stride(name, sizes, default, stride)
@@ -146,7 +149,7 @@ def _last_sizes(name: str, output_size: Iterable[int], dims: int, input_dims: in
     lengths = (dims, dims + 2) if input_dims != dims + 1 else (dims, dims + 1, dims + 2)
     if len(sizes) not in lengths:
         numbers = " or ".join(map(str, lengths))
-        raise ValueError(f"{name}: expected output_size of {numbers} ints but got {list(sizes)}")
+        raise ValueError(f"{name}: expected output_size of {numbers} ints but got {output_size!r}")
     return _ints(name, expected, output_size, sizes[-dims:])
 
 
@@ -197,6 +200,13 @@ def is_known_int(size: object) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports SymPy
 
     return isinstance(size, int) and has_static_value(size)
+
+
+def are_known_ints(numbers: Ints) -> bool:
+    """Whether all of them are ints, and none is symbolic."""
+    if torch.compiler.is_compiling():
+        return all(map(is_known_int, numbers))
+    return all(type(number) is int for number in numbers)
 
 
 def _surely(condition: bool) -> bool:

@@ -151,8 +151,8 @@ def unpooled_shape(
     _check_shape(window, "input" if is_forward else "indices", (values if is_forward else indices))
     if is_forward and not _same_sizes(values.shape, indices.shape):
         raise RuntimeError(
-            f"{name}: Expected shape of indices to be same as that of the input, "
-            f"{[*values.shape]}, but got {[*indices.shape]}"
+            f"{name}: expected indices of the input's shape, {[*values.shape]} (Expected shape of "
+            f"indices to be same as that of the input tensor), but got {[*indices.shape]}"
         )
     if len(output_size) != window.rank:
         raise ValueError(

@@ -284,11 +284,11 @@ def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooli
     element = int((~_are_inside(ranges)).flatten().nonzero()[0])
     plane, position = divmod(element, math.prod(indices.shape[-rank:]))
     index = int(indices.flatten()[element])
-    in_window = " (an offset in its window)" if indices.dtype == torch.uint8 else ""
+    in_window = ", an offset in its window," if indices.dtype == torch.uint8 else ""
     raise RuntimeError(
-        f"max_unpool{rank}d: expected indices in the output plane but got: Found an invalid max "
-        f"index: {index}{in_window} (output volumes are of size "
-        f"{'x'.join(map(str, unpooling.output_size))}) at position {position} of plane {plane}"
+        f"max_unpool{rank}d: expected indices in the output plane but got {index}{in_window} at "
+        f"position {position} of plane {plane} (Found an invalid max index: {index}; output "
+        f"volumes are of size {'x'.join(map(str, unpooling.output_size))})"
     )
 
 

@@ -8,7 +8,8 @@ argument that torch.nn lacks, and a ``forward`` that calls this package's functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor
 from torch.fx import Proxy, Tracer
 
 from . import functional
-from ._arguments import IntOrInts, IntsOrNones, Reduce, check_index_dtype, check_reduce
+from ._arguments import (
+    IntOrInts,
+    IntsOrNones,
+    Reduce,
+    check_index_dtype,
+    check_reduce,
+    per_dim,
+)
 from ._pooling import Pooled
 
 
@@ -26,6 +34,18 @@ class _Leaf:
     torch.fx makes a node of a call of a torch.nn module, and traces into modules of others. These
     modules make the node themselves. TorchScript has neither them nor their operators.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give the classes of this file, not those of others, what they inherit as their own.
+
+        Python's errors name functions: "MaxUnpool2d.forward() missing 1 required positional
+        argument: 'indices'".
+        """
+        super().__init_subclass__(**options)
+        for name in ("__init__", "forward"):
+            function = getattr(cls, name, None)
+            if cls.__module__ == __name__ and isinstance(function, FunctionType):
+                setattr(cls, name, _renamed(function, f"{cls.__name__}.{name}"))
 
     def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
         """The node of a call of this module, in the graph that torch.fx is tracing."""
@@ -39,6 +59,17 @@ class _Leaf:
             f"{name}: expected torch.compile, torch.export or torch.jit.trace but got "
             "torch.jit.script, which it does not support"
         )
+
+
+def _renamed(function: FunctionType, qualname: str) -> FunctionType:
+    """A copy of a function that has another name in Python's messages."""
+    parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy = FunctionType(*parts, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__annotations__ = function.__annotations__
+    copy.__doc__ = function.__doc__
+    copy.__qualname__ = qualname
+    return copy
 
 
 class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
@@ -58,8 +89,18 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         *,
         reduce: Reduce = "last",
     ) -> None:
+        name = type(self).__name__
+        steps = kernel_size if stride is None else stride
+        # torch.nn's class makes (2.0, 2.0) of 2.0, which later errors would show.
+        for argument, value in (
+            ("kernel_size", kernel_size),
+            ("stride", steps),
+            ("padding", padding),
+        ):
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                per_dim(name, argument, value, dims=1)
         super().__init__(kernel_size, stride, padding)
-        check_reduce(type(self).__name__, reduce)
+        check_reduce(name, reduce)
         self.reduce = reduce
 
     def forward(

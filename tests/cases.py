@@ -602,7 +602,7 @@ def with_invalid_index(call: Call, rng: Random) -> Call:
     planes[plane, cell] = index
     changed = laid_out(planes.reshape(indices.shape), rng.choice(LAYOUTS), call.dims)
     where = rf"at position {cell} of plane {plane}\b"
-    error = rf"^max_unpool{call.dims}d: .* {index} \(.* {where}"
+    error = rf"^max_unpool{call.dims}d: .* got {index}(, an offset in its window,)? {where}"
     return replace(call, tensors=(values, changed), error=error)
 
 

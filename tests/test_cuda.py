@@ -18,7 +18,7 @@ import maxunpool_cuda.functional as F
 
 pytestmark = pytest.mark.cuda
 Patch = pytest.MonkeyPatch
-INVALID = "Found an invalid max index: 108 "
+INVALID = "Found an invalid max index: 108;"
 
 
 @pytest.fixture(autouse=True)

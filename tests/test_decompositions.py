@@ -2,6 +2,7 @@
 """The decompositions: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,31 @@ def test_ceil_mode_of_named_sizes(
             x = torch.randn(2, 3, other, 7)
             with subtests.test(f"{name}, height {other}"):
                 assert same(form.module()(x), Pool()(x))
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    ("pool", "dims"),
+    [
+        pytest.param(lambda x: F.max_pool1d(x, x.size(2)), 1, id="1d"),
+        pytest.param(lambda x: F.max_pool2d(x, x.shape[2:]), 2, id="2d"),
+        pytest.param(lambda x: F.max_pool3d(x, (1, 2, x.size(4))), 3, id="3d, the columns"),
+    ],
+)
+def test_a_window_of_a_named_size_has_no_bound(
+    pool: Callable[[Tensor], Tensor], dims: int, is_strict: bool
+) -> None:
+    """Larger windows have no offsets of one byte. That may not bound the size of the program."""
+
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return pool(x)
+
+    named = ({2 + n: torch.export.Dim(f"size{n}", min=8) for n in range(dims)},)
+    x = torch.randn(2, 3, *range(9, 9 + dims))
+    program = torch.export.export(Pool(), (x,), dynamic_shapes=named, strict=is_strict)
+    other = torch.randn(2, 3, *[8] * (dims - 1), 300)
+    assert same(program.module()(other), pool(other))
 
 
 class RoundTrip(nn.Module):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What help() and type checkers say of the interface: documents, overloads, and the stub of _C."""
+"""The interface: its names, what help() and type checkers say of it, what it needs of PyTorch."""
 
 import ast
 import inspect
+import pydoc
 import re
+import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -70,6 +72,42 @@ def test_functions_list_their_arguments(name: str) -> None:
         assert set(sections(function.__doc__)) >= {"Args", "Returns", "Raises", "Example"}
     else:
         assert f"as in :func:`{name[:-2]}2d`." in function.__doc__
+
+
+def test_every_public_name_has_one_place() -> None:
+    """All other names, also those of files that help() lists, begin with an underscore."""
+    said = pydoc.plain(pydoc.render_doc(maxunpool_cuda))
+    files = re.search("^PACKAGE CONTENTS\n((?:    .+\n)+)", said, re.M)
+    modules = {name for name in files.group(1).split() if not name.startswith("_")}
+    assert modules == {"export", "functional", "modules"}
+    names = {name for name in dir(maxunpool_cuda) if not name.startswith("_")}
+    assert names == {*maxunpool_cuda.__all__} | modules
+
+
+# Names that only one feature needs: patched in functions, branches and regions that PyTorch traces.
+OPTIONAL_NAMES = """
+import importlib
+import torch
+
+for module, name in (
+    ("torch._functorch.autograd_function", "custom_function_call"),
+    ("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"),
+    ("torch._ops", "HigherOrderOperator"),
+    ("torch.autograd.forward_ad", "_current_level"),
+):
+    delattr(importlib.import_module(module), name)
+
+import maxunpool_cuda
+x = torch.tensor([[1.0, 3.0, 2.0]])
+assert maxunpool_cuda.AdaptiveMaxPool1d(2)(x).tolist() == [[3.0, 3.0]]
+with maxunpool_cuda.patched(index_dtype=torch.int32):
+    values, indices = torch.nn.functional.max_pool1d(x, 3, return_indices=True)
+assert (values.tolist(), indices.tolist(), indices.dtype) == ([[3.0]], [[1]], torch.int32)
+"""
+
+
+def test_import_without_private_names_of_pytorch() -> None:
+    subprocess.run([sys.executable, "-c", OPTIONAL_NAMES], check=True, cwd=Path(__file__).parent)
 
 
 def test_functional_says_what_is_public() -> None:

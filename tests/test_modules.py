@@ -69,6 +69,27 @@ def test_modules_do_what_torch_nns_do(name: str, arguments: tuple[Any, ...], dim
 
 @every_rank
 @every_module
+def test_errors_of_missing_arguments_name_the_class(name: str, dims: int) -> None:
+    ours, _ = classes(name, dims)
+    with pytest.raises(TypeError, match=rf"^{name}{dims}d\.__init__\(\) missing 1 required"):
+        ours()
+    with pytest.raises(TypeError, match=rf"^{name}{dims}d\.forward\(\) missing \d required"):
+        ours(2)()
+
+
+@every_rank
+@pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding"])
+@pytest.mark.parametrize("value", [2.0, True, "2"], ids=repr)
+def test_unpools_show_a_window_as_it_was_passed(argument: str, value: Any, dims: int) -> None:
+    """torch.nn's class keeps (2.0, 2.0) for 2.0."""
+    ours, _ = classes("MaxUnpool", dims)
+    expected = f"{argument} to be an int or a sequence of ints but got {value!r}"
+    with pytest.raises(TypeError, match=f"^MaxUnpool{dims}d: expected {expected}$"):
+        ours(**{"kernel_size": 2, argument: value})
+
+
+@every_rank
+@every_module
 def test_modules_show_their_own_argument(name: str, dims: int) -> None:
     ours, _ = classes(name, dims)
     own, value = MODULES[name].own, MODULES[name].value

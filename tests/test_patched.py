@@ -196,6 +196,23 @@ def test_what_it_cannot_decorate(wrong: Any) -> None:
         patched()(wrong)
 
 
+def test_what_is_done_too_late() -> None:
+    """Functions that look as if they were done, but return what another one has only begun."""
+    coroutine = asyncio.sleep(0)
+    for begun in ((n for n in (1, 2)), coroutine, async_generator()):
+        function = patched()(lambda begun=begun: begun)
+        with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
+            function()
+    coroutine.close()
+
+
+def test_the_parentheses_are_not_forgotten() -> None:
+    with pytest.raises(
+        TypeError, match=r"^patched: .*, as in patched\(\)\(function\), but got <fun"
+    ):
+        patched(pool_of)
+
+
 def test_index_dtype_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^patched: expected index_dtype .* got torch.int16$"):
         patched(index_dtype=torch.int16)
