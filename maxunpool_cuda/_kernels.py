@@ -17,7 +17,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,11 +77,28 @@ class _Unpooling(NamedTuple):
         return all(k <= s for k, s in zip(self.kernel_size, self.stride, strict=True))
 
 
+def _without_views(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel below the keys of autograd, where PyTorch's own run: its results are no views.
+
+    What ``reshape`` returns is one elsewhere, and autograd refuses to change a view in place that a
+    torch.autograd.Function returns. Below, nobody would notice a result in the memory of an input:
+    no kernel may return one.
+    """
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return kernel(*arguments)
+
+    return call
+
+
+@_without_views
 def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
     empty: Tensor = _checked("max_unpool", (input, indices), arguments)
     if empty.numel() == 0:
-        return torch.empty_like(empty, device=input.device)
+        return _empty(empty, input.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
     positions = _positions(indices, unpooling)
@@ -103,11 +120,12 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     return _laid_out(result, empty)
 
 
+@_without_views
 def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
     empty: Tensor = _checked("max_unpool_backward", (grad_output, indices), arguments)
     if empty.numel() == 0:
-        return torch.empty_like(empty, device=grad_output.device)
+        return _empty(empty, grad_output.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
     positions = _positions(indices, unpooling)
@@ -118,11 +136,12 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -
     return _laid_out(gradient.view(grad_output.dtype).reshape(indices.shape), empty)
 
 
+@_without_views
 def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The operator of this name."""
     empty: tuple[Tensor, Tensor] = _checked("max_pool", (input,), arguments)
     if empty[0].numel() == 0:
-        values, indices = (torch.empty_like(each, device=input.device) for each in empty)
+        values, indices = (_empty(each, input.device) for each in empty)
         return values, indices
     if not _pools_as_torch(input):
         values, indices = _portable.max_pool(input, *arguments)
@@ -213,7 +232,15 @@ def _laid_out(result: Tensor, empty: Tensor) -> Tensor:
     """The result with the strides of ``empty``."""
     if result.stride() == empty.stride() and result.is_contiguous():
         return result
-    return torch.empty_like(empty, device=result.device).copy_(result)
+    return _empty(empty, result.device).copy_(result)
+
+
+def _empty(like: Tensor, device: torch.device) -> Tensor:
+    """An undefined tensor with the shape and the strides of one that has no data.
+
+    ``torch.empty_like`` takes other strides of 5 dimensions where a size is 1.
+    """
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
 def _begins(unpooling: _Unpooling, pooled: Ints, device: torch.device) -> list[Tensor]:

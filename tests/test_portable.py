@@ -2,12 +2,31 @@
 """The portable form: beside the reference, and compiled ahead of time. test_onnx.py exports it."""
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from cases import ARITHMETIC, MOVABLE, POOLED, Call, all_same, draw, same
+from cases import (
+    ARITHMETIC,
+    DIFFERENTIABLE,
+    LAYOUTS,
+    MOVABLE,
+    POOLED,
+    UNPOOLING,
+    Call,
+    Geometry,
+    all_same,
+    draw,
+    geometry_of,
+    laid_out,
+    same,
+)
 from failures import check_each
+from reference import Sizes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -140,3 +159,108 @@ def test_windows_that_begin_beyond_32_bits() -> None:
     first = _portable._first_offsets([axis], torch.device("cpu"))
     assert first.tolist() == [0, 0, 0]
     assert _portable._positions_of(first, [axis]).tolist() == [0, 2**30, 2**31]
+
+
+# The devices of CPU tensors, without the emulated GPU.
+on_the_cpu = pytest.mark.parametrize("device", ["cpu", "portable"], indirect=True)
+every_derivative = pytest.mark.parametrize(("operator", "reduce"), DIFFERENTIABLE)
+every_rank = pytest.mark.parametrize("dims", [1, 2, 3])
+
+
+def in_channels_last(tensor: Tensor) -> Tensor:
+    """A copy in this layout, as its strides tell: ``contiguous`` keeps those of one channel."""
+    format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=format).copy_(tensor)
+
+
+def calls_in_layouts(rng: random.Random, operator: str, reduce: str, dims: int) -> Iterator[Call]:
+    """Calls in each layout, with and without a batch; one channel, planes of one position."""
+    geometries = (geometry_of((2,) * dims, (2, 2, 0)), geometry_of((1,) * dims, (1, 1, 0)))
+    leadings = ((2, 3), (2, 1), (1, 1), (0, 3), (3,), (1,))
+    layouts = ("contiguous", "strided", "channels_last")[: 2 if dims == 1 else 3]
+    for leading, geometry, layout in product(leadings, geometries, layouts):
+        batch = leading if len(leading) == 2 else (1, *leading)
+        chosen = {"geometry": geometry, "leading": batch, "reduce": reduce}
+        call = draw(rng, operator, torch.float64, layout=layout, **chosen)
+        tensors = call.tensors
+        if layout == "channels_last":
+            tensors = tuple(in_channels_last(tensor) for tensor in tensors)
+        if batch != leading:  # a volume keeps channels_last_3d
+            tensors = tuple(tensor[0] for tensor in tensors)
+        yield replace(call, tensors=tensors)
+
+
+def results_and_gradient(call: Call, x: Tensor, *indices: Tensor) -> list[Tensor]:
+    """All results of the call for other tensors, and the gradient of their squares' sum / 2."""
+    results = call.on(x.requires_grad_(), *indices)
+    return [*results, *torch.autograd.grad(results[0], x, results[0], create_graph=True)]
+
+
+@on_the_cpu
+@every_rank
+@every_derivative
+def test_results_have_the_strides_of_the_trace(
+    device: str, operator: str, reduce: str, dims: int, rng: random.Random
+) -> None:
+    def check(call: Call) -> None:
+        real = results_and_gradient(call, *call.moved(device).tensors)
+        empty = (
+            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+            for each in call.tensors
+        )
+        traced = results_and_gradient(call, *empty)
+        assert [each.stride() for each in real] == [each.stride() for each in traced]
+        assert not any(each._is_view() for each in traced)
+
+    check_each(calls_in_layouts(rng, operator, reduce, dims), check)
+
+
+@on_the_cpu
+@every_rank
+@every_derivative
+def test_results_may_be_changed_in_place(
+    device: str, operator: str, reduce: str, dims: int, rng: random.Random
+) -> None:
+    """As ``nn.ReLU(inplace=True)`` does. No result is a view, or has the memory of an input."""
+
+    def check(call: Call) -> None:
+        tensors = x, *_ = call.moved(device).tensors
+        for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+            with mode():
+                results = call.on(*tensors)
+            assert not any(each._is_view() for each in results), mode
+        weight = torch.tensor(0.5, dtype=x.dtype, requires_grad=True)
+        results = results_and_gradient(call, *tensors)
+        assert not any(each._is_view() for each in results)
+        for number in (0, -1):  # the values and the gradient
+            output = (results[number] * weight).sin()
+            expected = torch.autograd.grad(output.sum(), (x, weight), retain_graph=True)
+            changed = results_and_gradient(call, *tensors)[number].mul_(weight).sin_()
+            assert all_same(torch.autograd.grad(changed.sum(), (x, weight)), expected)
+        for each in results:
+            each.detach_().zero_()
+        with torch.no_grad():
+            values = call.on(*tensors)[0]
+        assert values.mul_(weight).requires_grad
+        assert all_same([each.detach() for each in tensors], call.tensors), "an input changed"
+
+    check_each(calls_in_layouts(rng, operator, reduce, dims), check)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(5, 1, 10, 10, 10), (2, 3, 2, 2, 2), (4, 4, 4, 4)], ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
+def test_inductor_trains_on_volumes(index_dtype: torch.dtype, shape: Sizes) -> None:
+    """It asserts strides. One channel, planes of one position, and no batch have unusual ones."""
+
+    def function(x: Tensor) -> Tensor:
+        values, indices = F.max_pool3d(x * 2, 2, return_indices=True, index_dtype=index_dtype)
+        return F.max_unpool3d(values.sin(), indices, 2) + x
+
+    batch = in_channels_last(torch.rand((1, *shape)[-5:]))
+    x = (batch if len(shape) == 5 else batch[0]).requires_grad_()
+    compiled = torch.compile(function, fullgraph=True, backend="inductor")
+    outputs = [compiled(x), function(x)]
+    gradients = [torch.autograd.grad(output.square().sum(), x)[0] for output in outputs]
+    torch.testing.assert_close(outputs[0], outputs[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
