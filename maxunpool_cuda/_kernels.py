@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _portable
-from ._checks import MOST_OFFSETS, Ints, storage_kind
+from ._checks import MOST_OFFSETS, Ints, Window, storage_kind, unpooled_shape
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
 _MOVED_AS = {
@@ -181,11 +181,16 @@ def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, .
             )
     if tensors[0].is_cuda:
         _warn_of_cuda()
-    if tensors[0].device == tensors[-1].device:  # else the operator refuses them as they are
-        tensors = tuple(
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-            for each in tensors
-        )
+    first, last = tensors[0], tensors[-1]
+    if first.device != last.device:
+        # The operator would come here again. These are its checks, which refuse such tensors.
+        size, *numbers, reduce = arguments
+        window = Window("max_unpool", *numbers)
+        unpooled_shape(first, last, size, window, reduce, is_forward=operator == "max_unpool")
+    tensors = tuple(
+        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+        for each in tensors
+    )
     return getattr(torch.ops.maxunpool_cuda, operator).default(*tensors, *arguments)
 
 

@@ -264,3 +264,44 @@ def test_inductor_trains_on_volumes(index_dtype: torch.dtype, shape: Sizes) -> N
     gradients = [torch.autograd.grad(output.square().sum(), x)[0] for output in outputs]
     torch.testing.assert_close(outputs[0], outputs[1])
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+class Elsewhere(Tensor):
+    """A tensor of any device, without data. An operator runs that device's kernel."""
+
+    @classmethod
+    def on(cls, device: str, like: Tensor) -> Any:
+        return cls._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=device)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:maxunpool_cuda. CUDA tensors run PyTorch's operators")
+@pytest.mark.parametrize("other", ["cuda:0", "privateuseone:1"])
+@pytest.mark.parametrize("moved", ["values", "indices"])
+@pytest.mark.parametrize("operator", UNPOOLING)
+def test_values_and_indices_on_two_devices(
+    operator: str, moved: str, other: str, rng: random.Random
+) -> None:
+    call = draw(rng, operator, torch.float32)
+    values, indices = call.tensors
+    if moved == "values":
+        tensors, devices = (Elsewhere.on(other, values), indices), f"{other} and cpu"
+    else:
+        tensors = values.requires_grad_(), Elsewhere.on(other, indices)
+        devices = f"cpu and {other}"
+    words = rf"^max_unpool{call.dims}d: expected values and indices on the same device but got "
+    with pytest.raises(RuntimeError, match=f"{words}{devices}$"):
+        call.on(*tensors)
+    size, *window, reduce = call.arguments
+    no_window = replace(call, arguments=(size, (0,) * call.dims, *window[1:], reduce))
+    with pytest.raises(RuntimeError, match="expected kernel_size greater than zero"):
+        no_window.on(*tensors)
+    if operator.startswith("unpool"):
+        module = getattr(maxunpool_cuda, f"MaxUnpool{call.dims}d")(*window, reduce=reduce)
+        for function in (call.function, lambda *tensors: module(*tensors, size)):
+            with pytest.raises(RuntimeError, match=f"{words}{devices}$"):
+                function(*tensors)
