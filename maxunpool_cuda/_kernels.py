@@ -101,7 +101,7 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
         return _empty(empty, input.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
-    positions = _positions(indices, unpooling)
+    positions = _positions(indices, unpooling, _has_channels_last(empty))
     values = input if reduce == "sum" else _moved(input)
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
         values = input.float()  # so that a sum is rounded once
@@ -128,7 +128,7 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -
         return _empty(empty, grad_output.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
-    positions = _positions(indices, unpooling)
+    positions = _positions(indices, unpooling, _has_channels_last(empty))
     gradient = _moved(grad_output).flatten(-unpooling.rank).gather(-1, positions)
     have_own = indices.dtype == torch.uint8 and unpooling.are_disjoint()
     if reduce == "last" and not have_own:
@@ -267,7 +267,12 @@ def _flat(coordinates: Sequence[Tensor], sizes: Ints) -> Tensor:
     return position
 
 
-def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
+def _has_channels_last(empty: Tensor) -> bool:
+    """Whether the channels come last in the layout of a call; with one channel it is either."""
+    return empty.stride(-1) != 1
+
+
+def _positions(indices: Tensor, unpooling: _Unpooling, channels_last: bool) -> Tensor:
     """Flat positions, int64, in flattened planes. One outside its plane is an error.
 
     A window offset is the position of its window's begin, and a step that a table has.
@@ -275,7 +280,7 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
     rank = unpooling.rank
     positions = indices.long()
     if indices.dtype != torch.uint8:
-        _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling)
+        _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling, channels_last)
         return positions.flatten(-rank)
     places: list[Tensor] = []  # in the window, by offset, for each axis
     remaining = torch.arange(MOST_OFFSETS, device=indices.device)
@@ -289,7 +294,7 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
     for begin, place, cells, size, kernel, stride, padding in axes:
         if padding > 0 or (cells - 1) * stride - padding + kernel > size:  # windows are clipped
             checked.append((begin + place[positions], 0, size))
-    _check_inside(indices, checked, unpooling)
+    _check_inside(indices, checked, unpooling, channels_last)
     steps = _flat(places, unpooling.output_size)
     return (steps[positions] + _flat(begins, unpooling.output_size)).flatten(-rank)
 
@@ -298,9 +303,12 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
 _Range = tuple[Tensor, int, int]
 
 
-def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooling) -> None:
+def _check_inside(
+    indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooling, channels_last: bool = False
+) -> None:
     """Raise the error of the first index of which a number is out of its range, if there is one.
 
+    The first one has the least place in the memory of the call's layout, as in csrc/cpu/walk.h.
     This waits for the device. While a CUDA graph is captured nothing can wait, so there the graph
     fails when it runs.
     """
@@ -311,7 +319,11 @@ def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooli
     if all(begin <= int(least) and int(most) < end for least, most, begin, end in extremes):
         return
     rank = unpooling.rank
-    element = int((~_are_inside(ranges)).flatten().nonzero()[0])
+    outside, elements = ~_are_inside(ranges), torch.arange(indices.numel(), device=indices.device)
+    elements = elements.view(indices.shape)
+    if channels_last:
+        outside, elements = (each.movedim(-rank - 1, -1) for each in (outside, elements))
+    element = int(elements[outside][0])
     plane, position = divmod(element, math.prod(indices.shape[-rank:]))
     index = int(indices.flatten()[element])
     in_window = " (an offset in its window)" if indices.dtype == torch.uint8 else ""

@@ -305,3 +305,23 @@ def test_values_and_indices_on_two_devices(
         for function in (call.function, lambda *tensors: module(*tensors, size)):
             with pytest.raises(RuntimeError, match=f"{words}{devices}$"):
                 function(*tensors)
+
+
+@on_the_cpu
+@pytest.mark.parametrize("of_indices", LAYOUTS[:2])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("operator", UNPOOLING)
+def test_of_bad_indices_the_first_in_memory_is_named(
+    device: str, operator: str, dims: int, layout: str, of_indices: str, rng: random.Random
+) -> None:
+    """The call's layout orders them, which is that of the values."""
+    geometry = geometry_of((2,) * dims, (2, 2, 0))
+    call = draw(rng, operator, torch.float32, geometry=geometry, leading=(2, 3), layout=layout)
+    indices = call.tensors[1].contiguous()
+    planes = indices.view(6, -1)
+    planes[4, 3], planes[5, 2] = 201, 202
+    first, place = (201, (3, 4)) if layout == "contiguous" else (202, (2, 5))
+    error = rf"index: {first} .* at position {place[0]} of plane {place[1]}$"
+    tensors = call.tensors[0], laid_out(indices, of_indices, dims)
+    replace(call, tensors=tensors, error=error).verify_error(device)
