@@ -325,3 +325,14 @@ def test_of_bad_indices_the_first_in_memory_is_named(
     error = rf"index: {first} .* at position {place[0]} of plane {place[1]}$"
     tensors = call.tensors[0], laid_out(indices, of_indices, dims)
     replace(call, tensors=tensors, error=error).verify_error(device)
+
+
+def test_numbers_that_are_rounded_to_the_limit() -> None:
+    """In floats, in which sizes are checked, 2^60 - 1 is 2^60."""
+    x, indices = torch.ones(1, 1, 8), torch.zeros(1, 1, 8, dtype=torch.int64)
+    words = "expected sizes that do not overflow but got an unpooled shape"
+    with pytest.raises(RuntimeError, match=f"^max_pool1d: {words}"):
+        F.max_pool1d(x, 2**60 - 1, 1, 2**59 - 1)
+    for window in ((2**60 - 1, 1, 0), (1, 1, 2**60 - 1), (1, 2**57 - 1, 0)):
+        with pytest.raises(RuntimeError, match=f"^max_unpool1d: {words}"):
+            _ops.max_unpool(x, indices, (8,), *((number,) for number in window), "last")
