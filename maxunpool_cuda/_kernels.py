@@ -369,6 +369,11 @@ def _pool_as_torch(input: Tensor, window: Sequence[Ints], ceil_mode: bool) -> tu
     That for integers takes the wrong one of equal elements in some layouts.
     """
     dtype = input.dtype
+    # It takes strides of 32 bits. One that is larger than an axis, padded, leaves it one window.
+    kernel_size, stride, padding, dilation = window
+    lengths = zip(input.shape[-len(padding) :], padding, strict=True)
+    most = [max(size + before, 2**31 - 1) for size, before in lengths]
+    window = [kernel_size, [*map(min, stride, most)], padding, dilation]
     if not dtype.is_floating_point:
         # -inf, the value of a window without an element, becomes the smallest integer.
         values, positions = _pool_real(input.to(_REAL[dtype]), window, ceil_mode)

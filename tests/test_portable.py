@@ -336,3 +336,21 @@ def test_numbers_that_are_rounded_to_the_limit() -> None:
     for window in ((2**60 - 1, 1, 0), (1, 1, 2**60 - 1), (1, 2**57 - 1, 0)):
         with pytest.raises(RuntimeError, match=f"^max_unpool1d: {words}"):
             _ops.max_unpool(x, indices, (8,), *((number,) for number in window), "last")
+
+
+@on_the_cpu
+@every_rank
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64])
+def test_strides_beyond_32_bits(
+    device: str, dtype: torch.dtype, dims: int, rng: random.Random
+) -> None:
+    """One window is left, though the operators of PyTorch that pool take strides of 32 bits."""
+
+    def calls() -> Iterator[Call]:
+        for stride, padding, ceil in product((2**31 - 1, 2**31, 2**40), (0, 1), (False, True)):
+            steps = (stride, *[1] * (dims - 1))
+            sizes, window = (5,) * dims, ((2,) * dims, steps, (padding,) * dims)
+            geometry = Geometry.of_pooling(sizes, *window, (1,) * dims, ceil=ceil)
+            yield draw(rng, "pool", dtype, geometry=geometry, leading=(2, 3))
+
+    check_each(calls(), lambda call: call.verify(device))
