@@ -295,18 +295,22 @@ def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) 
 
 
 def _check_overflow(window: Window, cells: Ints, unpooled: Ints) -> None:
-    """Check that no number overflows that PyTorch computes: csrc/checks.h explains the terms."""
+    """Check that no number overflows that PyTorch computes: csrc/checks.h explains the terms.
+
+    They are floats as there, where 2^60 - 1 is 2^60.
+    """
     leading = len(unpooled) - window.rank
-    sizes = [_number(size, 1) for size in unpooled]
+    sizes = [float(_number(size, 1)) for size in unpooled]
     fits = 16 * math.prod(max(size, 1) + 1 for size in sizes) < 4 * LIMIT
     for number in range(window.rank):
         dilation = _number(window.dilation[number], 1) if window.dilation else 0
-        apart = dilation * math.prod(sizes[leading:]) or 1
-        cell_count = _number(cells[leading + number], 1)
+        apart = dilation * math.prod(sizes[leading:]) or 1.0
+        cell_count = float(_number(cells[leading + number], 1))
         fits = (
             fits
             and _number(window.kernel_size[number], 1) * apart < LIMIT
             and _number(window.stride[number], 1) * cell_count < LIMIT
+            and float(_number(window.padding[number], 1)) < LIMIT
         )
     if not fits:
         raise RuntimeError(

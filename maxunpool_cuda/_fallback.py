@@ -17,14 +17,14 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _decompositions
-from ._checks import MOST_OFFSETS, Ints, storage_kind
+from ._checks import MOST_OFFSETS, Ints, Window, storage_kind, unpooled_shape
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
 _MOVED_AS = {
@@ -77,14 +77,31 @@ class _Unpooling(NamedTuple):
         return all(k <= s for k, s in zip(self.kernel_size, self.stride, strict=True))
 
 
+def _without_views(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel below the keys of autograd, where PyTorch's own run: its results are no views.
+
+    What ``reshape`` returns is one elsewhere, and autograd refuses to change a view in place that a
+    torch.autograd.Function returns. Below, nobody would notice a result in the memory of an input:
+    no kernel may return one.
+    """
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return kernel(*arguments)
+
+    return call
+
+
+@_without_views
 def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
     empty: Tensor = _checked("max_unpool", (input, indices), arguments)
     if empty.numel() == 0:
-        return torch.empty_like(empty, device=input.device)
+        return _empty(empty, input.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
-    positions = _positions(indices, unpooling)
+    positions = _positions(indices, unpooling, _has_channels_last(empty))
     values = input if reduce == "sum" else _moved(input)
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
         values = input.float()  # so that a sum is rounded once
@@ -103,14 +120,15 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     return _laid_out(result, empty)
 
 
+@_without_views
 def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
     empty: Tensor = _checked("max_unpool_backward", (grad_output, indices), arguments)
     if empty.numel() == 0:
-        return torch.empty_like(empty, device=grad_output.device)
+        return _empty(empty, grad_output.device)
     *sizes, reduce = arguments
     unpooling = _Unpooling(*sizes)
-    positions = _positions(indices, unpooling)
+    positions = _positions(indices, unpooling, _has_channels_last(empty))
     gradient = _moved(grad_output).flatten(-unpooling.rank).gather(-1, positions)
     have_own = indices.dtype == torch.uint8 and unpooling.are_disjoint()
     if reduce == "last" and not have_own:
@@ -118,11 +136,12 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -
     return _laid_out(gradient.view(grad_output.dtype).reshape(indices.shape), empty)
 
 
+@_without_views
 def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The operator of this name."""
     empty: tuple[Tensor, Tensor] = _checked("max_pool", (input,), arguments)
     if empty[0].numel() == 0:
-        values, indices = (torch.empty_like(each, device=input.device) for each in empty)
+        values, indices = (_empty(each, input.device) for each in empty)
         return values, indices
     if not _pools_as_torch(input):
         values, indices = _decompositions.max_pool(input, *arguments)
@@ -165,11 +184,16 @@ def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, .
             )
     if tensors[0].is_cuda:
         _warn_of_cuda()
-    if tensors[0].device == tensors[-1].device:  # else the operator refuses them as they are
-        tensors = tuple(
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-            for each in tensors
-        )
+    first, last = tensors[0], tensors[-1]
+    if first.device != last.device:
+        # The operator would come here again. These are its checks, which refuse such tensors.
+        size, *numbers, reduce = arguments
+        window = Window("max_unpool", *numbers)
+        unpooled_shape(first, last, size, window, reduce, is_forward=operator == "max_unpool")
+    tensors = tuple(
+        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+        for each in tensors
+    )
     return getattr(torch.ops.maxunpool_cuda, operator).default(*tensors, *arguments)
 
 
@@ -215,7 +239,15 @@ def _laid_out(result: Tensor, empty: Tensor) -> Tensor:
     """The result with the strides of ``empty``."""
     if result.stride() == empty.stride() and result.is_contiguous():
         return result
-    return torch.empty_like(empty, device=result.device).copy_(result)
+    return _empty(empty, result.device).copy_(result)
+
+
+def _empty(like: Tensor, device: torch.device) -> Tensor:
+    """An undefined tensor with the shape and the strides of one that has no data.
+
+    ``torch.empty_like`` takes other strides of 5 dimensions where a size is 1.
+    """
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
 
 def _begins(unpooling: _Unpooling, pooled: Ints, device: torch.device) -> list[Tensor]:
@@ -237,7 +269,12 @@ def _flat(coordinates: Sequence[Tensor], sizes: Ints) -> Tensor:
     return position
 
 
-def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
+def _has_channels_last(empty: Tensor) -> bool:
+    """Whether the channels come last in the layout of a call; with one channel it is either."""
+    return empty.stride(-1) != 1
+
+
+def _positions(indices: Tensor, unpooling: _Unpooling, channels_last: bool) -> Tensor:
     """Flat positions, int64, in flattened planes. One outside its plane is an error.
 
     A window offset is the position of its window's begin, and a step that a table has.
@@ -245,7 +282,7 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
     rank = unpooling.rank
     positions = indices.long()
     if indices.dtype != torch.uint8:
-        _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling)
+        _check_inside(indices, [(positions, 0, unpooling.plane)], unpooling, channels_last)
         return positions.flatten(-rank)
     places: list[Tensor] = []  # in the window, by offset, for each axis
     remaining = torch.arange(MOST_OFFSETS, device=indices.device)
@@ -259,7 +296,7 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
     for begin, place, cells, size, kernel, stride, padding in axes:
         if padding > 0 or (cells - 1) * stride - padding + kernel > size:  # windows are clipped
             checked.append((begin + place[positions], 0, size))
-    _check_inside(indices, checked, unpooling)
+    _check_inside(indices, checked, unpooling, channels_last)
     steps = _flat(places, unpooling.output_size)
     return (steps[positions] + _flat(begins, unpooling.output_size)).flatten(-rank)
 
@@ -268,9 +305,12 @@ def _positions(indices: Tensor, unpooling: _Unpooling) -> Tensor:
 _Range = tuple[Tensor, int, int]
 
 
-def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooling) -> None:
+def _check_inside(
+    indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooling, channels_last: bool = False
+) -> None:
     """Raise the error of the first index of which a number is out of its range, if there is one.
 
+    The first one has the least place in the memory of the call's layout, as in csrc/cpu/walk.h.
     This waits for the device. While a CUDA graph is captured nothing can wait, so there the graph
     fails when it runs.
     """
@@ -281,7 +321,11 @@ def _check_inside(indices: Tensor, ranges: Sequence[_Range], unpooling: _Unpooli
     if all(begin <= int(least) and int(most) < end for least, most, begin, end in extremes):
         return
     rank = unpooling.rank
-    element = int((~_are_inside(ranges)).flatten().nonzero()[0])
+    outside, elements = ~_are_inside(ranges), torch.arange(indices.numel(), device=indices.device)
+    elements = elements.view(indices.shape)
+    if channels_last:
+        outside, elements = (each.movedim(-rank - 1, -1) for each in (outside, elements))
+    element = int(elements[outside][0])
     plane, position = divmod(element, math.prod(indices.shape[-rank:]))
     index = int(indices.flatten()[element])
     in_window = ", an offset in its window," if indices.dtype == torch.uint8 else ""
@@ -327,6 +371,11 @@ def _pool_as_torch(input: Tensor, window: Sequence[Ints], ceil_mode: bool) -> tu
     That for integers takes the wrong one of equal elements in some layouts.
     """
     dtype = input.dtype
+    # It takes strides of 32 bits. One that is larger than an axis, padded, leaves it one window.
+    kernel_size, stride, padding, dilation = window
+    lengths = zip(input.shape[-len(padding) :], padding, strict=True)
+    most = [max(size + before, 2**31 - 1) for size, before in lengths]
+    window = [kernel_size, [*map(min, stride, most)], padding, dilation]
     if not dtype.is_floating_point:
         # -inf, the value of a window without an element, becomes the smallest integer.
         values, positions = _pool_real(input.to(_REAL[dtype]), window, ceil_mode)

@@ -27,11 +27,13 @@ def empty_in_layout(
 ) -> Tensor:
     """An undefined tensor of this shape and dtype, dense in the layout, on the device of ``like``.
 
-    PyTorch knows channels_last_3d for 5 dimensions alone, so a volume without a batch gets one for
-    a while.
+    PyTorch knows channels_last_3d for 5 dimensions alone. That of a volume without a batch has the
+    same strides but the first.
     """
     if len(shape) == 4 and layout is torch.channels_last_3d:
-        return empty_in_layout(like, (1, *shape), layout, dtype).squeeze(0)
+        channels, _, height, width = shape
+        strides = (1, channels * width * height, channels * width, channels)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
 
 
