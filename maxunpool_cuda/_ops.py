@@ -36,7 +36,9 @@ max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
 # Where the library has no kernels. Registered as long as this object exists.
-_FALLBACK = _fallback.register((max_unpool, max_unpool_backward, max_pool), _C.build_info()["note"])
+_FALLBACK = _fallback.register(
+    (max_unpool, max_unpool_backward, max_pool), str(_C.build_info()["note"])
+)
 
 
 def is_traced() -> bool:
