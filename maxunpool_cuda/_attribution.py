@@ -13,15 +13,18 @@ modules get a hook that clones their input. docs/attributions.md has the reasons
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
 from ._convert import check_model
+from ._in_place import Calls
 from ._patch import patched
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -67,7 +70,8 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     module without children and parameters is handed a clone of its input; modules do nothing in
     place; and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools.
     Unpools of this package keep their ``reduce``. On exit, also by an exception, all of it is
-    undone. docs/attributions.md has the reasons.
+    undone. A call whose outputs would change by clones, or by modules that do nothing in place,
+    raises an error. docs/attributions.md has the reasons.
 
     Args:
         model: any module.
@@ -77,7 +81,10 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the sizes of an adaptive max pool's output do not divide those of its input.
+        ValueError: the sizes of an adaptive max pool's output do not divide those of its input; on
+            exit, a later context of one of these modules is still open.
+        RuntimeError: the model reads what a module has changed in place, as the input of
+            ``self.relu(x)``; or it is copied or pickled inside.
 
     Warns:
         UserWarning: no module of the model is a max pool, or some are for which captum has no rule:
@@ -93,11 +100,36 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     check_model("exact_attributions", model)
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
+        undo.enter_context(_left_in_order(model))
         undo.enter_context(patched(reduce="sum"))
-        for module in model.modules():
+        calls = Calls()
+        undo.callback(calls.end_all)
+        for path, module in model.named_modules():
+            _isolate(f"{path!r} ({type(module).__name__})", module, calls, undo)
             _let_stand_in(module, undo)
-            _isolate(module, undo)
         yield model
+
+
+# For each context that is open, in the order of entry, the modules that it has changed.
+_open_contexts: list[list[torch.nn.Module]] = []
+
+
+@contextlib.contextmanager
+def _left_in_order(model: torch.nn.Module) -> Iterator[None]:
+    """Raise a ValueError on exit if a later context that shares a module with it is still open."""
+    modules_inside = [*model.modules()]
+    _open_contexts.append(modules_inside)
+    try:
+        yield
+    finally:
+        place = [each is modules_inside for each in _open_contexts].index(True)
+        later = {module for each in _open_contexts[place + 1 :] for module in each}
+        del _open_contexts[place]
+        if later.intersection(modules_inside):
+            raise ValueError(
+                "exact_attributions: expected contexts to be left in the reverse order but got one "
+                f"of {type(model).__name__} inside which another is open"
+            )
 
 
 def _warn_of_pools(model: torch.nn.Module) -> None:
@@ -158,24 +190,75 @@ def _fit_window(module: Any, inputs: tuple[Any, ...]) -> None:
     module.kernel_size = module.stride = windows
 
 
-def _isolate(module: Any, undo: contextlib.ExitStack) -> None:
+def _isolate(name: str, module: Any, calls: Calls, undo: contextlib.ExitStack) -> None:
     """Let ``module`` share no tensor with its neighbours: out of place, and on a cloned input."""
     if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
         return
-    if getattr(module, "inplace", None) is True:
+    works_in_place = getattr(module, "inplace", None) is True
+    if works_in_place:
         undo.callback(setattr, module, "inplace", True)
         module.inplace = False
-    if not [*module.children(), *module.parameters()]:
-        undo.callback(module.register_forward_pre_hook(_clone_input).remove)
+    gets_clones = not [*module.children(), *module.parameters()]
+    hooks = _Hooks(name, works_in_place, gets_clones, calls)
+    before = module.register_forward_pre_hook(hooks.before, with_kwargs=True)
+    undo.callback(before.remove)
+    # The first one: it gets what the module itself returns.
+    after = module.register_forward_hook(hooks.after, prepend=True, always_call=True)
+    undo.callback(after.remove)
 
 
-def _clone_input(module: torch.nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor | None:
-    """A clone of the only input of a module; None, for no change, if it has others.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Hooks:
+    """What runs before and after each call of a module."""
 
-    It is a hook that runs before the module. The output of one module is the input of the next. If
-    both have a rule, captum sets two hooks on this tensor, and the first reads the gradient before
-    the second has changed it.
+    name: str
+    works_in_place: bool  # outside
+    gets_clones: bool
+    calls: Calls
+
+    def before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A clone of the only input, if the module gets clones, as its first positional argument.
+
+        The output of one module is the input of the next. If both have a rule, captum sets two
+        hooks on this tensor, and the first reads the gradient before the second has changed it.
+        """
+        if self.works_in_place or self.gets_clones:
+            args, kwargs = _by_position(module, args, kwargs)
+        x = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        is_watched = not _is_traced()
+        if is_watched:
+            self.calls.begin(self.name, overwritten=x if self.works_in_place else None)
+        if self.gets_clones and x is not None and len(args) + len(kwargs) == 1:
+            args = (x.clone(),)
+            if is_watched:
+                self.calls.watch.share(self.name, (x, args))
+        return args, kwargs
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        if not _is_traced():
+            self.calls.end(self.name, output)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError(
+            "exact_attributions: expected a model that is copied or pickled outside but got a copy "
+            "inside, which would stay as the model is inside"
+        )
+
+
+def _is_traced() -> Any:
+    """Whether the call makes a program of a model: values are not known then."""
+    jit: Any = torch.jit
+    return torch.compiler.is_compiling() or jit.is_tracing()
+
+
+def _by_position(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of ``pool(input=x)`` as those of ``pool(x)``.
+
+    Hooks of captum and shap get positional arguments alone.
     """
-    if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
-        return inputs[0].clone()
-    return None
+    if not args and kwargs:
+        first = next(iter(inspect.signature(module.forward).parameters.values()), None)
+        if first and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in kwargs:
+            others = {name: value for name, value in kwargs.items() if name != first.name}
+            return (kwargs[first.name],), others
+    return args, kwargs

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_exact_attributions import USUAL, usual_network
 from torch import Tensor, nn
 
 import maxunpool_cuda
@@ -268,6 +269,20 @@ def test_attributions_of_usual_networks_add_up(
         assert error(tool, *given) > 1e-5
     with maxunpool_cuda.exact_attributions(given[0]):
         assert error(tool, *given) < 1e-9
+
+
+@pytest.mark.parametrize("kind", USUAL)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_attributions_of_networks_with_branches_add_up(tool: Tool, kind: str) -> None:
+    """Modules work in place and are called by keyword. shap refuses ``+=``, also outside."""
+    net = usual_network(kind)
+    x, *baselines = torch.randn(4, 1, 4, 8, 8, dtype=torch.float64)
+    with maxunpool_cuda.exact_attributions(net):
+        if (tool, kind) == (deep_explainer, "ResNet"):
+            with pytest.raises(RuntimeError, match="is being modified inplace"):
+                error(tool, net, x, torch.cat(baselines))
+        else:
+            assert error(tool, net, x, torch.cat(baselines)) < 1e-9
 
 
 Method = Callable[[nn.Sequential, Tensor, Tensor], Tensor]
