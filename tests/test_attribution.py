@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """captum's and shap's DeepLIFT: attributions add up to the difference of outputs."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,6 +289,17 @@ def test_attributions_of_networks_with_branches_add_up(tool: Tool, kind: str) ->
             assert error(tool, net, x, torch.cat(baselines)) < 1e-9
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_pools_whose_inputs_equal_those_of_the_baseline(tool: Tool) -> None:
+    """The second pool's do in one place. An example and its baseline need one multiplier there."""
+    convolution = nn.Conv1d(1, 1, 2, stride=2, bias=False)
+    nn.init.ones_(convolution.weight)
+    layers = [nn.MaxPool1d(2), convolution, nn.MaxPool1d(2), nn.Flatten()]
+    x, baseline = torch.tensor([[[5.0, 0, 1, 0, 4, 0, 0, 0]], [[1, 0, 5, 0, 7, 0, 2, 0]]]).split(1)
+    with maxunpool_cuda.exact_attributions(nn.Sequential(*layers)) as net:
+        assert tool(net, x, baseline.repeat(2, 1, 1)).sum().item() == pytest.approx(-3)
+
+
 Method = Callable[[nn.Sequential, Tensor, Tensor], Tensor]
 
 
@@ -358,3 +373,21 @@ def test_the_lines_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = " ".join(readme.split())
     assert f"outputs differ by {(model(x) - model(baseline)).item():.3f}" in sentence
     assert f"error from {-said[0]} to 0" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("patch") is None, reason="the program patch is not installed")
+def test_the_patches_of_the_upstream_page(tmp_path: Path) -> None:
+    """In copies of captum and shap, examples give the numbers that stand behind "patched:"."""
+    tests = Path(__file__).parent
+    page = (tests.parent / "docs" / "upstream.md").read_text()
+    for package in (sys.modules["captum"], shap):
+        shutil.copytree(Path(package.__file__).parent, tmp_path / package.__name__)
+    patches = "".join(re.findall(r"^```diff\n(.*?)^```", page, re.M | re.S))
+    command = ["patch", "--strip=1", "--fuzz=0", "--directory", tmp_path]
+    subprocess.run(command, input=patches, text=True, check=True)
+    patched, count = re.subn(r"(# patched: (.*)\n).*", r"\1\2", page)
+    assert count == 5
+    (tmp_path / "upstream.md").write_text(patched)
+    command = [sys.executable, tests / "test_docs.py", tmp_path / "upstream.md"]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True)
