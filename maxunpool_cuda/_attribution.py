@@ -17,15 +17,17 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
 from ._convert import check_model
-from ._in_place import Calls
 from ._patch import patched
+
+if TYPE_CHECKING:
+    from ._in_place import Calls
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -97,6 +99,9 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         ...     type(model[1])
         <class 'torch.nn.modules.pooling.MaxPool1d'>
     """
+    # Only now, as a release of PyTorch may move the private names that the watch needs.
+    from ._in_place import Calls
+
     check_model("exact_attributions", model)
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
