@@ -84,7 +84,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: the sizes of an adaptive max pool's output do not divide those of its input; on
-            exit, a later context of one of these modules is still open.
+            exit, a later context of one of these modules is still open, or one has a third class.
         RuntimeError: the model reads what a module has changed in place, as the input of
             ``self.relu(x)``; or it is copied or pickled inside.
 
@@ -111,7 +111,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         undo.callback(calls.end_all)
         for path, module in model.named_modules():
             _isolate(f"{path!r} ({type(module).__name__})", module, calls, undo)
-            _let_stand_in(module, undo)
+            _let_stand_in(path, module, undo)
         yield model
 
 
@@ -156,17 +156,28 @@ def _warn_of_pools(model: torch.nn.Module) -> None:
         )
 
 
-def _let_stand_in(module: Any, undo: contextlib.ExitStack) -> None:
+def _let_stand_in(path: str, module: Any, undo: contextlib.ExitStack) -> None:
     """Give a pool without a rule the class of one with a rule."""
     original_class = type(module)
     if original_class not in _STAND_INS:
         return
-    undo.callback(setattr, module, "__class__", original_class)
+    undo.callback(_restore_class, path, module, original_class)
     module.__class__ = _STAND_INS[original_class]
     if issubclass(original_class, _AdaptiveMaxPoolNd):
         undo.callback(_remove_window, module)
         vars(module).update(_WINDOW)
         undo.callback(module.register_forward_pre_hook(_fit_window).remove)
+
+
+def _restore_class(path: str, module: Any, original_class: type) -> None:
+    """Raise a ValueError if it has got a third class meanwhile, as ``converted`` gives one."""
+    found = type(module)
+    module.__class__ = original_class
+    if found not in (original_class, _STAND_INS[original_class]):
+        raise ValueError(
+            f"exact_attributions: expected {path!r} to have the class that it gave but got "
+            f"{found.__module__}.{found.__name__}; contexts are left in the reverse order"
+        )
 
 
 def _remove_window(module: torch.nn.Module) -> None:

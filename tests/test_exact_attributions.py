@@ -503,3 +503,13 @@ def test_contexts_are_left_in_reverse_order() -> None:
         with exact_attributions(other), refusal if names_it else contextlib.nullcontext():
             first.__exit__(None, None, None)
         assert state(model) == before
+
+
+def test_a_pool_that_is_converted_inside_is_named() -> None:
+    """A stand-in is, for an adaptive pool, which would not be one afterwards."""
+    model = network(nn.AdaptiveMaxPool1d(4))
+    refusal = pytest.raises(ValueError, match=r"^exact_attributions: expected '2' .*\.MaxPool1d;")
+    with refusal, exact_attributions(model):
+        maxunpool_cuda.convert_max_pooling(model)
+    assert type(model[2]) is nn.AdaptiveMaxPool1d
+    assert not model[2]._forward_pre_hooks
