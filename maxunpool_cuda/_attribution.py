@@ -23,7 +23,7 @@ import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
 from . import modules
-from ._convert import check_model
+from ._convert import check_model, left_in_order
 from ._patch import patched
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     check_model("exact_attributions", model)
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
-        undo.enter_context(_left_in_order(model))
+        undo.enter_context(left_in_order("exact_attributions", model))
         undo.enter_context(patched(reduce="sum"))
         calls = Calls()
         undo.callback(calls.end_all)
@@ -113,28 +113,6 @@ def exact_attributions(model: Model) -> Iterator[Model]:
             _isolate(f"{path!r} ({type(module).__name__})", module, calls, undo)
             _let_stand_in(path, module, undo)
         yield model
-
-
-# For each context that is open, in the order of entry, the modules that it has changed.
-_open_contexts: list[list[torch.nn.Module]] = []
-
-
-@contextlib.contextmanager
-def _left_in_order(model: torch.nn.Module) -> Iterator[None]:
-    """Raise a ValueError on exit if a later context that shares a module with it is still open."""
-    modules_inside = [*model.modules()]
-    _open_contexts.append(modules_inside)
-    try:
-        yield
-    finally:
-        place = [each is modules_inside for each in _open_contexts].index(True)
-        later = {module for each in _open_contexts[place + 1 :] for module in each}
-        del _open_contexts[place]
-        if later.intersection(modules_inside):
-            raise ValueError(
-                "exact_attributions: expected contexts to be left in the reverse order but got one "
-                f"of {type(model).__name__} inside which another is open"
-            )
 
 
 def _warn_of_pools(model: torch.nn.Module) -> None:

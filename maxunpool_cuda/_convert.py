@@ -17,6 +17,7 @@ return a reason as text, or None if there is none.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -218,8 +219,8 @@ def converted(
     """Inside, ``model`` is as :func:`convert_max_pooling` makes it; afterwards, as it was.
 
     On exit, also by an exception, the modules that were converted on entry are as before. Others
-    stay as they are: what was this package's before remains so. A model is converted in one thread
-    at a time, and of several contexts the last one entered is left first.
+    stay as they are: what was this package's before remains so. One thread at a time does this to a
+    model, and of several contexts the last one entered is left first.
 
     Args:
         model: any module.
@@ -231,9 +232,9 @@ def converted(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a converted
-            module has got a third class meanwhile, as FSDP2's ``fully_shard`` gives it. Nothing is
-            restored then.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a later context
+            of one of these modules is still open; or a converted module has got a third class
+            meanwhile, as FSDP2's ``fully_shard`` gives it. Nothing is restored then.
 
     Warns:
         UserWarning: as :func:`convert_max_pooling`.
@@ -245,24 +246,53 @@ def converted(
         'maxunpool_cuda.modules'
     """
     check_model("converted", model)
-    before = [(path, module, _state_of(module)) for path, module in model.named_modules()]
-    _convert("converted", model, index_dtype, reduce, stacklevel=4)
-    converted_modules = [entry for entry in before if _state_of(entry[1]) != entry[2]]
+    with left_in_order("converted", model):
+        before = [(path, module, _state_of(module)) for path, module in model.named_modules()]
+        _convert("converted", model, index_dtype, reduce, stacklevel=4)
+        changed = [entry for entry in before if _state_of(entry[1]) != entry[2]]
+        try:
+            yield model
+        finally:
+            _undo(changed)
+
+
+def _undo(changed: list[tuple[str, Any, _State]]) -> None:
+    """Give modules, which have paths, the states that they had before ``converted``."""
+    other_classes = {
+        path: type(module).__name__
+        for path, module, _ in changed
+        if type(module) not in _CONVERTIBLE
+    }
+    if other_classes:
+        raise ValueError(f"converted: expected the classes that it gave but got {other_classes}")
+    for _, module, state in changed:
+        if type(module) in _TO_TORCH:  # not if restore_max_pooling was called meanwhile
+            _set_state(module, state)
+
+
+# For each context that is open, in the order of entry, the modules that it may have changed.
+_open_contexts: list[list[torch.nn.Module]] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def left_in_order(name: str, model: torch.nn.Module) -> Iterator[None]:
+    """Raise a ValueError on exit if a later context that shares a module with it is still open."""
+    changed = [*model.modules()]
+    with _lock:
+        _open_contexts.append(changed)
     try:
-        yield model
+        yield
     finally:
-        other_classes = {
-            path: type(m).__name__
-            for path, m, _ in converted_modules
-            if type(m) not in _CONVERTIBLE
-        }
-        if other_classes:
+        with _lock:
+            place = [each is changed for each in _open_contexts].index(True)
+            later = {module for each in _open_contexts[place + 1 :] for module in each}
+            del _open_contexts[place]
+        if later.intersection(changed):
             raise ValueError(
-                f"converted: expected the classes that it gave but got {other_classes}"
+                f"{name}: expected contexts to be left in the reverse order but got one of "
+                f"{type(model).__name__} inside which another is open"
             )
-        for _, module, state in converted_modules:
-            if type(module) in _TO_TORCH:  # not if restore_max_pooling was called meanwhile
-                _set_state(module, state)
 
 
 def check_model(name: str, model: object) -> None:

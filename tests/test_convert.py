@@ -382,6 +382,22 @@ def test_converted_undoes_what_it_did() -> None:
         model.insert(0, removed)
 
 
+@pytest.mark.parametrize("later", [converted, maxunpool_cuda.exact_attributions])
+@pytest.mark.parametrize("earlier", [converted, maxunpool_cuda.exact_attributions])
+def test_contexts_that_cross(earlier: Any, later: Any) -> None:
+    """As two threads with one model may enter and leave them."""
+    model = nn.Sequential(nn.MaxPool2d(2))
+    contexts = ExitStack(), ExitStack()
+    for stack, function in zip(contexts, (earlier, later), strict=True):
+        stack.enter_context(function(model))
+    expected = f"^{earlier.__name__}: expected contexts to be left in the reverse order but got "
+    with pytest.raises(ValueError, match=expected):
+        contexts[0].close()
+    contexts[1].close()
+    with earlier(model), later(model):
+        pass
+
+
 def test_conversion_inside_of_conversion() -> None:
     """A class that converted did not give, as from FSDP2's fully_shard, is an error at its end."""
     model, words = round_trip(), r"^converted: .* but got \{'0': 'OwnOfOurs'\}$"
