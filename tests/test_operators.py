@@ -27,7 +27,7 @@ from cases import (
     laid_out,
     scaled,
 )
-from conftest import GPUS, HAS_LIBRARY
+from conftest import GPUS, HAS_LIBRARY, needs_library
 from failures import check_each
 from gpu_tests import skip_without_memory
 from reference import Sizes
@@ -351,6 +351,67 @@ def test_of_many_bad_indices_one_is_named(device: str) -> None:
         named.append(tuple(map(int, words.groups())))
     wrong = [each for each in named if each[0] != bad[each[2], each[1]]]  # index, position, plane
     assert wrong == []
+
+
+RACES = """
+import itertools, threading, time
+import numpy as np, torch
+from maxunpool_cuda import _ops
+
+FAR = {torch.int64: (2**40, -2**40), torch.int32: (2**31 - 1, -2**31), torch.uint8: (27, 255)}
+FORMATS = [None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
+
+def race(call, indices, seconds):
+    changed = indices.numpy()  # autograd does not see what is written there
+    good, bad = changed.copy(), np.empty_like(changed)
+    bad[:] = np.random.default_rng(0).choice(FAR[indices.dtype], bad.shape)
+    ended = threading.Event()
+
+    def change():
+        while not ended.is_set():
+            np.copyto(changed, bad)
+            np.copyto(changed, good)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            call()
+        except RuntimeError as error:
+            assert "Found an invalid max index" in str(error), error
+    ended.set()
+    thread.join()
+
+def races(dtype, dims, layout, numbers):
+    size = [(65536,), (256, 256), (64, 64, 64)][dims - 1]
+    window = [(number,) * dims for number in numbers]
+    x = torch.rand(1, 16, *size).contiguous(memory_format=FORMATS[layout])
+    x.requires_grad_()
+    pooled, indices = _ops.max_pool(x, *window, (1,) * dims, False, dtype)
+    for reduce in ("last", "sum"):
+        unpool = lambda: _ops.max_unpool(pooled, indices, size, *window, reduce)
+        output = unpool()
+        print(dtype, dims, FORMATS[layout], numbers, reduce, "forward", flush=True)
+        race(unpool, indices, 0.03)
+        print("backward", flush=True)
+        gradient = lambda: torch.autograd.grad(output, pooled, x, retain_graph=True)
+        race(gradient, indices, 0.07)
+
+torch.set_num_threads(1)
+for dtype, dims in itertools.product(FAR, (1, 2, 3)):
+    for layout in (1, dims) if dims > 1 else (1,):
+        races(dtype, dims, layout, (2, 2, 0))
+    races(dtype, dims, 1, (3, 2, 1))
+"""
+
+
+@needs_library
+def test_indices_that_another_thread_changes(tmp_path: Path) -> None:
+    """Results are undefined, or an error is raised. No memory outside of the tensors is touched."""
+    command = [sys.executable, "-c", RACES]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr
 
 
 @pytest.mark.parametrize(

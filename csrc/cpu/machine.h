@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages. It takes
-// nothing from other files.
+// What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages, memory that
+// other threads change. It takes nothing from other files.
 //
 // Example: sums of two arrays, 8 floats at a time where the processor has AVX2, else 4:
 //   in_vectors([=]() MAXUNPOOL_INLINE {
@@ -13,6 +13,7 @@
 #include <unistd.h>
 #endif
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -45,6 +46,21 @@ inline auto in_vectors(const Work& work) {
   }
 #endif
   return work();
+}
+
+// From here on the compiler does not know where the values in `memory` came from. So it reads them
+// there, and never once more from an array that they were copied from, which may have changed.
+//
+// Example: another thread may write to `shared` at any time, but this adds no number above 9:
+//   std::copy_n(shared, 8, own);
+//   forget_source(own);
+//   for (int i = 0; i < 8; ++i) sum += own[i] <= 9 ? own[i] : 0;
+MAXUNPOOL_INLINE inline void forget_source(const void* memory) {
+#if defined(__GNUC__)
+  asm volatile("" : : "r"(memory) : "memory");
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
 }
 
 // Asks for huge pages. The first write to a page of fresh memory is a page fault, and for large

@@ -15,7 +15,7 @@
 #include "../max_unpool.h"
 #include "../errors.h"
 #include "../reduction.h"
-#include "direct_gather.h"
+#include "own_windows.h"
 #include "walk.h"
 
 #include <c10/core/Device.h>
@@ -23,7 +23,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -170,19 +169,14 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
   const bool single = checks_windows || (offsets && disjoint(call.geometry));
   const Kernel kernel = kernel_of(call, single);
   const Plan plan(call, any_index);
-  const Targets targets(call, plan);
+  const Targets targets(call, plan, /*in_own_windows=*/checks_windows);
   const PrefetchPlan prefetch(call, plan, kernel.reverse);
-  std::optional<OwnWindows> own_windows;
-  if (checks_windows) {
-    own_windows.emplace(call, plan);
-  }
   FirstElement out_of_reach;
   const Work work{
       .call = call,
       .plan = plan,
       .targets = targets,
       .prefetch = prefetch,
-      .own_windows = own_windows ? &*own_windows : nullptr,
       .out_of_reach = out_of_reach};
   at::parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
     SlotMemory memory;
@@ -198,7 +192,7 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
 }
 
 [[noreturn]] void raise_out_of_bounds(const UnpoolCall& call, int64_t element) {
-  int64_t index = 0;
+  int64_t index = 0; // what it is now: another thread may have changed it
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
     index = static_cast<const Index*>(call.indices)[element];
   });
@@ -211,10 +205,7 @@ void unpool(const UnpoolCall& call, c10::Device) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
   use_huge_pages(call.result, geometry.outer * image * call.element_size);
-  const bool done = can_gather_directly(call)
-                        ? gather_directly(call)
-                        : walk_parts(call, /*any_index=*/false) == FirstElement::kNone;
-  if (!done) {
+  if (walk_parts(call, /*any_index=*/false) != FirstElement::kNone) {
     const int64_t out_of_bounds = walk_parts(call, /*any_index=*/true);
     if (out_of_bounds != FirstElement::kNone) {
       raise_out_of_bounds(call, out_of_bounds);

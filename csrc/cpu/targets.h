@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From the indices of a chunk, of any dtype and layout, to the outputs that they name.
 //
-// It takes chunks from plan.h and the places of windows from windows.h. The target of an element is
-// the output that its index names, counted from the begin of the chunk's reach, in 32 bits.
+// It takes chunks from plan.h, the places of windows from windows.h, and from own_windows.h whether
+// targets lie in their own. The target of an element is the output that its index names, counted
+// from the begin of the chunk's reach, in 32 bits.
+//
+// Each index is read once, and what was read is checked where no other thread writes. So a thread
+// that changes indices during a call changes what the call gives, but not which memory it touches.
 //
 // Example: the chunk of plan.h whose reach begins with output 5376 (row 24 of 224 columns). Its
 // cell in row 12, column 5 has a window that begins at row 24, column 10, at position 24 * 224
@@ -16,34 +20,18 @@
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "machine.h"
+#include "own_windows.h"
 #include "plan.h"
 #include "windows.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <type_traits>
 
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
-
-// What to add to a position, times the channels, to get an output: an element's channel, and the
-// begin of its image in the group. The table is of a group's first chunk. A chunk that begins
-// inside a cell adds the channel of its first element.
-struct FirstOutputs {
-  alignas(64) uint32_t output[Chunk::kMost]; // no vector of it lies in two cache lines
-
-  void fill(const Plan& plan) {
-    const int64_t inner = plan.geometry.inner;
-    const int64_t image = std::min(plan.longest_chunk, plan.geometry.in_image());
-    for (int64_t i = 0; i < image; ++i) {
-      output[i] = i < inner ? static_cast<uint32_t>(i) : output[i - inner]; // the channel
-    }
-    for (int64_t i = image; i < plan.longest_chunk; ++i) { // other images of the group
-      output[i] = output[i - image] + static_cast<uint32_t>(plan.geometry.out_image());
-    }
-  }
-};
 
 // What FlatTargets and OffsetTargets know of a chunk.
 struct ChunkPositions {
@@ -61,53 +49,81 @@ struct ChunkPositions {
   }
 };
 
-// Whether the targets of a call are positions less a constant: its groups are planes.
-inline bool groups_are_planes(const Plan& plan) {
-  return plan.geometry.inner == 1 && plan.images == 1;
-}
-
 // Targets of flat indices.
 class FlatTargets {
  public:
-  explicit FlatTargets(const Plan& plan) : plan_(plan) {
+  // `in_own_windows`: each index has to lie in its own window.
+  FlatTargets(const Plan& plan, bool in_own_windows) : plan_(plan) {
     if (!groups_are_planes(plan)) {
       first_outputs_.fill(plan);
+    }
+    if (in_own_windows) {
+      own_windows_.emplace(plan);
     }
   }
 
   // Finds the targets of a chunk, whose reach has less than 2^31 outputs. False, and they are
-  // undefined, if an index leads out of the reach. `indices`: of the chunk.
+  // undefined, if an index leads out of the reach or its own window. `indices`: of the chunk.
   template <class Index>
   bool find(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
-    return groups_are_planes(plan_) ? find_all<true>(indices, chunk, targets)
-                                    : find_all<false>(indices, chunk, targets);
+    const bool narrow = groups_are_planes(plan_) ? read<true>(indices, chunk, targets)
+                                                 : read<false>(indices, chunk, targets);
+    forget_source(targets); // what is checked now is what a kernel will use
+    return narrow && (own_windows_ ? own_windows_->hold(chunk, targets) : in_reach(chunk, targets));
   }
 
  private:
+  // Reads the indices, once. False if one is too far from the reach: no target tells that any more.
   template <bool kPlanes, class Index>
-  bool find_all(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
+  bool read(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
     const int64_t count = chunk.elements.size();
     const ChunkPositions positions(plan_.geometry, chunk);
+    if (positions.first > std::numeric_limits<Index>::max()) {
+      return false; // no index leads so far
+    }
     // By reference: a copy would be read in wider words than it was just written in, and would wait
     // for all stores before it.
     return in_vectors([=, this, &positions]() MAXUNPOOL_INLINE {
+      using Bits = std::make_unsigned_t<Index>; // int32 in 32 bits: more of them fill a vector
+      const auto first = static_cast<Bits>(positions.first);
       uint32_t* __restrict to = targets;
-      uint64_t distances = 0; // the bits of all distances from the reach's first position
+      // The bits of all distances from the reach's first position. Of int32 those of the indices:
+      // if none is negative, no distance is so far that 32 bits cannot tell.
+      Bits all = 0;
       uint32_t farthest = 0;
+#pragma GCC unroll 4
       for (int64_t i = 0; i < count; ++i) {
-        const uint64_t wide = static_cast<uint64_t>(int64_t{indices[i]}) - positions.first;
+        const auto index = static_cast<Bits>(indices[i]);
+        const Bits wide = index - first;
         const auto distance = static_cast<uint32_t>(wide);
-        distances |= wide;
-        farthest = std::max(farthest, distance);
-        const uint32_t first_output = kPlanes ? 0 : first_outputs_.output[i] + positions.channel;
-        to[i] = kPlanes ? distance : distance * positions.channels + first_output;
+        all |= sizeof(Bits) == 4 ? index : wide;
+        if constexpr (kPlanes) {
+          to[i] = distance;
+        } else {
+          farthest = std::max(farthest, distance);
+          const uint32_t first_output = first_outputs_.output[i] + positions.channel;
+          to[i] = distance * positions.channels + first_output;
+        }
       }
-      return distances >> 31 == 0 && farthest <= positions.farthest;
+      return all >> 31 == 0 && farthest <= positions.farthest;
+    });
+  }
+
+  static bool in_reach(const Chunk& chunk, const uint32_t* targets) {
+    const int64_t count = chunk.elements.size();
+    return in_vectors([=, size = chunk.reach.size()]() MAXUNPOOL_INLINE {
+      uint32_t farthest = 0;
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < count; ++i) {
+        farthest = std::max(farthest, targets[i]);
+      }
+      return farthest < size;
     });
   }
 
   const Plan& plan_;
   FirstOutputs first_outputs_;
+  std::optional<OwnWindows> own_windows_;
 };
 
 // Targets of window offsets.
@@ -201,13 +217,16 @@ class OffsetTargets {
     const int64_t count = chunk.elements.size();
     const ChunkPositions positions(plan_.geometry, chunk);
     const Shape shape = shape_of(chunk, positions.first);
-    return in_vectors([=, this, &positions, &shape]() MAXUNPOOL_INLINE { // as in FlatTargets
+    alignas(64) uint8_t own[Chunk::kMost]; // what is checked is what targets are made of
+    std::copy_n(offsets, count, own);
+    forget_source(own);
+    return in_vectors([=, this, &positions, &shape, &own]() MAXUNPOOL_INLINE { // as in FlatTargets
       uint32_t* __restrict to = targets;
       uint32_t farthest = 0;
       uint8_t largest_offset = 0;
       int32_t outside = 0; // negative: some coordinate was outside
       for (int64_t i = 0; i < count; ++i) {
-        const int32_t offset = offsets[i];
+        const int32_t offset = own[i];
         const int32_t row = kAxes > 1 ? offset * shape.by_columns >> 16 : 0; // of all slices
         const int32_t slice = kAxes > 2 ? row * shape.by_rows >> 16 : 0;
         if constexpr (kClipped && kAxes > 1) {
@@ -221,7 +240,7 @@ class OffsetTargets {
         const uint32_t window = windows_.position[i] + shape.positions;
         const uint32_t distance =
             window + offset + row * shape.to_next_row + slice * shape.to_next_slice;
-        largest_offset = std::max(largest_offset, offsets[i]);
+        largest_offset = std::max(largest_offset, own[i]);
         farthest = std::max(farthest, distance);
         const uint32_t first_output = kPlanes ? 0 : first_outputs_.output[i] + positions.channel;
         to[i] = kPlanes ? distance : distance * positions.channels + first_output;
@@ -243,17 +262,18 @@ class Targets {
  public:
   static constexpr int64_t kNone = -1;
 
-  Targets(const UnpoolCall& call, const Plan& plan)
+  // `in_own_windows`: flat indices have to lie in their own windows.
+  Targets(const UnpoolCall& call, const Plan& plan, bool in_own_windows)
       : call_(call), plan_(plan), windows_(plan.geometry) {
     if (call.index_type == c10::ScalarType::Byte) {
       offset_targets_.emplace(plan);
     } else {
-      flat_targets_.emplace(plan);
+      flat_targets_.emplace(plan, in_own_windows);
     }
   }
 
   // Finds the targets of a chunk. False, and they are undefined, if an index leads out of the
-  // reach.
+  // reach, or is not in its own window but has to be.
   bool find(const Chunk& chunk, uint32_t* targets) const {
     if (chunk.reach.size() >> 31 != 0 || (offset_targets_ && !offset_targets_->fits())) {
       return find_each(chunk, targets);
@@ -276,7 +296,8 @@ class Targets {
     const int64_t image = element / geometry.in_image();
     int64_t position = kNone;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const int64_t index = indices_of<Index>(group)[element];
+      const volatile Index& shared = indices_of<Index>(group)[element]; // is read once
+      const int64_t index = shared;
       if constexpr (kIsWindowOffset<Index>) {
         position = position_of(index, windows_.begin_of(element % geometry.in_image()));
       } else {

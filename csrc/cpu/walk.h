@@ -18,7 +18,6 @@
 #include "prefetch.h"
 #include "slots.h"
 #include "targets.h"
-#include "windows.h"
 
 #include <atomic>
 #include <cstdint>
@@ -50,8 +49,7 @@ struct Work {
   const Plan& plan;
   const Targets& targets;
   const PrefetchPlan& prefetch;
-  const OwnWindows* own_windows; // if given, indices have to lie in their own windows
-  FirstElement& out_of_reach;    // the tensor's first whose index is not allowed: see record()
+  FirstElement& out_of_reach; // the tensor's first whose index is not allowed: see record()
 };
 
 // A part of an image group, and what its owner needs.
@@ -94,7 +92,7 @@ struct Part {
         return; // everything will be done again
       }
       const auto visit = enter(chunk.owned);
-      if (!find(chunk, targets)) {
+      if (!work.targets.find(chunk, targets)) {
         record(chunk);
       } else if (chunk.owned == chunk.reach) {
         visit_all<kReverse>(chunk, targets, visit);
@@ -105,12 +103,6 @@ struct Part {
   }
 
  private:
-  bool find(const Chunk& chunk, uint32_t* targets) const {
-    const OwnWindows* own = work.own_windows;
-    return work.targets.find(chunk, targets) &&
-           (own == nullptr || own->hold(chunk.group, chunk.elements));
-  }
-
   template <bool kReverse, class Visit>
   void visit_all(const Chunk& chunk, const uint32_t* targets, const Visit visit) const {
     const int64_t begin = chunk.elements.begin;
@@ -133,10 +125,11 @@ struct Part {
   }
 
   // If the plan allows any index, records the chunk's first element whose index is out of bounds.
-  // Else records any element of the chunk: everything will be done again.
+  // Else records any element of the chunk: everything will be done again. Indices are read anew, so
+  // if another thread has made all of them good, records the last element.
   void record(const Chunk& chunk) const {
     int64_t element = chunk.elements.begin;
-    const int64_t last = chunk.elements.end - 1; // even if another thread changed the indices
+    const int64_t last = chunk.elements.end - 1;
     while (work.plan.any_index && element < last &&
            chunk.reach.holds(work.targets.output_of(group, element))) {
       ++element;

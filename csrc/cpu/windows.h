@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Where windows lie in the output plane, and whether indices lie in their own windows.
+// Where windows lie in the output plane, and channels and images among the outputs.
 //
 // It takes the geometry from ../geometry.h, and from plan.h how elements divide into chunks.
 //
 // Example: a plane of 4x5 cells and 8x10 outputs, 2x2 windows. The window of the cell (1, 2) begins
-// at (2, 4), which is position 2 * 10 + 4 = 24. The flat indices 24, 25, 34 and 35 lie in it.
+// at (2, 4), which is position 2 * 10 + 4 = 24. In channels_last with 64 channels the output of its
+// channel 7 there is 24 * 64 + 7.
 #pragma once
 
-#include "../calls.h"
-#include "../dtypes.h"
 #include "../geometry.h"
-#include "machine.h"
 #include "plan.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
@@ -106,76 +103,28 @@ struct WindowTable {
   }
 };
 
-// Tells whether the flat indices of a chunk lie in their own windows. If windows do not overlap, no
-// two such indices of a plane are equal.
-class OwnWindows {
- public:
-  // Whether no two windows overlap, none is clipped, and plane and windows are small enough.
-  static bool can_tell(const Geometry<int64_t>& geometry) {
-    return disjoint(geometry) && geometry.out_plane() >> 31 == 0 &&
-           !Windows(geometry).may_be_clipped() &&
-           geometry.axis[0].kernel * geometry.axis[1].kernel <= kMostRows;
-  }
+// What to add to a position, times the channels, to get an output: an element's channel, and the
+// begin of its image in the group. The table is of a group's first chunk. A chunk that begins
+// inside a cell adds the channel of its first element.
+struct FirstOutputs {
+  alignas(64) uint32_t output[Chunk::kMost]; // no vector of it lies in two cache lines
 
-  OwnWindows(const UnpoolCall& call, const Plan& plan)
-      : call_(call), plan_(plan), windows_(plan.geometry) {
-    table_.fill(plan);
-    const auto& [depth, height, width] = plan.geometry.axis;
-    rows_ = depth.kernel * height.kernel;
-    for (int64_t row = 0; row < rows_; ++row) {
-      const int64_t position = windows_.position(row / height.kernel, row % height.kernel, 0);
-      row_begin_[row] = static_cast<uint32_t>(position);
+  void fill(const Plan& plan) {
+    const int64_t inner = plan.geometry.inner;
+    const int64_t image = std::min(plan.longest_chunk, plan.geometry.in_image());
+    for (int64_t i = 0; i < image; ++i) {
+      output[i] = i < inner ? static_cast<uint32_t>(i) : output[i - inner]; // the channel
+    }
+    for (int64_t i = image; i < plan.longest_chunk; ++i) { // other images of the group
+      output[i] = output[i - image] + static_cast<uint32_t>(plan.geometry.out_image());
     }
   }
-
-  // Whether all indices of these elements, a chunk, lie in their own windows.
-  bool hold(int64_t group, const Range& elements) const {
-    bool all = false;
-    using enum c10::ScalarType;
-    with_type_of<Int, Long>(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const auto* indices = static_cast<const Index*>(call_.indices) + plan_.pooled(group);
-      static_assert(kMostRows == 4);
-      with_one_of<1, 2, 3, 4>(
-          rows_, [&](auto rows) { all = hold_all<rows>(indices + elements.begin, elements); });
-    });
-    return all;
-  }
-
- private:
-  static constexpr int64_t kMostRows = 4; // of a window; each is a comparison of every index
-
-  template <int kRows, class Index>
-  bool hold_all(const Index* indices, const Range& elements) const {
-    const int64_t count = elements.size();
-    const Coordinates step = windows_.step_to(elements.begin); // chunks begin in the first image
-    const auto first = static_cast<uint64_t>(windows_.position(step));
-    const auto columns = static_cast<uint32_t>(plan_.geometry.axis[2].kernel);
-    return in_vectors([=, this]() MAXUNPOOL_INLINE {
-      uint64_t distances = 0; // the bits of all distances from the chunk's first window
-      uint32_t farthest = 0;  // from the begin of a row of the own window
-      for (int64_t i = 0; i < count; ++i) {
-        const uint64_t distance = static_cast<uint64_t>(int64_t{indices[i]}) - first;
-        distances |= distance;
-        const uint32_t in_window = static_cast<uint32_t>(distance) - table_.position[i];
-        // The distance from the last row that begins at or before the index is the smallest:
-        // earlier rows are farther, and later ones wrap around.
-        uint32_t in_row = in_window;
-        for (int row = 1; row < kRows; ++row) {
-          in_row = std::min(in_row, in_window - row_begin_[row]);
-        }
-        farthest = std::max(farthest, in_row);
-      }
-      return distances >> 32 == 0 && farthest < columns;
-    });
-  }
-
-  const UnpoolCall& call_;
-  const Plan& plan_;
-  const Windows windows_;
-  WindowTable table_;
-  int64_t rows_;                  // of a window
-  uint32_t row_begin_[kMostRows]; // positions from the window's begin to the begin of each row
 };
+
+// Whether the targets of a call are positions less a constant: its groups are planes.
+inline bool groups_are_planes(const Plan& plan) {
+  return plan.geometry.inner == 1 && plan.images == 1;
+}
 
 } // namespace
 } // namespace maxunpool_cuda
