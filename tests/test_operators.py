@@ -384,7 +384,7 @@ def race(call, indices, seconds):
     thread.join()
 
 def races(dtype, dims, layout, numbers):
-    size = [(65536,), (256, 256), (64, 64, 64)][dims - 1]
+    size = [(32768,), (256, 128), (32, 32, 32)][dims - 1]
     window = [(number,) * dims for number in numbers]
     x = torch.rand(1, 16, *size).contiguous(memory_format=FORMATS[layout])
     x.requires_grad_()
@@ -393,10 +393,10 @@ def races(dtype, dims, layout, numbers):
         unpool = lambda: _ops.max_unpool(pooled, indices, size, *window, reduce)
         output = unpool()
         print(dtype, dims, FORMATS[layout], numbers, reduce, "forward", flush=True)
-        race(unpool, indices, 0.03)
+        race(unpool, indices, 0.02)
         print("backward", flush=True)
         gradient = lambda: torch.autograd.grad(output, pooled, x, retain_graph=True)
-        race(gradient, indices, 0.07)
+        race(gradient, indices, 0.06)
 
 torch.set_num_threads(1)
 for dtype, dims in itertools.product(FAR, (1, 2, 3)):
