@@ -80,7 +80,7 @@ REFUSED_BY_TORCH = [
         ("int16 indices", "but got Short$", lambda f, t: f.unpool(t.x, t.indices.short(), 2)),
         (
             "other shape of indices",
-            r"that of the input, \[1, 1, 2.*\], but got \[1, 1, (2, )*1\]$",
+            r"the input.s shape, \[1, 1, 2.*\] .*, but got \[1, 1, (2, )*1\]$",
             lambda f, t: f.unpool(t.x, t.indices[..., :1], 2),
         ),
         (
