@@ -60,13 +60,13 @@ def has_no_stride(stride: object) -> bool:
 def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
     """The smallest dtype for the indices of a pool that returns none: its backward needs them.
 
-    Comparing a symbolic number would bound or fix it in the graph that is being traced. So of
-    windows with such numbers, as in ``max_pool1d(x, x.size(2))``, nothing is taken for granted.
+    Comparing a symbolic size would bound or fix it in the graph that is being traced, also one that
+    a window has, as in ``max_pool1d(x, x.size(2))``. A product with such a size is symbolic, too.
     """
-    if are_known_ints((*kernel_size, *dilation)) and fits_uint8(kernel_size, dilation):
+    if is_known_int(math.prod(kernel_size)) and fits_uint8(kernel_size, dilation):
         return torch.uint8
-    spatial = shape[-len(kernel_size) :]
-    if are_known_ints(spatial) and math.prod(spatial) < 2**31:
+    plane = math.prod(shape[-len(kernel_size) :])
+    if is_known_int(plane) and plane < 2**31:
         return torch.int32
     return torch.int64
 
@@ -200,13 +200,6 @@ def is_known_int(size: object) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports SymPy
 
     return isinstance(size, int) and has_static_value(size)
-
-
-def are_known_ints(numbers: Ints) -> bool:
-    """Whether all of them are ints, and none is symbolic."""
-    if torch.compiler.is_compiling():
-        return all(map(is_known_int, numbers))
-    return all(type(number) is int for number in numbers)
 
 
 def _surely(condition: bool) -> bool:
