@@ -392,11 +392,13 @@ def _pool_as_torch(input: Tensor, window: Sequence[Ints], ceil_mode: bool) -> tu
 def _pool_real(input: Tensor, window: Sequence[Ints], ceil_mode: bool) -> tuple[Tensor, Tensor]:
     """torch.nn's operator of the window's rank. It has none for 1d.
 
-    That for volumes in channels_last_3d gives a window of nothing but -inf the index 0.
+    That for volumes in channels_last_3d gives a window of nothing but -inf the index 0. Volumes of
+    one channel may be dense in both layouts. A view gives them the strides of the contiguous one.
     """
     if len(window[0]) == 3:
         pool = torch.ops.aten.max_pool3d_with_indices
-        results = pool(input.contiguous(), *window, ceil_mode)
+        contiguous = input.contiguous().flatten().view(input.shape)
+        results = pool(contiguous, *window, ceil_mode)
         return results[0], results[1]
     pool = torch.ops.aten.max_pool2d_with_indices
     if len(window[0]) == 2:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from cases import (
     DIFFERENTIABLE,
+    INDEX_DTYPES,
     LAYOUTS,
     OPERATORS,
     UNPOOLING,
@@ -489,6 +490,15 @@ def test_of_bad_indices_the_first_in_memory_is_named(
     error = rf"but got {first}\b.* at position {place[0]} of plane {place[1]} "
     tensors = call.tensors[0], laid_out(indices, of_indices, dims)
     replace(call, tensors=tensors, error=error).verify_error(device)
+
+
+@on_the_cpu
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_a_volume_of_one_channel_and_minus_infinity(device: str, index_dtype: torch.dtype) -> None:
+    """PyTorch's pooling of channels_last_3d gives such windows the index 0."""
+    x = in_channels_last(torch.full((2, 1, 4, 4, 4), -torch.inf))
+    window = ((2,) * 3, (2,) * 3, (0,) * 3, (1,) * 3)
+    Call(_ops.max_pool, (x,), (*window, False, index_dtype)).verify(device)
 
 
 def test_numbers_that_are_rounded_to_the_limit() -> None:
