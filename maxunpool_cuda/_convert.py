@@ -232,9 +232,9 @@ def converted(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a later context
-            of one of these modules is still open; or a converted module has got a third class
-            meanwhile, as FSDP2's ``fully_shard`` gives it. Nothing is restored then.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a converted
+            module has got a third class meanwhile, as FSDP2's ``fully_shard`` gives it (nothing is
+            restored then), or a later context of one of these modules is still open.
 
     Warns:
         UserWarning: as :func:`convert_max_pooling`.
@@ -353,19 +353,19 @@ def _why_left_alone(module: Any) -> str | None:
 def _why_not_as_asked(
     module: Any, index_dtype: torch.dtype, reduce: Any, unpools: list[Any]
 ) -> str | None:
-    """Why ``module`` is left alone, or keeps its indices; None if neither."""
-    returns_indices = isinstance(module, _TORCH_BASES) and getattr(module, "return_indices", False)
+    """Why ``module``, unless ``_why_left_alone`` tells, keeps its indices or its ``reduce``."""
+    if not isinstance(module, _TORCH_BASES):
+        return None
+    returns_indices = getattr(module, "return_indices", False)
     # This package's get the attributes also if their forward is set on the instance.
-    if _is_convertible(module) or type(module) in _TO_TORCH:
+    if type(module) in _CONVERTIBLE:
         asked_for_others = index_dtype not in (torch.int64, getattr(module, "index_dtype", None))
         if returns_indices and asked_for_others:
             return _why_not_smaller_indices(module, index_dtype, unpools)
         return None
-    has_other_indices = returns_indices
-    has_other_reduce = isinstance(module, _MaxUnpoolNd)
-    if isinstance(module, _OUR_BASE):  # a subclass, which may do already what is asked for
-        has_other_indices = returns_indices and module.index_dtype != index_dtype
-        has_other_reduce = has_other_reduce and reduce not in (None, module.reduce)
+    # A subclass of this package's classes, which may do already what is asked for.
+    has_other_indices = returns_indices and module.index_dtype != index_dtype
+    has_other_reduce = isinstance(module, _MaxUnpoolNd) and reduce not in (None, module.reduce)
     if has_other_indices or has_other_reduce:
         return f"{_description(module)} is left alone"
     return None
