@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Layouts: which one a call has, tensors in that layout, and the Geometry of a call. A layout is a
 // PyTorch memory format: contiguous, channels_last (2d) or channels_last_3d. Takes Window from
-// window.h and Geometry from geometry.h.
+// guard.h and Geometry from geometry.h.
 //
 // A call has one layout, and its result gets it. layout_of() chooses it as a user of torch.nn
 // expects:
@@ -18,8 +18,9 @@
 #pragma once
 
 #include "geometry.h"
-#include "window.h"
+#include "guard.h"
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/MemoryFormat.h>
@@ -27,22 +28,8 @@
 #include <c10/util/MaybeOwned.h>
 
 #include <cstdint>
-#include <type_traits>
-#include <vector>
 
 namespace maxunpool_cuda {
-
-// Whether the tensor is dense in the layout: without gaps, and with its elements in that order.
-// False if a symbolic size leaves that open. PyTorch 2.8 lacks is_contiguous_or_false(), and raises
-// an error there. Tensor is at::Tensor; a template may ask whether a member exists.
-template <class Tensor>
-bool is_dense(const Tensor& tensor, at::MemoryFormat layout = at::MemoryFormat::Contiguous) {
-  if constexpr (requires { tensor.is_contiguous_or_false(layout); }) {
-    return tensor.is_contiguous_or_false(layout);
-  } else {
-    return tensor.is_contiguous(layout);
-  }
-}
 
 // Whether a tensor for windows of this rank has batch and channels. Others have channels alone.
 inline bool has_batch(const at::Tensor& tensor, size_t rank) {
@@ -57,8 +44,8 @@ inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) 
     return tensor.suggest_memory_format();
   }
   const auto volume = at::MemoryFormat::ChannelsLast3d;
-  const bool is_volume =
-      rank == 3 && tensor.dim() == 4 && !is_dense(tensor) && is_dense(tensor.unsqueeze(0), volume);
+  const bool is_volume = rank == 3 && tensor.dim() == 4 && !tensor.is_contiguous() &&
+                         tensor.unsqueeze(0).is_contiguous(volume);
   return is_volume ? volume : at::MemoryFormat::Contiguous;
 }
 
@@ -72,7 +59,7 @@ inline bool tells_layout(const at::Tensor& tensor, size_t rank) {
   const auto channels_last =
       rank == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
   const bool may_be_channels_last = rank >= 2 && has_batch(tensor, rank);
-  return is_dense(tensor) && !(may_be_channels_last && is_dense(tensor, channels_last));
+  return tensor.is_contiguous() && !(may_be_channels_last && tensor.is_contiguous(channels_last));
 }
 
 // The layout of a call, and so of its result: that of the values if their strides tell it, else the
@@ -102,25 +89,20 @@ inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::Memor
 }
 
 // An undefined tensor of these sizes, dense in the layout.
-template <class Size>
-at::Tensor empty_in_layout(
-    c10::ArrayRef<Size> sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
+inline at::Tensor empty_in_layout(
+    at::IntArrayRef sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
   if (is_volume_without_batch(static_cast<int64_t>(sizes.size()), layout)) {
-    std::vector<Size> batch{1};
-    batch.insert(batch.end(), sizes.begin(), sizes.end());
-    return empty_in_layout<Size>(batch, options, layout).squeeze(0);
+    at::DimVector batch{1};
+    batch.append(sizes.begin(), sizes.end());
+    return at::empty(batch, options, layout).squeeze(0);
   }
-  if constexpr (std::is_same_v<Size, int64_t>) {
-    return at::empty(sizes, options, layout);
-  } else {
-    return at::empty_symint(sizes, options, layout);
-  }
+  return at::empty(sizes, options, layout);
 }
 
 // The Geometry of a call; geometry.h has an example. `pooled` and `unpooled` are the shapes of
 // whole tensors, [batch, channels, spatial sizes...] or without the batch.
 inline Geometry<int64_t> make_geometry(
-    const Window<int64_t>& window,
+    const Window& window,
     at::IntArrayRef pooled,
     at::IntArrayRef unpooled,
     at::MemoryFormat layout) {

@@ -5,7 +5,7 @@ Of an axis of size n that is pooled to size m, window i begins at ``floor(i * n 
 before ``ceil((i + 1) * n / m)``. There are two cases:
 
 1. m divides n, as in 6 to 3: all windows have the size n / m, here [0, 2), [2, 4), [4, 6). Max
-   pooling with ``kernel_size = stride = n / m`` does the same (_pooling.py).
+   pooling with ``kernel_size = stride = n / m`` does the same (_call.py).
 2. It does not, as in 5 to 2: the windows are [0, 3) and [2, 5), and in general of several sizes.
    torch.nn's function finds the indices, and ``max_unpool_backward`` with "sum" reads the values
    there. Its gradient, ``max_unpool`` with "sum", is deterministic on CUDA, where torch.nn's is
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from . import _arguments, _ops, _pooling
+from . import _arguments, _call, _operators
 from ._arguments import is_known_int
-from ._ops import Ints
-from ._pooling import Pooled
+from ._arguments import Ints
+from ._call import Pooled
 
 # The dtypes that torch.nn's function takes.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -51,7 +51,7 @@ def adaptive_max_pool(
     _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
     if not return_indices:
         index_dtype = torch.int64  # nobody sees them, so any plane will do
-    is_for_torch = _pooling.is_for_torch(name, input, index_dtype)
+    is_for_torch = _call.is_for_torch(name, input, index_dtype)
     kernel_size = None if is_for_torch else _common_window(input, output_size, dims)
     if kernel_size is not None:
         return _pool_equal_windows(function, arguments, kernel_size, index_dtype)
@@ -77,7 +77,7 @@ def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None
         return None
     if any(is_known_int(size) and size == 0 for size in shape):
         return None
-    if _ops.is_traced() and _arguments.is_exporting():
+    if _operators.is_traced() and _arguments.is_exporting():
         return None
     window = []
     for size, output in zip(shape[-dims:], output_sizes, strict=True):
@@ -101,7 +101,7 @@ def _pool_equal_windows(
         _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
     # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
     pooling = (input, kernel_size, kernel_size, 0, 1, False, return_indices)
-    results = _pooling.max_pool(function, dims, pooling, index_dtype)
+    results = _call.max_pool(function, dims, pooling, index_dtype)
     if dims < 3:
         return results
     # Of volumes, torch.nn's function returns contiguous tensors alone.
@@ -129,9 +129,9 @@ def _pool_unequal_windows(
     """
     # A private name, which no release that was tried lacks.
     forward_level = getattr(torch.autograd.forward_ad, "_current_level", -1)
-    is_eager = not _ops.is_traced() and forward_level < 0
+    is_eager = not _operators.is_traced() and forward_level < 0
     if is_eager and not is_for_torch and input.layout is not torch.strided:
-        raise _pooling.not_dense_error(name, input)
+        raise _call.not_dense_error(name, input)
     takes_torch_values = is_for_torch or (input.is_cpu and is_eager)
     pool = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = pool(input if takes_torch_values else input.detach(), output_size)
@@ -159,6 +159,6 @@ def _values_at(input: Tensor, indices: Tensor, dims: int) -> Tensor:
     stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
     padding = [0] * dims
     window = (kernel_size, stride, padding)
-    values = _ops.max_unpool_backward(input, indices, sizes, *window, "sum")
+    values = _operators.max_unpool_backward(input, indices, sizes, *window, "sum")
     # Of volumes, torch.nn's function returns contiguous tensors alone.
     return values.contiguous() if dims == 3 else values

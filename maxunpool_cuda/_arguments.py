@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
-from . import _ops
-from ._ops import Ints
+from . import _checks
 
+Ints: TypeAlias = tuple[int, ...]  # one for each spatial dimension; under tracing also symbolic
 IntOrInts = int | Sequence[int]
 IntsOrNones = int | None | Sequence[int | None]
 Reduce = Literal["last", "sum"]
@@ -125,9 +125,8 @@ def unpooled_size(
     sizes = _last_sizes(name, output_size, len(kernel_size), len(shape))
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if _surely(size <= middle - step) or _surely(size >= middle + step):
-            if not _ops.is_traced():
-                # An impossible window is blamed before the sizes that were computed from it.
-                _ops.check_window("max_unpool", kernel_size, stride, padding)
+            # An impossible window is blamed before the sizes that were computed from it.
+            _checks.check_window(_checks.Window("max_unpool", kernel_size, stride, padding))
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {output_size!r} for stride={list(stride)}"

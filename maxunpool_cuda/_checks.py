@@ -89,6 +89,12 @@ def name_of(dtype: torch.dtype) -> str:
 
 def check_window(window: Window) -> None:
     """Check each number of a window by itself."""
+    for argument, numbers in zip(window._fields[1:], window[1:], strict=True):
+        if not all(-(2**63) <= number < 2**63 for number in numbers if type(number) is int):
+            raise TypeError(
+                f"{window.op}{len(numbers)}d: expected {argument} to be 64-bit ints but got "
+                f"{numbers}"
+            )
     for numbers, least, wanted in (
         (window.kernel_size, 1, "kernel_size greater than zero"),
         (

@@ -34,7 +34,7 @@ from ._arguments import (
     has_no_stride,
     per_dim,
 )
-from ._ops import Ints
+from ._arguments import Ints
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

@@ -3,8 +3,8 @@
 
 They serve tensors of every device for which the compiled library has no kernels: CUDA tensors in a
 build without CUDA kernels, Apple's and Intel's GPUs, and in a build without a library all tensors.
-A kernel has the operator check the arguments, for tensors that have shapes but no data. It checks
-the indices itself, computes, and brings the result into the call's layout.
+A kernel has _layout.py check the arguments. It checks the indices itself, computes, and brings the
+result into the call's layout.
 
 On the CPU PyTorch's scatter takes the elements of a plane one after the other, so the last of equal
 indices stays, and sums have one order. On other devices the order is open. There unpooling goes the
@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _decompositions
-from ._checks import MOST_OFFSETS, Ints, Window, storage_kind, unpooled_shape
+from . import _decompositions, _library
+from ._checks import MOST_OFFSETS, Ints, storage_kind
+from ._layout import pooled, unpooled, unpooled_backward
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
 _MOVED_AS = {
@@ -96,7 +97,8 @@ def _without_views(kernel: Callable[..., Any]) -> Callable[..., Any]:
 @_without_views
 def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
-    empty: Tensor = _checked("max_unpool", (input, indices), arguments)
+    _check_kinds("max_unpool", input, indices)
+    empty = unpooled(input, indices, *arguments, device="meta")
     if empty.numel() == 0:
         return _empty(empty, input.device)
     *sizes, reduce = arguments
@@ -123,7 +125,8 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
 @_without_views
 def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
-    empty: Tensor = _checked("max_unpool_backward", (grad_output, indices), arguments)
+    _check_kinds("max_unpool_backward", grad_output, indices)
+    empty = unpooled_backward(grad_output, indices, *arguments, device="meta")
     if empty.numel() == 0:
         return _empty(empty, grad_output.device)
     *sizes, reduce = arguments
@@ -139,7 +142,8 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -
 @_without_views
 def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The operator of this name."""
-    empty: tuple[Tensor, Tensor] = _checked("max_pool", (input,), arguments)
+    _check_kinds("max_pool", input)
+    empty = pooled(input, *arguments, device="meta")
     if empty[0].numel() == 0:
         values, indices = (_empty(each, input.device) for each in empty)
         return values, indices
@@ -155,25 +159,8 @@ def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return _laid_out(values, empty[0]), _laid_out(positions.to(index_dtype), empty[1])
 
 
-def register(operators: Sequence[Any], build_note: str) -> Any:
-    """Make these the kernels of the three operators for all devices that have none.
-
-    They are registered as long as the object that is returned exists. ``build_note`` says, for the
-    warning of CUDA tensors, which kernels the build left out, and why.
-    """
-    global _build_note
-    _build_note = build_note
-    make_library: Any = torch.library.Library  # untyped in some releases
-    library = make_library("maxunpool_cuda", "IMPL")
-    kernels = {each.__name__: each for each in (max_unpool, max_unpool_backward, max_pool)}
-    for operator in operators:
-        name = operator._schema.name
-        library.impl(name, kernels[name.split("::")[1]], "CompositeExplicitAutograd")
-    return library
-
-
-def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> Any:
-    """Have the operator check its arguments; returns results that have a shape but no data."""
+def _check_kinds(operator: str, *tensors: Tensor) -> None:
+    """Refuse tensors that are not dense, and warn of CUDA tensors."""
     for tensor in tensors:
         if tensor is None:
             raise TypeError(f"maxunpool_cuda::{operator}: expected tensors but got None")
@@ -184,20 +171,8 @@ def _checked(operator: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, .
             )
     if tensors[0].is_cuda:
         _warn_of_cuda()
-    first, last = tensors[0], tensors[-1]
-    if first.device != last.device:
-        # The operator would come here again. These are its checks, which refuse such tensors.
-        size, *numbers, reduce = arguments
-        window = Window("max_unpool", *numbers)
-        unpooled_shape(first, last, size, window, reduce, is_forward=operator == "max_unpool")
-    tensors = tuple(
-        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-        for each in tensors
-    )
-    return getattr(torch.ops.maxunpool_cuda, operator).default(*tensors, *arguments)
 
 
-_build_note = ""
 _has_warned = False
 
 
@@ -215,7 +190,7 @@ def _warn_of_cuda() -> None:
         way_out = "CUDA kernels need Linux"
     warnings.warn(
         "maxunpool_cuda: CUDA tensors run PyTorch's operators, which is slower, as this build has "
-        f"{_build_note}: {way_out}",
+        f"{_library.build_info()['note']}: {way_out}",
         stacklevel=2,
     )
 

@@ -1,31 +1,83 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The layout of a call, in a build without a compiled library: csrc/layout.h in Python.
+"""What the operators return: shape, dtype and layout of the results of a call.
 
 A layout is a memory format of PyTorch: contiguous, channels_last (2d) or channels_last_3d. A call
 has one, and its result gets it: that of the values if their strides tell it, else the one that the
-strides of the indices suggest. csrc/layout.h has a table of examples.
+strides of the indices suggest. csrc/layout.h has a table of examples, and chooses it for the
+compiled kernels, whose calls may not come from Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import _checks
+from ._checks import Ints, Window
+
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-def layout_of(values: Tensor, indices: Tensor, rank: int) -> torch.memory_format:
+def unpooled(values: Tensor, indices: Tensor, *arguments: Any, device: str | None = None) -> Tensor:
+    """Check a call of max_unpool, and return an undefined result.
+
+    Args:
+        values: the operator's first argument.
+        indices: the operator's second.
+        *arguments: its others.
+        device: where the result is; by default where the values are.
+    """
+    return _unpooling(values, indices, arguments, device, is_forward=True)
+
+
+def unpooled_backward(
+    values: Tensor, indices: Tensor, *arguments: Any, device: str | None = None
+) -> Tensor:
+    """The same for max_unpool_backward."""
+    return _unpooling(values, indices, arguments, device, is_forward=False)
+
+
+def pooled(input: Tensor, *arguments: Any, device: str | None = None) -> tuple[Tensor, Tensor]:
+    """The same for max_pool."""
+    *numbers, ceil_mode, index_dtype = arguments
+    window = Window("max_pool", *numbers)
+    shape = _checks.pooled_shape(input, window, ceil_mode, index_dtype)
+    layout = _layout_of(input, input, window.rank)
+    values, indices = (
+        _empty(shape, layout, dtype, device or input.device) for dtype in (input.dtype, index_dtype)
+    )
+    return values, indices
+
+
+def _unpooling(
+    values: Tensor,
+    indices: Tensor,
+    arguments: tuple[Any, ...],
+    device: str | None,
+    *,
+    is_forward: bool,
+) -> Tensor:
+    output_size, kernel_size, stride, padding, reduce = arguments
+    window = Window("max_unpool", kernel_size, stride, padding)
+    shape = _checks.unpooled_shape(
+        values, indices, output_size, window, reduce, is_forward=is_forward
+    )
+    layout = _layout_of(values, indices, window.rank)
+    result_shape = shape if is_forward else indices.shape
+    return _empty(result_shape, layout, values.dtype, device or values.device)
+
+
+def _layout_of(values: Tensor, indices: Tensor, rank: int) -> torch.memory_format:
     """The layout of a call with windows of this rank."""
     return _suggested_layout(values if _tells_layout(values, rank) else indices, rank)
 
 
-def empty_in_layout(
-    like: Tensor, shape: Sequence[int], layout: torch.memory_format, dtype: torch.dtype
+def _empty(
+    shape: Ints, layout: torch.memory_format, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
-    """An undefined tensor of this shape and dtype, dense in the layout, on the device of ``like``.
+    """An undefined tensor, dense in the layout.
 
     PyTorch knows channels_last_3d for 5 dimensions alone. That of a volume without a batch has the
     same strides but the first.
@@ -33,8 +85,8 @@ def empty_in_layout(
     if len(shape) == 4 and layout is torch.channels_last_3d:
         channels, _, height, width = shape
         strides = (1, channels * width * height, channels * width, channels)
-        return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)
-    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype, device=device, memory_format=layout)
 
 
 def _suggested_layout(tensor: Tensor, rank: int) -> torch.memory_format:

@@ -16,6 +16,7 @@ setup.py runs this file, too, without the rest of the package.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -25,6 +26,8 @@ from typing import Any
 
 import torch
 
+_C: Any = None  # the compiled library's module, once it is loaded
+_note = ""  # of a build without a library
 PACKAGE = Path(__file__).parent
 FALLBACK = "_C.fallback.json"  # the name of the record of a build without a library
 
@@ -71,6 +74,70 @@ def built_for(package: Path = PACKAGE) -> dict[str, Any]:
 def is_fallback(built: dict[str, Any]) -> bool:
     """Whether a record is that of a build without a library."""
     return built["torch"] is None
+
+
+def load(built: dict[str, Any]) -> None:
+    """Load the library, whose kernels register themselves, unless the record is of none."""
+    global _C, _note
+    if is_fallback(built):
+        _note = built["note"]
+        return
+    try:
+        _C = importlib.import_module(f"{__package__}._C")
+    except ImportError as error:
+        raise ImportError(
+            "maxunpool_cuda: expected its compiled library to load, as it was built for this "
+            f"PyTorch ({torch.__version__}), but got: {error}"
+        ) from error
+
+
+def build_info() -> dict[str, Any]:
+    """Facts about the compiled extension.
+
+    Returns:
+        A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
+        compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
+        ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
+        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for) and
+        ``note`` (a sentence: which kernels the build left out, and why).
+
+    Example:
+        >>> build_info()["kernels"] in ("cpu", "cpu and cuda", "none")
+        True
+    """
+    if _C is not None:
+        facts: dict[str, Any] = _C.build_info()
+        return facts
+    return {
+        "kernels": "none",
+        "cuda": False,
+        "cuda_version": None,
+        "nvcc_version": None,
+        "arch_list": "",
+        "compiler": "",
+        "torch_version": torch.__version__,
+        "note": _note,
+    }
+
+
+def check_errors() -> None:
+    """On CUDA, wait for the kernels launched so far, and raise the error of a bad index.
+
+    A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
+    next unpooling on that device raises the error, or this function does. Of several such indices
+    one is named. While the current stream captures a CUDA graph, this function does nothing,
+    because the captured kernels have not run. Errors of a replay are raised after it. On the CPU
+    every call raises at once, and there is nothing left to raise.
+
+    Raises:
+        RuntimeError: a kernel met an out-of-bounds index; the message has the index, its position
+            and its plane.
+
+    Example:
+        >>> check_errors()
+    """
+    if _C is not None:
+        _C.check_errors()
 
 
 def _no_library_error(package: Path) -> ImportError:

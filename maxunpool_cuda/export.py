@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _decompositions, _ops
+from . import _decompositions, _operators
 from ._decompositions import Ints
 
 __all__ = ["decompositions", "onnx_translation_table"]
@@ -60,9 +60,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         True
     """
     return {
-        _ops.max_pool: _decompositions.max_pool,
-        _ops.max_unpool: _decompositions.max_unpool,
-        _ops.max_unpool_backward: _decompositions.max_unpool_backward,
+        _operators.max_pool: _decompositions.max_pool,
+        _operators.max_unpool: _decompositions.max_unpool,
+        _operators.max_unpool_backward: _decompositions.max_unpool_backward,
     }
 
 
@@ -89,7 +89,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
-    return {_ops.max_pool: _max_pool, _ops.max_unpool: _max_unpool}
+    return {_operators.max_pool: _max_pool, _operators.max_unpool: _max_unpool}
 
 
 def _max_pool(

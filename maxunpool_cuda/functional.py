@@ -2,7 +2,7 @@
 """Max unpooling, max pooling and adaptive max pooling as functions, in place of torch.nn's.
 
 Here are the signatures, with their types and documents. Each function hands its arguments to a
-function for one, two and three dimensions, in _pooling.py or _adaptive.py.
+function for one, two and three dimensions, in _call.py or _adaptive.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ._adaptive import adaptive_max_pool as _adaptive_pool
 from ._arguments import IntOrInts, IntsOrNones, Reduce
-from ._pooling import Pooled
-from ._pooling import max_pool as _max_pool
-from ._pooling import max_unpool as _max_unpool
+from ._call import Pooled
+from ._call import max_pool as _max_pool
+from ._call import max_unpool as _max_unpool
 
 __all__ = [
     "adaptive_max_pool1d",

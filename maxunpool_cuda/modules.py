@@ -25,7 +25,7 @@ from ._arguments import (
     check_reduce,
     per_dim,
 )
-from ._pooling import Pooled
+from ._call import Pooled
 
 
 class _Leaf:

@@ -397,7 +397,8 @@ void pool(const PoolCall& call, c10::Device) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_pool", run_pool<int64_t, pool>);
+  m.impl("max_pool", run_pool<pool>);
+  m.impl("_max_pool", run_pool_short<pool>);
 }
 
 } // namespace maxunpool_cuda

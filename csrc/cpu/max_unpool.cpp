@@ -216,8 +216,10 @@ void unpool(const UnpoolCall& call, c10::Device) {
 } // namespace
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_unpool", run<int64_t, true, unpool>);
-  m.impl("max_unpool_backward", run<int64_t, false, unpool>);
+  m.impl("max_unpool", run<true, unpool>);
+  m.impl("max_unpool_backward", run<false, unpool>);
+  m.impl("_max_unpool", run_short<true, unpool>);
+  m.impl("_max_unpool_backward", run_short<false, unpool>);
 }
 
 } // namespace maxunpool_cuda

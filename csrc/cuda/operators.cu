@@ -7,8 +7,8 @@
 // it, and then for the current stream alone. With MAXUNPOOL_CUDA_SIMPLE_KERNELS=1, the kernels of
 // slots.cuh do all unpooling: to compare the other kernels with them, or to leave these out.
 //
-// Example: torch.ops.maxunpool_cuda.max_unpool on cuda:1 comes here as run<..>, which checks it and
-// makes an UnpoolCall (max_unpool.h). unpool_on_device() makes cuda:1 the current device, raises
+// Example: torch.ops.maxunpool_cuda.max_unpool on cuda:1 comes here as run<..>, which asks the guard
+// and makes an UnpoolCall (max_unpool.h). unpool_on_device() makes cuda:1 the current device, raises
 // what an earlier call has reported there, and launches.
 #include "../calls.h"
 #include "../errors.h"
@@ -130,9 +130,12 @@ void check_errors() {
 }
 
 TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
-  m.impl("max_unpool", run<int64_t, true, unpool_on_device>);
-  m.impl("max_unpool_backward", run<int64_t, false, unpool_on_device>);
-  m.impl("max_pool", run_pool<int64_t, pool_on_device>);
+  m.impl("max_unpool", run<true, unpool_on_device>);
+  m.impl("max_unpool_backward", run<false, unpool_on_device>);
+  m.impl("max_pool", run_pool<pool_on_device>);
+  m.impl("_max_unpool", run_short<true, unpool_on_device>);
+  m.impl("_max_unpool_backward", run_short<false, unpool_on_device>);
+  m.impl("_max_pool", run_pool_short<pool_on_device>);
 }
 
 } // namespace maxunpool_cuda

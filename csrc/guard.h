@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The guard: whether a kernel may run a call. It asks for all that a kernel relies on, so that none
+// reads or writes outside of its arrays, whoever calls the operators. It has no words. A call that
+// it refuses goes to Python, by refuse(): maxunpool_cuda/_checks.py asks the same questions, and
+// says in words which one has the wrong answer.
+//
+// Example: of max_pool with padding={2} and kernel_size={3}, may_pool() is false, as padding is
+// more than half of the kernel. Then refuse() calls maxunpool_cuda::_explain_max_pool, a kernel in
+// Python, which raises "max_pool1d: expected padding of at most half of kernel_size ...".
+#pragma once
+
+#include "dtypes.h"
+#include "geometry.h"
+#include "reduction.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace maxunpool_cuda {
+
+// The arguments of a call that say where its windows lie. Each list has a number for each spatial
+// axis, and is borrowed from the caller.
+struct Window {
+  at::IntArrayRef kernel_size;
+  at::IntArrayRef stride;
+  at::IntArrayRef padding;
+  at::IntArrayRef dilation; // {} for max unpooling, which has none
+
+  size_t rank() const { return padding.size(); } // the number of spatial axes
+};
+
+// Numbers of a window are below this, so that sums of a few of them stay below 2^63.
+constexpr int64_t kWindowLimit = int64_t{1} << 60;
+
+inline bool are_from(int64_t least, at::IntArrayRef numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t number) {
+    return least <= number && number < kWindowLimit;
+  });
+}
+
+// Whether the lists have one length, of 1, 2 or 3, and each number may be one of a window.
+inline bool is_window(const Window& window) {
+  const size_t rank = window.rank();
+  return 1 <= rank && rank <= Geometry<int64_t>::kAxes && window.kernel_size.size() == rank &&
+         window.stride.size() == rank && are_from(1, window.kernel_size) &&
+         are_from(1, window.stride) && are_from(0, window.padding) && are_from(1, window.dilation);
+}
+
+// Whether a tensor is [batch, channels, spatial sizes...], or the same without a batch, and nothing
+// but the batch is 0.
+inline bool has_shape(at::IntArrayRef sizes, size_t rank) {
+  return (sizes.size() == rank + 1 || sizes.size() == rank + 2) &&
+         are_from(1, sizes.slice(sizes.size() - rank - 1));
+}
+
+// Whether indices of this dtype can count the positions of a window, if they are window offsets.
+// Dilated windows do not fit: unpooling knows only their extent, and would read other offsets.
+inline bool can_count(c10::ScalarType index_type, const Window& window) {
+  if (index_type != c10::ScalarType::Byte) {
+    return true;
+  }
+  int64_t positions = 1; // stays below 2^9 before each product, so that none overflows
+  for (const int64_t size : window.kernel_size) {
+    positions *= std::min<int64_t>(size, kMostOffsets + 1);
+    if (positions > kMostOffsets) {
+      return false;
+    }
+  }
+  const auto is_one = [](int64_t step) { return step == 1; };
+  return std::all_of(window.dilation.begin(), window.dilation.end(), is_one);
+}
+
+// Whether no number overflows that a kernel computes from these: the bytes of the unpooled tensor,
+// and where a window begins and ends. The estimates are generous and of type double, which does not
+// overflow.
+//
+// `cells` and `unpooled` are shapes of whole tensors. `cells` has pooled sizes, or numbers that are
+// at most one less, which does not matter here.
+inline bool fits_64_bits(const Window& window, at::IntArrayRef cells, at::IntArrayRef unpooled) {
+  const auto number = [](int64_t size) { return static_cast<double>(size); };
+  const size_t leading = unpooled.size() - window.rank(); // batch and channels
+  double bytes = 16;                                      // of the largest element
+  double plane = 1;                                       // positions
+  for (size_t d = 0; d < unpooled.size(); ++d) {
+    bytes *= std::max(number(unpooled[d]), 1.0) + 1;
+    plane *= d < leading ? 1 : number(unpooled[d]);
+  }
+  bool fits = bytes < 4 * number(kWindowLimit);
+  for (size_t d = 0; d < window.rank(); ++d) {
+    // The distance of two elements of a window in memory, at most.
+    const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * plane;
+    fits = fits && number(window.kernel_size[d]) * apart < kWindowLimit &&
+           number(window.stride[d]) * number(cells[leading + d]) < kWindowLimit;
+  }
+  return fits;
+}
+
+// The shape of the unpooled tensor: batch and channels of the indices, then output_size.
+inline at::DimVector unpooled_sizes(at::IntArrayRef pooled, at::IntArrayRef output_size) {
+  at::DimVector unpooled(pooled.begin(), pooled.end());
+  std::copy(output_size.begin(), output_size.end(), unpooled.end() - output_size.size());
+  return unpooled;
+}
+
+// Whether a kernel may unpool `values` (`forward`), or else compute the gradient of that from
+// `values`, the unpooled grad_output. Any positive output_size is allowed: an index beyond it is
+// out of bounds, and the kernel finds that.
+inline bool may_unpool(
+    const at::Tensor& values,
+    const at::Tensor& indices,
+    at::IntArrayRef output_size,
+    const Window& window,
+    Reduce reduce,
+    bool forward) {
+  const at::IntArrayRef pooled = indices.sizes();
+  if (!is_window(window) || !window.dilation.empty() || !has_shape(pooled, window.rank()) ||
+      output_size.size() != window.rank() || !are_from(1, output_size)) {
+    return false;
+  }
+  const at::DimVector unpooled = unpooled_sizes(pooled, output_size);
+  const c10::ScalarType type = values.scalar_type();
+  const c10::ScalarType index_type = indices.scalar_type();
+  return values.device() == indices.device() &&
+         values.sizes() == (forward ? pooled : at::IntArrayRef(unpooled)) &&
+         fits_64_bits(window, pooled, unpooled) && with_index_type(index_type, kNothing) &&
+         can_count(index_type, window) &&
+         (reduce == Reduce::last || with_arithmetic_type(type, kNothing));
+}
+
+// Whether a kernel may pool. Only whether windows fit the input is left to pooled_sizes().
+inline bool may_pool(const at::Tensor& input, const Window& window, c10::ScalarType index_type) {
+  const size_t rank = window.rank();
+  const at::IntArrayRef shape = input.sizes();
+  if (!is_window(window) || window.dilation.size() != rank || !has_shape(shape, rank) ||
+      !fits_64_bits(window, shape, shape)) {
+    return false;
+  }
+  for (size_t d = 0; d < rank; ++d) {
+    if (window.padding[d] > window.kernel_size[d] / 2) {
+      return false;
+    }
+  }
+  const int64_t plane = c10::multiply_integers(shape.slice(shape.size() - rank));
+  return with_ordered_type(input.scalar_type(), kNothing) &&
+         with_index_type(index_type, kNothing) && can_count(index_type, window) &&
+         (index_type != c10::ScalarType::Int || plane < int64_t{1} << 31);
+}
+
+// Raises the error of a call that the guard refuses. `op` is the operator's name, and the arguments
+// are those of its schema. A process without Python has no words for it.
+template <class... Arguments>
+[[noreturn]] void refuse(const char* op, const Arguments&... arguments) {
+  const auto explain =
+      c10::Dispatcher::singleton().findSchema({std::string("maxunpool_cuda::_explain_") + op, ""});
+  if (explain) {
+    explain->template typed<void(const Arguments&...)>().call(arguments...);
+  }
+  TORCH_CHECK(false, "maxunpool_cuda::", op, ": expected arguments that fit each other");
+}
+
+} // namespace maxunpool_cuda
