@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import maxunpool_cuda
 import maxunpool_cuda.functional
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 from . import data, report, timing
 from .architectures import SegNet
@@ -177,9 +177,9 @@ def tiny() -> Iterator[Compared]:
     unpooling = (values, indices, (4, 4), twos, twos, zeros, "last")
     pooling = (x, twos, twos, zeros, ones, False)
     of_operators: dict[str, Call] = {
-        "unpooling": lambda: (_ops.max_unpool(*unpooling),),
-        "pooling with indices": lambda: _ops.max_pool(*pooling, torch.int64),
-        "pooling without indices": lambda: _ops.max_pool(*pooling, torch.uint8)[:1],
+        "unpooling": lambda: (_operators.max_unpool(*unpooling),),
+        "pooling with indices": lambda: _operators.max_pool(*pooling, torch.int64),
+        "pooling without indices": lambda: _operators.max_pool(*pooling, torch.uint8)[:1],
     }
     calls_of: dict[str, dict[str, Call]] = {row: {} for row in of_operators}
     for name, of in FUNCTIONS.items():

@@ -98,7 +98,8 @@ inline bool fits_64_bits(const Window& window, at::IntArrayRef cells, at::IntArr
     // The distance of two elements of a window in memory, at most.
     const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * plane;
     fits = fits && number(window.kernel_size[d]) * apart < kWindowLimit &&
-           number(window.stride[d]) * number(cells[leading + d]) < kWindowLimit;
+           number(window.stride[d]) * number(cells[leading + d]) < kWindowLimit &&
+           number(window.padding[d]) < kWindowLimit;
   }
   return fits;
 }

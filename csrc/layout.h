@@ -23,6 +23,7 @@
 #include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/MaybeOwned.h>
@@ -92,9 +93,8 @@ inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::Memor
 inline at::Tensor empty_in_layout(
     at::IntArrayRef sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
   if (is_volume_without_batch(static_cast<int64_t>(sizes.size()), layout)) {
-    at::DimVector batch{1};
-    batch.append(sizes.begin(), sizes.end());
-    return at::empty(batch, options, layout).squeeze(0);
+    const int64_t row = sizes[3] * sizes[0];
+    return at::empty_strided(sizes, {1, sizes[2] * row, row, sizes[0]}, options);
   }
   return at::empty(sizes, options, layout);
 }

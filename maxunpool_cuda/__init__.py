@@ -18,8 +18,9 @@ that calls torch.nn.functional. ``maxunpool_cuda.export`` has tables for exporte
 
 # A call goes through these files: modules.py, functional.py, _call.py or _adaptive.py,
 # _arguments.py, _operators.py, and the compiled library, which _library.py has loaded; or
-# _fallback.py, where that has no kernels. _convert.py, _patch.py and _attribution.py are for models and code that
-# were written for torch.nn; export.py, with _decompositions.py, is for programs that leave Python.
+# _fallback.py, where that has no kernels. _convert.py, _patch.py and _attribution.py are for models
+# and code that were written for torch.nn; export.py, with _decompositions.py, is for programs that
+# leave Python.
 from . import export, functional
 from ._attribution import exact_attributions
 from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling

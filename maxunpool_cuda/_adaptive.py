@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import _arguments, _call, _operators
-from ._arguments import is_known_int
-from ._arguments import Ints
+from ._arguments import Ints, is_known_int
 from ._call import Pooled
 
 # The dtypes that torch.nn's function takes.

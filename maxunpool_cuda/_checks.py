@@ -90,11 +90,9 @@ def name_of(dtype: torch.dtype) -> str:
 def check_window(window: Window) -> None:
     """Check each number of a window by itself."""
     for argument, numbers in zip(window._fields[1:], window[1:], strict=True):
-        if not all(-(2**63) <= number < 2**63 for number in numbers if type(number) is int):
-            raise TypeError(
-                f"{window.op}{len(numbers)}d: expected {argument} to be 64-bit ints but got "
-                f"{numbers}"
-            )
+        if not _fit_64_bits(numbers):
+            name = f"{window.op}{len(numbers)}d"
+            raise TypeError(f"{name}: expected {argument} to be 64-bit ints but got {numbers}")
     for numbers, least, wanted in (
         (window.kernel_size, 1, "kernel_size greater than zero"),
         (
@@ -216,6 +214,27 @@ def pooled_shape(
     return (*input.shape[: -window.rank], *(axis.pooled for axis in axes))
 
 
+def check_as_written(tensors: dict[str, Tensor], window: Window, output_size: Ints = ()) -> None:
+    """Check what PyTorch would refuse in words of its own, before the operators can.
+
+    Args:
+        tensors: by the names that they have in messages.
+        window: its numbers need not fit 64 bits.
+        output_size: as of ``window``.
+    """
+    for name, tensor in tensors.items():
+        if (kind := storage_kind(tensor)) != "plain":
+            raise NotImplementedError(
+                f"{window.name}: expected {name} to be a dense tensor but got a {kind} tensor"
+            )
+    check_window(window)
+    if not _fit_64_bits(output_size):
+        raise RuntimeError(
+            f"{window.name}: expected sizes that do not overflow but got {output_size=}, "
+            f"kernel_size={window.kernel_size}, stride={window.stride}, padding={window.padding}"
+        )
+
+
 def storage_kind(tensor: Tensor) -> str:
     """One word for how ``tensor`` keeps its elements: "plain" if it is dense."""
     if tensor.is_nested:
@@ -225,6 +244,10 @@ def storage_kind(tensor: Tensor) -> str:
     if tensor.is_mkldnn:
         return "mkldnn"
     return "plain" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def _fit_64_bits(numbers: Ints) -> bool:
+    return all(-(2**63) <= number < 2**63 for number in numbers if type(number) is int)
 
 
 def _number(size: Any, otherwise: int) -> int:

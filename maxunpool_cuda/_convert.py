@@ -27,6 +27,7 @@ from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd, _MaxUnpoolN
 
 from . import modules
 from ._arguments import (
+    Ints,
     Reduce,
     check_index_dtype,
     check_reduce,
@@ -34,7 +35,6 @@ from ._arguments import (
     has_no_stride,
     per_dim,
 )
-from ._arguments import Ints
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

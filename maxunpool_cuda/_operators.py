@@ -23,7 +23,8 @@ fails otherwise.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -57,15 +58,13 @@ SCHEMAS = {
     "max_unpool_backward": (f"Tensor grad_output, {_UNPOOLING}", "Tensor"),
     "max_pool": (_POOLING, "(Tensor, Tensor)"),
 }
-# What short forms have in place of four lists: one, with the lists one after the other.
-_LISTS = {
-    "SymInt[] output_size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding": "int[] numbers",
-    "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation": "int[] numbers",
-}
 
 
 def define(namespace: str) -> Any:
     """Define the operators, with their short forms, in a namespace of ``torch.ops``.
+
+    The short form of ``max_pool``, ``_max_pool``, has one list of numbers in place of four, which
+    are one after the other in it. A list costs a tiny call a microsecond.
 
     Returns:
         The library that they are in; they exist as long as it.
@@ -74,9 +73,7 @@ def define(namespace: str) -> Any:
     library = make_library(namespace, "DEF")
     for name, (arguments, results) in SCHEMAS.items():
         library.define(f"{name}({arguments}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
-        short = arguments
-        for lists, numbers in _LISTS.items():
-            short = short.replace(lists, numbers)
+        short = re.sub(r"SymInt\[\].*SymInt\[\] \w+", "int[] numbers", arguments)
         library.define(f"_{name}({short}) -> {results}")
         library.define(f"_explain_{name}({arguments.replace('SymInt', 'int')}) -> ()")
     return library
@@ -279,7 +276,11 @@ def _explain(result: Callable[..., Any], *arguments: Any) -> None:
 
 def _in_full(operator: Any, tensor_count: int, *arguments: Any) -> Any:
     """The kernel of a short form for devices without compiled kernels: the operator's."""
-    tensors, numbers, others = arguments[:tensor_count], arguments[tensor_count], arguments[tensor_count + 1 :]
+    tensors, numbers, others = (
+        arguments[:tensor_count],
+        arguments[tensor_count],
+        arguments[tensor_count + 1 :],
+    )
     rank = len(numbers) // 4
     lists = (numbers[begin : begin + rank] for begin in range(0, 4 * rank, rank))
     with torch._C._AutoDispatchBelowAutograd():
@@ -304,25 +305,30 @@ _DEFINITIONS = {
 }
 
 
-def _register(operator: Any, definition: _Definition) -> None:
-    """Register an operator's kernels that are not compiled."""
-    partial, count = functools.partial, definition.tensor_count
-    without_kernel = "CompositeExplicitAutograd"  # each device that has no kernel of its own
-    name = operator._schema.name.removeprefix("maxunpool_cuda::")
-    impl = _LIBRARY.impl
-    impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
-    impl(name, definition.fallback, without_kernel)
-    impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
-    impl(f"_{name}", partial(_in_full, operator, count), without_kernel)
-    impl(f"_explain_{name}", partial(_explain, definition.result), without_kernel)
-    torch.library.register_fake(operator, definition.result, lib=_LIBRARY)
-    torch.library.register_vmap(
-        operator, partial(_call_under_vmap, operator, count), lib=_LIBRARY
-    )
+def fallback_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The kernels for devices that have no compiled ones, by the names of operators."""
+    for operator, definition in _DEFINITIONS.items():
+        name = operator._schema.name.removeprefix("maxunpool_cuda::")
+        yield name, definition.fallback
+        yield f"_{name}", functools.partial(_in_full, operator, definition.tensor_count)
 
 
-for _each in _DEFINITIONS.items():
-    _register(*_each)
+def _register() -> None:
+    """Register all kernels that are not compiled."""
+    partial, impl = functools.partial, _LIBRARY.impl
+    for name, kernel in fallback_kernels():
+        impl(name, kernel, "CompositeExplicitAutograd")
+    for operator, definition in _DEFINITIONS.items():
+        name = operator._schema.name.removeprefix("maxunpool_cuda::")
+        impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
+        impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
+        impl(f"_explain_{name}", partial(_explain, definition.result), "CompositeExplicitAutograd")
+        torch.library.register_fake(operator, definition.result, lib=_LIBRARY)
+        rule = partial(_call_under_vmap, operator, definition.tensor_count)
+        torch.library.register_vmap(operator, rule, lib=_LIBRARY)
+
+
+_register()
 
 
 # Calls of functional.py
@@ -348,8 +354,7 @@ def is_traced() -> bool:
 def _takes_short_way(*tensors: Tensor) -> bool:
     """Whether a kernel can be called at once: nothing but autograd has to see the call."""
     return not (
-        is_traced()
-        or not has_short_way
+        not has_short_way
         or _is_transformed()
         or _mode_count()
         or _is_jit_tracing()
@@ -382,16 +387,23 @@ def _pool(input: Tensor, arguments: PoolArguments) -> tuple[Tensor, Tensor]:
 
 def call_max_unpool(input: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
     """The result of ``max_unpool``."""
-    if not _takes_short_way(input, indices):
+    if is_traced():
         return max_unpool(input, indices, *arguments)
-    if _needs_derivative(input):
-        return MaxUnpool.apply(_unpool, input, indices, arguments)
-    return _unpool(input, indices, arguments)
+    try:
+        if not _takes_short_way(input, indices):
+            return max_unpool(input, indices, *arguments)
+        if _needs_derivative(input):
+            return MaxUnpool.apply(_unpool, input, indices, arguments)
+        return _unpool(input, indices, arguments)
+    except Exception as error:
+        tensors = {"input": input, "indices": indices}
+        window = Window("max_unpool", *arguments[1:4])
+        raise _in_our_words(error, tensors, window, arguments[0]) from None
 
 
 def call_max_unpool_backward(grad: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
     """The result of ``max_unpool_backward``."""
-    if not _takes_short_way(grad, indices):
+    if is_traced() or not _takes_short_way(grad, indices):
         return max_unpool_backward(grad, indices, *arguments)
     if _needs_derivative(grad):
         return MaxUnpoolBackward.apply(_unpool_backward, grad, indices, arguments)
@@ -400,8 +412,22 @@ def call_max_unpool_backward(grad: Tensor, indices: Tensor, arguments: UnpoolArg
 
 def call_max_pool(input: Tensor, arguments: PoolArguments) -> tuple[Tensor, Tensor]:
     """The results of ``max_pool``."""
-    if not _takes_short_way(input):
+    if is_traced():
         return max_pool(input, *arguments)
-    if _needs_derivative(input):
-        return MaxPool.apply(_pool, input, arguments)
-    return _pool(input, arguments)
+    try:
+        if not _takes_short_way(input):
+            return max_pool(input, *arguments)
+        if _needs_derivative(input):
+            return MaxPool.apply(_pool, input, arguments)
+        return _pool(input, arguments)
+    except Exception as error:
+        raise _in_our_words(error, {"input": input}, Window("max_pool", *arguments[:4])) from None
+
+
+def _in_our_words(error: Exception, *arguments: Any) -> Exception:
+    """The error of :func:`_checks.check_as_written` if there is one, or else ``error``."""
+    try:
+        _checks.check_as_written(*arguments)
+    except (TypeError, RuntimeError) as ours:
+        return ours
+    return error

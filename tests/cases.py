@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 UNPOOLING = ("unpool", "unpool from offsets", "gradient", "gradient from offsets")
 OPERATORS = (*UNPOOLING, "pool")
@@ -365,11 +365,18 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     return flat.to(dtype)
 
 
+SHORT_WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _operators.max_unpool: _operators.call_max_unpool,
+    _operators.max_unpool_backward: _operators.call_max_unpool_backward,
+    _operators.max_pool: _operators.call_max_pool,
+}
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of an operator: ``operator(*tensors, *arguments)``."""
 
-    operator: Callable[..., Any]  # of _ops: max_pool, max_unpool or max_unpool_backward
+    operator: Callable[..., Any]  # of _operators: max_pool, max_unpool or max_unpool_backward
     tensors: tuple[Tensor, ...]  # only the first may have a gradient
     arguments: tuple[Any, ...]  # arguments_by_name() has their names
     kind: str = ""  # of the indices: one of INDEX_KINDS, or "offset"
@@ -386,7 +393,7 @@ class Call:
     @property
     def geometry(self) -> Geometry:
         sizes = tuple(self.tensors[-1].shape[-self.dims :])
-        if self.operator is _ops.max_pool:
+        if self.operator is _operators.max_pool:
             *pooling, _index_dtype = self.arguments
             return Geometry.of_pooling(sizes, *pooling)
         output, *window, _reduce = self.arguments
@@ -412,15 +419,19 @@ class Call:
 
     def reference(self) -> tuple[Tensor, ...]:
         """All results, from the definition."""
-        if self.operator is _ops.max_pool:
+        if self.operator is _operators.max_pool:
             return reference.max_pool(*self.tensors, *self.arguments)
-        forward = self.operator is _ops.max_unpool
+        forward = self.operator is _operators.max_unpool
         unpool = reference.max_unpool if forward else reference.max_unpool_backward
         return (unpool(self.tensors[0], self.positions, self.arguments[0], self.arguments[-1]),)
 
     def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All results of the operator. ``tensors`` replace the first ones of the call."""
-        results = self.operator(*tensors, *self.tensors[len(tensors) :], *self.arguments)
+        """All results of the operator. ``tensors`` replace the first ones of the call.
+
+        They come by the short way of functional.py, unless it is closed (conftest.py).
+        """
+        tensors = (*tensors, *self.tensors[len(tensors) :])
+        results = SHORT_WAYS[self.operator](*tensors, self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
     def function(self, *tensors: Tensor) -> Any:
@@ -431,15 +442,15 @@ class Call:
         """
         ranks = [len(each) for each in self.arguments[:-1] if isinstance(each, tuple)]
         rank = ([rank for rank in ranks if 1 <= rank <= 3] or [2])[0]
-        if self.operator is _ops.max_unpool:
+        if self.operator is _operators.max_unpool:
             size, *window, reduce = self.arguments
             unpool = getattr(F, f"max_unpool{rank}d")
             return unpool(*tensors, *window, size, reduce=reduce)
-        if self.operator is _ops.max_pool:
+        if self.operator is _operators.max_pool:
             *window, dtype = self.arguments
             pool = getattr(F, f"max_pool{rank}d")
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
-        return self.operator(*tensors, *self.arguments)
+        return SHORT_WAYS[self.operator](*tensors, self.arguments)
 
     def moved(self, device: str) -> "Call":
         """The same call of tensors on a device, which lie in memory as those of this call do."""
@@ -524,8 +535,9 @@ def call_of(
 ) -> Call:
     """A call of one of OPERATORS for these tensors: an input, or values and their indices."""
     if operator == "pool":
-        return Call(_ops.max_pool, tensors, (*geometry.pooling, index_dtype))
-    function = _ops.max_unpool if operator.startswith("unpool") else _ops.max_unpool_backward
+        return Call(_operators.max_pool, tensors, (*geometry.pooling, index_dtype))
+    is_forward = operator.startswith("unpool")
+    function = _operators.max_unpool if is_forward else _operators.max_unpool_backward
     arguments = (geometry.output, *geometry.window, reduce)
     return Call(function, tensors, arguments, kind=kind)
 

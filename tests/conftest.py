@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxunpool_cuda
-from maxunpool_cuda import _fallback, _ops
+from maxunpool_cuda import _fallback, _operators
 
 pytest_plugins = ("gpu_tests", "pytester")
 pytest.register_assert_rewrite("cases", "published")  # their assertions show values, as tests' do
@@ -96,23 +96,27 @@ def fallback_device() -> Iterator[None]:
             replaced = stack.enter_context(torch.library._scoped_library("maxunpool_cuda", "IMPL"))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # the warning that kernels are overridden
-            for name in ("max_unpool", "max_unpool_backward", "max_pool"):
-                replaced.impl(name, getattr(_fallback, name), "CPU")
+            for name, kernel in _operators.fallback_kernels():
+                replaced.impl(name, kernel, "CPU")
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(_fallback, "_has_order", lambda tensor: False)
         patch.setattr(_fallback, "_pools_as_torch", lambda tensor: False)
         yield
 
 
-@pytest.fixture(params=["cpu", *GPUS, "fallback"])
+@pytest.fixture(params=["cpu", "dispatched", *GPUS, "fallback"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of a test's tensors: "cpu" also on the emulated GPU and the "fallback" device.
 
-    An out-of-bounds index is an error at once. A failure shows the name in ``failures.device``.
+    On "dispatched", the CPU, no call takes the short way: all go through PyTorch's dispatcher. An
+    out-of-bounds index is an error at once. A failure shows the name in ``failures.device``.
     """
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
     monkeypatch.setattr(failures, "device", request.param)
-    if request.param == "emulated":
+    if request.param == "dispatched":
+        monkeypatch.setattr(_operators, "has_short_way", False)
+        yield "cpu"
+    elif request.param == "emulated":
         with emulation.emulated_gpu(generator(request.node, " device")):
             yield "cpu"
     elif request.param == "fallback":
@@ -132,7 +136,7 @@ def real_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adaptive pooling on the CPU takes the way that it takes on a GPU and in graphs."""
-    monkeypatch.setattr(_ops, "is_traced", lambda: True)
+    monkeypatch.setattr(_operators, "is_traced", lambda: True)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _decompositions, _ops
+from maxunpool_cuda import _decompositions, _operators
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 DECOMPOSITIONS = maxunpool_cuda.export.decompositions()
@@ -44,7 +44,7 @@ def test_agrees_with_the_reference(name: str, reduce: str, rng: random.Random) -
 
 def test_bad_indices() -> None:
     """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
-    unpool, window = DECOMPOSITIONS[_ops.max_unpool], ((4,), (2,), (2,), (0,), "last")
+    unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((4,), (2,), (2,), (0,), "last")
     x = torch.tensor([[1.0, 2.0]])
     assert unpool(x, torch.tensor([[2, 1]]).byte(), *window).tolist() == [[0, 0, 0, 2]]
     with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
@@ -61,7 +61,7 @@ def test_bad_indices() -> None:
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
 def test_sums_are_rounded_once(dtype: torch.dtype, large: float, indices: Tensor) -> None:
     x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
-    unpool, window = DECOMPOSITIONS[_ops.max_unpool], ((5,), (3,), (1,), (0,), "sum")
+    unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((5,), (3,), (1,), (0,), "sum")
     assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
 
 

@@ -20,7 +20,7 @@ from conftest import HAS_LIBRARY, needs_library
 from torch.utils import cpp_extension
 
 import maxunpool_cuda
-from maxunpool_cuda import _library, _ops
+from maxunpool_cuda import _library, _operators
 
 ROOT = Path(__file__).parent.parent
 SETUP = ROOT / "setup.py"
@@ -145,10 +145,10 @@ def test_a_library_is_refused_before_it_is_loaded(monkeypatch: Patch) -> None:
     monkeypatch.delattr(maxunpool_cuda, "_C")
     monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", None)  # so that it cannot be loaded
     with pytest.raises(ImportError, match="expected its compiled library to load, as it was built"):
-        reload(_ops)
+        _library.load(_library.built_for())
     monkeypatch.setattr(torch, "__version__", "1.0.0")
     with pytest.raises(ImportError, match=r"its library was built for, but got PyTorch 1\.0\.0"):
-        reload(_ops)
+        reload(_operators)
 
 
 def setup_fails(words: str) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The interface: its names, what help() and type checkers say of it, what it needs of PyTorch."""
 
-import ast
 import inspect
 import pydoc
 import re
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops, functional
-from maxunpool_cuda._pooling import Pooled
+from maxunpool_cuda import functional
+from maxunpool_cuda._call import Pooled
 
 KINDS = ("MaxUnpool", "MaxPool", "AdaptiveMaxPool")
 POOLS = [name for name in functional.__all__ if "unpool" not in name]
@@ -142,23 +141,3 @@ def test_overloads_of_return_indices(name: str) -> None:
     assert (hints["return_indices"], hints["return"]) == (bool, Pooled)
     # A call without the argument is of the first overload.
     assert typing.get_type_hints(overloads[0])["return"] is Tensor
-
-
-@pytest.mark.parametrize(("name", "added"), [("max_unpool", []), ("max_pool", ["return_indices"])])
-def test_the_stub_has_the_arguments_of_the_schemas(name: str, added: list[str]) -> None:
-    tree = ast.parse(Path(maxunpool_cuda.__file__).with_name("_C.pyi").read_text())
-    (stub,) = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
-    ]
-    types = {
-        "Tensor": "Tensor",
-        "List[int]": "tuple[int, ...]",
-        "bool": "bool",
-        "str": "str",
-        "int": "torch.dtype",  # so schemas write a dtype
-    }
-    schema = getattr(_ops, name)._schema.arguments
-    expected = [(each.name, types[str(each.type)]) for each in schema]
-    expected += [(argument, "bool") for argument in added]
-    found = [(each.arg, ast.unparse(each.annotation)) for each in stub.args.posonlyargs]
-    assert found == expected

@@ -16,7 +16,7 @@ import pytest
 from emulation.runtime import imported
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _library
 
 ASKED = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
 pytestmark = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
@@ -28,7 +28,7 @@ def cuobjdump(argument: str) -> str:
         path += f"{os.pathsep}{Path(triton.origin).parent / 'backends/nvidia/bin'}"
     if not (program := shutil.which("cuobjdump", path=path)):
         pytest.skip("cuobjdump is installed neither with a CUDA toolkit nor with Triton")
-    return subprocess.check_output([program, argument, _ops._C.__file__], text=True)
+    return subprocess.check_output([program, argument, _library._C.__file__], text=True)
 
 
 # The releases of nvcc that the kernels were tuned with. Others may take more registers.
@@ -97,6 +97,6 @@ def test_host_code_calls_no_device_function() -> None:
     """
     if not shutil.which("nm"):
         pytest.skip("nm is not installed: it comes with GCC's binutils")
-    names = imported(_ops._C.__file__)
+    names = imported(_library._C.__file__)
     assert any("cudaLaunchKernel" in name for name in names)
     assert "exit" not in names

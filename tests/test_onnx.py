@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 SLOW = pytest.param(True, marks=pytest.mark.slow)
 both_forms = pytest.mark.parametrize("decomposed", [False, SLOW])
@@ -111,12 +111,16 @@ def pool_and_back(
     """A function that returns every result of pooling and unpooling."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
-        values, indices = _ops.max_pool(x, *window.pooling, index_dtype)
+        values, indices = _operators.max_pool(x, *window.pooling, index_dtype)
         axes = zip(window.kernel, window.dilation, strict=True)
         extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
         geometry = (x.shape[-window.dims :], extent, window.stride, window.padding)
         reduces = REDUCES if decomposed else ("last",)
-        return values, indices, *(_ops.max_unpool(values, indices, *geometry, r) for r in reduces)
+        return (
+            values,
+            indices,
+            *(_operators.max_unpool(values, indices, *geometry, r) for r in reduces),
+        )
 
     return function
 
@@ -261,7 +265,7 @@ def test_unpooling_to_every_output_size(
         spatial = range(values.dim() - call.dims, values.dim()) if dynamic else ()
 
         def function(x: Tensor, i: Tensor, like: Tensor) -> Tensor:
-            return _ops.max_unpool(x, i, like.shape[-call.dims :], *call.arguments[1:])
+            return _operators.max_unpool(x, i, like.shape[-call.dims :], *call.arguments[1:])
 
         check(function, *tensors, dynamic=spatial, decomposed=decomposed)
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 Patch = pytest.MonkeyPatch
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -258,13 +258,13 @@ def test_threads_do_not_matter(operator: str, threads: int, rng: Random) -> None
 
 COUNT_THREADS = """
 import os, torch
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 torch.set_num_threads(1)
 x = torch.ones(4, 1, 300, 300)
 indices = torch.zeros(x.shape, dtype=torch.int64)
 before = len(os.listdir("/proc/self/task"))
 torch.set_num_threads(3)
-_ops.max_unpool(x, indices, (600, 600), (2, 2), (2, 2), (0, 0), "last")
+_operators.max_unpool(x, indices, (600, 600), (2, 2), (2, 2), (0, 0), "last")
 assert len(os.listdir("/proc/self/task")) == before + 2
 """
 
@@ -278,11 +278,11 @@ def test_windows_far_larger_than_the_planes() -> None:
     grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
     indices = torch.zeros(1, 1, 2**17, 1, 1, dtype=torch.int64)
     arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")
-    grad_input = _ops.max_unpool_backward(grad_output, indices, *arguments)
+    grad_input = _operators.max_unpool_backward(grad_output, indices, *arguments)
     assert grad_input.flatten().tolist() == [0] * (2**17 - 1) + [1]
     torch.set_num_threads(2)  # each output has one owner, also of offsets that are found one by one
     x, offsets = torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.uint8)
-    output = _ops.max_unpool(x, offsets, (2**17,), (2,), (2**40,), (0,), "last")
+    output = _operators.max_unpool(x, offsets, (2**17,), (2,), (2**40,), (0,), "last")
     assert output.flatten().nonzero().tolist() == [[0]]
     if not HAS_LIBRARY:
         return  # PyTorch's pooling, which computes there, takes windows of fewer than 2^31 elements
@@ -301,7 +301,9 @@ def test_padding_far_larger_than_the_plane() -> None:
     indices = torch.zeros(1, 1, 4, 512, dtype=torch.int64)
     indices[..., 0, :] = torch.arange(512) % 256
     arguments = ((4, 64), (1, 1), (1, 1), (2**57 + 2, 0), "sum")
-    output = _ops.max_unpool(torch.ones(1, 1, 4, 512, dtype=torch.float16), indices, *arguments)
+    output = _operators.max_unpool(
+        torch.ones(1, 1, 4, 512, dtype=torch.float16), indices, *arguments
+    )
     assert output.flatten().tolist() == [2 + 3 * 512] + [2] * 255
 
 
@@ -324,12 +326,12 @@ def test_more_than_two_to_the_31_elements(
     x[..., 7::8] = 1
     assert x.numel() > 2**31
     window = ((1, 8), (1, 8), (0, 0))
-    values, indices = _ops.max_pool(x, *window, (1, 1), False, index_dtype)
+    values, indices = _operators.max_pool(x, *window, (1, 1), False, index_dtype)
     assert bool((values == 1).all())
     each = torch.arange(cells, device=real_device) * step + first
     assert bool((indices == each).all())
-    assert torch.equal(_ops.max_unpool(values, indices, x.shape[2:], *window, "last"), x)
-    grad = _ops.max_unpool_backward(x, indices, x.shape[2:], *window, "last")
+    assert torch.equal(_operators.max_unpool(values, indices, x.shape[2:], *window, "last"), x)
+    grad = _operators.max_unpool_backward(x, indices, x.shape[2:], *window, "last")
     assert torch.equal(grad, values)
 
 
@@ -356,7 +358,7 @@ def test_of_many_bad_indices_one_is_named(device: str) -> None:
 RACES = """
 import itertools, threading, time
 import numpy as np, torch
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 FAR = {torch.int64: (2**40, -2**40), torch.int32: (2**31 - 1, -2**31), torch.uint8: (27, 255)}
 FORMATS = [None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
@@ -388,9 +390,9 @@ def races(dtype, dims, layout, numbers):
     window = [(number,) * dims for number in numbers]
     x = torch.rand(1, 16, *size).contiguous(memory_format=FORMATS[layout])
     x.requires_grad_()
-    pooled, indices = _ops.max_pool(x, *window, (1,) * dims, False, dtype)
+    pooled, indices = _operators.max_pool(x, *window, (1,) * dims, False, dtype)
     for reduce in ("last", "sum"):
-        unpool = lambda: _ops.max_unpool(pooled, indices, size, *window, reduce)
+        unpool = lambda: _operators.max_unpool(pooled, indices, size, *window, reduce)
         output = unpool()
         print(dtype, dims, FORMATS[layout], numbers, reduce, "forward", flush=True)
         race(unpool, indices, 0.02)
@@ -424,7 +426,7 @@ def test_an_offset_in_a_window_beyond_the_output_is_bad(
     x = torch.ones(1, 4, *[4] * len(size), device=device)
     window = ((n,) * len(size) for n in (2, stride, 0))
     with pytest.raises(RuntimeError, match="but got 0, an offset in its window, "):
-        _ops.max_unpool(x, x.byte() * 0, size, *window, "last")
+        _operators.max_unpool(x, x.byte() * 0, size, *window, "last")
 
 
 CLIPPED = {
@@ -466,7 +468,7 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
         indices = laid_out(indices.reshape(x.shape), layout, geometry.dims)
         arguments = (geometry.output, *geometry.window, "last")
         error = rf"got {bad}\b.* position {cell} of plane {plane} "
-        return Call(_ops.max_unpool, (x, indices), arguments, error=error)
+        return Call(_operators.max_unpool, (x, indices), arguments, error=error)
 
     def calls() -> Iterator[Call]:
         for cell, offset in (~inside).nonzero().tolist():
@@ -480,12 +482,12 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("operator", [_ops.max_unpool, _ops.max_unpool_backward])
+@pytest.mark.parametrize("operator", [_operators.max_unpool, _operators.max_unpool_backward])
 def test_no_offset_is_good_in_a_window_that_is_all_padding(
     device: str, operator: Any, reduce: str
 ) -> None:
     geometry = Geometry((1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 4))
-    sizes = geometry.pooled if operator is _ops.max_unpool else geometry.output
+    sizes = geometry.pooled if operator is _operators.max_unpool else geometry.output
     tensors = torch.ones(1, 1, *sizes), torch.zeros(1, 1, *geometry.pooled, dtype=torch.uint8)
     arguments = (geometry.output, *geometry.window, reduce)
     Call(operator, tensors, arguments, error="invalid max index: 0").verify_error(device)

@@ -23,7 +23,7 @@ from reference import Sizes
 from torch import Tensor
 
 import maxunpool_cuda
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _operators
 
 Patch = pytest.MonkeyPatch
 every_unpooling = pytest.mark.parametrize("operator", UNPOOLING)
@@ -162,10 +162,13 @@ def check_large(large: Large, elements: int, most: int, device: str, patch: Patc
     if large.way == "channels":
         x = x.contiguous(memory_format=torch.channels_last)
     window = tuple((n, n) for n in large.window)
-    values, indices = _ops.max_pool(x, *window, (1, 1), False, large.index_dtype)
+    values, indices = _operators.max_pool(x, *window, (1, 1), False, large.index_dtype)
     wrong = []
     for reduce in REDUCES:
-        for operator, tensor in ((_ops.max_unpool, values), (_ops.max_unpool_backward, x)):
+        for operator, tensor in (
+            (_operators.max_unpool, values),
+            (_operators.max_unpool_backward, x),
+        ):
             results = []
             for simple in (False, True):
                 choose(patch, simple)

@@ -28,7 +28,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from maxunpool_cuda import _ops
+from maxunpool_cuda import _library, _operators
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
@@ -41,11 +41,6 @@ NAMESPACE = "emulated"
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
     "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
-    # PyTorch 2.8 takes this name as it is written: no macro can change it.
-    "TORCH_LIBRARY(maxunpool_cuda, m)": (
-        r"TORCH_LIBRARY\(maxunpool_cuda,",
-        f"TORCH_LIBRARY({NAMESPACE},",
-    ),
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
@@ -64,8 +59,6 @@ OPTIONS = {
 def sources(backend: str) -> dict[Path, str]:
     """The text of every file that the library is made of, by its path in the build folder."""
     files = sorted([*CSRC.glob("*.h"), *CSRC.glob(f"{backend}/*")])
-    if backend == "cuda":
-        files.append(CSRC / "schemas.cpp")
     texts = {path.relative_to(CSRC): path.read_text() for path in files}
     if backend == "cpu":
         return texts
@@ -148,8 +141,10 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
 @functools.cache
 def library() -> Any:
     """The operators of the library of csrc/cuda: the package's, and those of grid.cpp."""
+    ops = getattr(torch.ops, NAMESPACE)
+    ops.definitions = _operators.define(NAMESPACE)  # which exist as long as this object
     torch.ops.load_library(build("cuda"))
-    return getattr(torch.ops, NAMESPACE)
+    return ops
 
 
 def on_cuda(operator: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -187,10 +182,10 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
     with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warning that kernels are overridden
-            for name in ("max_unpool", "max_unpool_backward", "max_pool"):
+            for name in (*_operators.SCHEMAS, *(f"_{name}" for name in _operators.SCHEMAS)):
                 replaced.impl(name, on_cuda(getattr(ops, name).default), "CPU")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_ops._C, "check_errors", ops.check_errors)
+            patch.setattr(_library._C, "check_errors", ops.check_errors)
             patch.setattr(sys.modules[__name__], "is_on", True)
             yield
         ops.check_errors()
