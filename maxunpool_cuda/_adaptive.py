@@ -157,7 +157,8 @@ def _values_at(input: Tensor, indices: Tensor, dims: int) -> Tensor:
     kernel_size = [2 * -(-n // m) - n // m for n, m in zip(sizes, pooled, strict=True)]
     stride = [largest(1, n // m) for n, m in zip(sizes, pooled, strict=True)]
     padding = [0] * dims
-    window = (kernel_size, stride, padding)
-    values = _operators.max_unpool_backward(input, indices, sizes, *window, "sum")
+    window = (tuple(kernel_size), tuple(stride), tuple(padding))
+    unpooling = (tuple(sizes), *window, "sum")
+    values: Tensor = _operators.call(_operators.MAX_UNPOOL_BACKWARD, (input, indices), unpooling)
     # Of volumes, torch.nn's function returns contiguous tensors alone.
     return values.contiguous() if dims == 3 else values

@@ -113,11 +113,20 @@ def check_window(window: Window) -> None:
             )
 
 
+def is_not_dilated(dilation: Ints) -> bool:
+    """Whether the elements of a window lie side by side."""
+    return tuple(dilation) == (1,) * len(dilation)
+
+
 def check_no_empty_window(window: Window, spatial: Ints) -> None:
     """Check that every window holds an element of the input, as a derivative needs.
 
-    csrc/max_pool.h has an example of a window that holds none.
+    The value of an empty window comes from nowhere. A window is empty if it begins in the left
+    padding and its dilation steps over the whole input: with dilation 3 and padding 1, the first
+    window of 2 elements has the coordinates -1 and 2, and an input of 2 elements ends before 2.
     """
+    if is_not_dilated(window.dilation):
+        return
     for size, stride, padding, dilation in zip(
         spatial, window.stride, window.padding, window.dilation, strict=True
     ):
@@ -214,16 +223,18 @@ def pooled_shape(
     return (*input.shape[: -window.rank], *(axis.pooled for axis in axes))
 
 
-def check_as_written(tensors: dict[str, Tensor], window: Window, output_size: Ints = ()) -> None:
-    """Check what PyTorch would refuse in words of its own, before the operators can.
+def check_as_written(operator: str, arguments: dict[str, Any]) -> None:
+    """Check what PyTorch refuses in words of its own, before a kernel can.
 
     Args:
-        tensors: by the names that they have in messages.
-        window: its numbers need not fit 64 bits.
-        output_size: as of ``window``.
+        operator: its name.
+        arguments: by their names. Numbers need not fit 64 bits.
     """
-    for name, tensor in tensors.items():
-        if (kind := storage_kind(tensor)) != "plain":
+    lists = {name: value for name, value in arguments.items() if isinstance(value, tuple)}
+    output_size = lists.pop("output_size", ())
+    window = Window(operator.removesuffix("_backward"), **lists)
+    for name, tensor in arguments.items():
+        if isinstance(tensor, Tensor) and (kind := storage_kind(tensor)) != "plain":
             raise NotImplementedError(
                 f"{window.name}: expected {name} to be a dense tensor but got a {kind} tensor"
             )

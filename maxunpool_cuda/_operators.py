@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The operators: schemas, shapes of results, derivatives, rules for vmap. Here they are defined.
+"""The operators: schemas, derivatives, rules for vmap, and how a call gets to a kernel.
 
-PyTorch's dispatcher takes a call of ``torch.ops.maxunpool_cuda.max_unpool`` through these, as far
-as the tensors and the moment ask for it:
+PyTorch's dispatcher takes a call of ``torch.ops.maxunpool_cuda.max_unpool`` through these, one
+after the other, each if the tensors or the moment ask for it:
 
 - vmap: ``_call_under_vmap`` makes one call of all calls of a batch;
-- Autograd: ``_differentiable`` gives the result its derivatives, by a ``torch.autograd.Function``;
-- Meta: _layout.py checks a call that is traced, and returns a result that has a shape alone;
-- CPU, CUDA: the compiled library computes (csrc). Its guard refuses calls that do not fit, and has
-  ``_explain_max_unpool`` say why;
-- without compiled kernels, and on other devices: _fallback.py computes.
+- Autograd: ``_differentiable`` gives the results their derivatives, by an autograd Function;
+- Meta, where a call is traced: _layout.py checks it, and returns results without data;
+- CPU and CUDA: the compiled library computes (csrc). Its guard refuses a call that does not fit,
+  and has ``_explain_max_unpool`` raise the error;
+- a device that has no compiled kernel: _fallback.py computes.
 
-Eager calls of functional.py take a short way: ``call_max_unpool`` goes to the kernel at once, or
-through the same Function where a derivative is needed.
+``call`` is for functional.py. In eager mode it goes past the dispatcher's first three.
 
-The Functions are for one level of autograd, as the dispatcher's kernels are. Where functions are
+The Functions are for one level of autograd, as kernels of the dispatcher are. Where functions are
 transformed (:mod:`torch.func`), other levels are below. So a Function calls the operator again for
 them, and switches on what PyTorch switches off inside of a Function. docs/design.md tells what
 fails otherwise.
@@ -35,18 +34,17 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._pytree import tree_map
 
-from . import _checks, _fallback, _library
+from . import _checks, _fallback, _layout, _library
 from ._checks import Ints, Window
-from ._layout import pooled, unpooled, unpooled_backward
 
 # Raises ImportError if the library was built for another PyTorch; must run before it is loaded.
 BUILT_FOR = _library.built_for()
 _library.load(BUILT_FOR)
 
-_UNPOOLING = "Tensor indices, SymInt[] output_size, SymInt[] kernel_size, SymInt[] stride, "
-_UNPOOLING += "SymInt[] padding, str reduce"
-_POOLING = "Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
-_POOLING += "SymInt[] dilation, bool ceil_mode, ScalarType index_dtype"
+_UNPOOLING = (
+    "Tensor indices, SymInt[] output_size, SymInt[] kernel_size, SymInt[] stride, "
+    "SymInt[] padding, str reduce"
+)
 # Of each operator its arguments and its result.
 #
 # - Each list has a number for each spatial axis; output_size has the spatial sizes alone.
@@ -56,15 +54,23 @@ _POOLING += "SymInt[] dilation, bool ceil_mode, ScalarType index_dtype"
 SCHEMAS = {
     "max_unpool": (f"Tensor input, {_UNPOOLING}", "Tensor"),
     "max_unpool_backward": (f"Tensor grad_output, {_UNPOOLING}", "Tensor"),
-    "max_pool": (_POOLING, "(Tensor, Tensor)"),
+    "max_pool": (
+        "Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+        "SymInt[] dilation, bool ceil_mode, ScalarType index_dtype",
+        "(Tensor, Tensor)",
+    ),
 }
+# The arguments of unpooling after its tensors: output_size, kernel_size, stride, padding, reduce;
+UnpoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, str]
+# those of pooling: kernel_size, stride, padding, dilation, ceil_mode, index_dtype.
+PoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, bool, torch.dtype]
 
 
 def define(namespace: str) -> Any:
-    """Define the operators, with their short forms, in a namespace of ``torch.ops``.
+    """Define the operators in a namespace of ``torch.ops``.
 
-    The short form of ``max_pool``, ``_max_pool``, has one list of numbers in place of four, which
-    are one after the other in it. A list costs a tiny call a microsecond.
+    Each has a short form for tiny calls, which each list costs a microsecond: ``_max_pool`` takes
+    one list in place of the four of ``max_pool``, with their numbers one after the other.
 
     Returns:
         The library that they are in; they exist as long as it.
@@ -83,28 +89,17 @@ _LIBRARY = define("maxunpool_cuda")
 max_unpool: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool.default
 max_unpool_backward: Callable[..., Tensor] = torch.ops.maxunpool_cuda.max_unpool_backward.default
 max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_pool.default
-_SHORT_MAX_UNPOOL = torch.ops.maxunpool_cuda._max_unpool.default
-_SHORT_MAX_UNPOOL_BACKWARD = torch.ops.maxunpool_cuda._max_unpool_backward.default
-_SHORT_MAX_POOL = torch.ops.maxunpool_cuda._max_pool.default
-
-# The arguments of unpooling after the tensors: output_size, kernel_size, stride, padding, reduce;
-UnpoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, str]
-# those of pooling: kernel_size, stride, padding, dilation, ceil_mode, index_dtype.
-PoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, bool, torch.dtype]
-# What a Function has compute its results: tensors, and the operator's other arguments.
-_Compute: TypeAlias = Callable[..., Any]
-
-
-# Derivatives
 
 
 class _Linear(_SingleLevelFunction):
     """One call of an operator, which is a linear map of its first tensor.
 
-    There is a subclass for each operator. What they share is in functions: compiled autograd traces
+    There is a subclass for each operator. The first argument of ``forward`` computes the results
+    from the others. What the subclasses share is in functions: compiled autograd traces
     ``backward``, but no other methods.
     """
 
+    apply: Any
     # Compiled autograd asks a torch.autograd.Function for this.
     _compiled_autograd_key: Any = torch.autograd.Function._compiled_autograd_key
 
@@ -117,10 +112,17 @@ def _keep(ctx: Any, indices: Tensor, arguments: UnpoolArguments) -> None:
     ctx.arguments = arguments
 
 
-def _gradient(transpose: Any, ctx: Any, grad: Tensor | None) -> Tensor | None:
+def _gradient(transpose: Operator, ctx: Any, grad: Tensor | None) -> Tensor | None:
     """The gradient of the values. There is none if nothing depends on the result."""
     (indices,) = ctx.saved_tensors
-    return None if grad is None else transpose(grad, indices, ctx.arguments)
+    return None if grad is None else call(transpose, (grad, indices), ctx.arguments)
+
+
+def _tangent(operator: Operator, ctx: Any, tangent: Tensor) -> Tensor:
+    """The derivative in forward mode: the map itself, of the tangent of the values."""
+    (indices,) = ctx.saved_tensors
+    result: Tensor = call(operator, (tangent, indices), ctx.arguments)
+    return result
 
 
 class MaxUnpool(_Linear):
@@ -128,19 +130,18 @@ class MaxUnpool(_Linear):
 
     @staticmethod
     def forward(
-        ctx: Any, compute: _Compute, input: Tensor, indices: Tensor, arguments: UnpoolArguments
+        ctx: Any, compute: Any, input: Tensor, indices: Tensor, arguments: UnpoolArguments
     ) -> Any:
         _keep(ctx, indices, arguments)
         return compute(input, indices, arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        return None, _gradient(call_max_unpool_backward, ctx, grad), None, None
+        return None, _gradient(MAX_UNPOOL_BACKWARD, ctx, grad), None, None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: Any) -> Any:
-        (indices,) = ctx.saved_tensors
-        return call_max_unpool(tangent, indices, ctx.arguments)
+    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
+        return _tangent(MAX_UNPOOL, ctx, tangent)
 
 
 class MaxUnpoolBackward(_Linear):
@@ -148,19 +149,18 @@ class MaxUnpoolBackward(_Linear):
 
     @staticmethod
     def forward(
-        ctx: Any, compute: _Compute, grad: Tensor, indices: Tensor, arguments: UnpoolArguments
+        ctx: Any, compute: Any, grad_output: Tensor, indices: Tensor, arguments: UnpoolArguments
     ) -> Any:
         _keep(ctx, indices, arguments)
-        return compute(grad, indices, arguments)
+        return compute(grad_output, indices, arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        return None, _gradient(call_max_unpool, ctx, grad), None, None
+        return None, _gradient(MAX_UNPOOL, ctx, grad), None, None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: Any) -> Any:
-        (indices,) = ctx.saved_tensors
-        return call_max_unpool_backward(tangent, indices, ctx.arguments)
+    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
+        return _tangent(MAX_UNPOOL_BACKWARD, ctx, tangent)
 
 
 class MaxPool(_Linear):
@@ -170,66 +170,124 @@ class MaxPool(_Linear):
     """
 
     @staticmethod
-    def forward(ctx: Any, compute: _Compute, input: Tensor, arguments: PoolArguments) -> Any:
+    def forward(ctx: Any, compute: Any, input: Tensor, arguments: PoolArguments) -> Any:
         values, indices = compute(input, arguments)
-        ctx.window = Window("max_pool", *arguments[:4])
-        spatial = input.shape[-ctx.window.rank :]
+        kernel_size, stride, padding, dilation, *_ = arguments
+        spatial = input.shape[-len(padding) :]
+        ctx.window = Window("max_pool", kernel_size, stride, padding, dilation)
         if ctx.needs_input_grad[1]:
             _checks.check_no_empty_window(ctx.window, spatial)
-        _keep(ctx, indices, (spatial, *_unpooled_window(ctx.window), "sum"))
+        _keep(ctx, indices, (spatial, _extent(kernel_size, dilation), stride, padding, "sum"))
         ctx.mark_non_differentiable(indices)
         return values, indices
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _grad_of_indices: None) -> tuple[Any, ...]:
-        return None, _gradient(call_max_unpool, ctx, grad), None
+        return None, _gradient(MAX_UNPOOL, ctx, grad), None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: Any) -> Any:
+    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
         _checks.check_no_empty_window(ctx.window, ctx.arguments[0])
-        (indices,) = ctx.saved_tensors
-        return call_max_unpool_backward(tangent, indices, ctx.arguments), None
+        return _tangent(MAX_UNPOOL_BACKWARD, ctx, tangent), None
 
 
-def _unpooled_window(window: Window) -> tuple[Ints, Ints, Ints]:
-    """Kernel size, stride and padding of the unpooling that is the gradient of a pooling.
+def _extent(kernel_size: Ints, dilation: Ints) -> Ints:
+    """The kernel size of the unpooling that is the gradient of a pooling.
 
-    A dilated window has the extent of its outermost elements: 5 for 3 elements with dilation 2.
+    A dilated window reaches to its outermost elements: 5 for 3 elements with dilation 2.
     """
-    pairs = zip(window.kernel_size, window.dilation, strict=True)
-    extent = tuple([dilation * (kernel - 1) + 1 for kernel, dilation in pairs])
-    return extent, window.stride, window.padding
+    if _checks.is_not_dilated(dilation):
+        return kernel_size
+    pairs = zip(kernel_size, dilation, strict=True)
+    return tuple([step * (kernel - 1) + 1 for kernel, step in pairs])
 
 
-# Calls that take the dispatcher's way
+class Operator(NamedTuple):
+    """An operator, and what computes its parts."""
+
+    overload: Any  # of torch.ops
+    short: Any  # its short form, of torch.ops
+    function: type[_Linear]  # its derivatives
+    result: Callable[..., Any]  # checks a call, and returns results without data
+    fallback: Callable[..., Any]  # the kernel for devices that have no compiled one
+    tensor_count: int  # the tensors come first among its arguments
+
+    @property
+    def name(self) -> str:
+        """Such as "max_unpool"."""
+        return str(self.overload._schema.name).removeprefix("maxunpool_cuda::")
 
 
-def _compute_below(operator: Any, keys: Any, *arguments: Any) -> Any:
-    """The operator's results, without this level of autograd.
+MAX_UNPOOL = Operator(
+    overload=max_unpool,
+    short=torch.ops.maxunpool_cuda._max_unpool.default,
+    function=MaxUnpool,
+    result=_layout.unpooled,
+    fallback=_fallback.max_unpool,
+    tensor_count=2,
+)
+MAX_UNPOOL_BACKWARD = Operator(
+    overload=max_unpool_backward,
+    short=torch.ops.maxunpool_cuda._max_unpool_backward.default,
+    function=MaxUnpoolBackward,
+    result=_layout.unpooled_backward,
+    fallback=_fallback.max_unpool_backward,
+    tensor_count=2,
+)
+MAX_POOL = Operator(
+    overload=max_pool,
+    short=torch.ops.maxunpool_cuda._max_pool.default,
+    function=MaxPool,
+    result=_layout.pooled,
+    fallback=_fallback.max_pool,
+    tensor_count=1,
+)
+OPERATORS = (MAX_UNPOOL, MAX_UNPOOL_BACKWARD, MAX_POOL)
+
+
+# What the dispatcher calls
+
+
+def _compute_below(operator: Operator, keys: Any, *arguments: Any) -> Any:
+    """The results of an operator, without this level of autograd.
 
     ``keys`` are what the dispatcher still has to do for this call.
     """
     *tensors, others = arguments
+    keys_below = keys & torch._C._after_autograd_keyset
     with torch.enable_grad(), _set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *tensors, *others)
+        return operator.overload.redispatch(keys_below, *tensors, *others)
 
 
-def _differentiable(operator: Any, keys: Any, *arguments: Any) -> Any:
+def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
     """The kernel of an operator for the key Autograd."""
-    definition = _DEFINITIONS[operator]
-    tensors, others = arguments[: definition.tensor_count], arguments[definition.tensor_count :]
+    tensors, others = arguments[: operator.tensor_count], arguments[operator.tensor_count :]
     lists = (numbers for numbers in others if isinstance(numbers, list))
     if any(type(number) is int and number < 0 for numbers in lists for number in numbers):
-        # Before PyTorch refuses numbers below -2^62 in words of its own.
-        _explain(definition.result, *arguments)
+        # An error anyway. PyTorch hands no number below -2^62 to a compiled kernel.
+        _explain(operator, *arguments)
     compute = functools.partial(_compute_below, operator, keys)
     with enable_single_level_autograd_function():
-        return definition.function.apply(compute, *tensors, others)
+        return operator.function.apply(compute, *tensors, others)
+
+
+def _explain(operator: Operator, *arguments: Any) -> None:
+    """Raise the error of a call that a kernel refuses."""
+    operator.result(*arguments, device="meta")
+
+
+def _in_full(operator: Operator, *arguments: Any) -> Any:
+    """The kernel of a short form for devices that have no compiled one."""
+    count = operator.tensor_count
+    tensors, numbers, others = arguments[:count], arguments[count], arguments[count + 1 :]
+    rank = len(numbers) // 4
+    lists = (numbers[begin : begin + rank] for begin in range(0, 4 * rank, rank))
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.overload(*tensors, *lists, *others)
 
 
 def _call_under_vmap(
-    operator: Callable[..., Any],
-    tensor_count: int,
+    operator: Operator,
     info: Any,
     in_dims: tuple[int | None, ...],
     *arguments: Any,
@@ -240,9 +298,8 @@ def _call_under_vmap(
     ``(B, C, H, W)``, and B calls with ``(N, C, H, W)`` are one with ``(B * N, C, H, W)``.
 
     Args:
-        operator: takes ``arguments``.
-        tensor_count: how many of them are tensors; the next one has a number for each spatial
-            dimension.
+        operator: takes ``arguments``. The first one after the tensors has a number for each
+            spatial dimension.
         info: has the size B of the batch.
         in_dims: for each argument, the dimension of the batch, or None if it has none.
         *arguments: the operator's.
@@ -250,11 +307,12 @@ def _call_under_vmap(
     Returns:
         The results, and where each has the batch: in front.
     """
+    count = operator.tensor_count
     tensors = [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(arguments[:tensor_count], in_dims[:tensor_count], strict=True)
+        for tensor, dim in zip(arguments[:count], in_dims[:count], strict=True)
     ]
-    others = arguments[tensor_count:]
+    others = arguments[count:]
     unbatched_rank = len(others[0]) + 1  # of (C, *plane)
     batch_shape = tensors[-1].shape[:2]  # (B, N), if the calls have an N
     calls_have_n = tensors[-1].dim() - 1 > unbatched_rank
@@ -263,87 +321,51 @@ def _call_under_vmap(
         tensors = [tensor.new_empty(tensor.shape[1:]) for tensor in tensors]
     elif calls_have_n:
         tensors = [tensor.flatten(0, 1) for tensor in tensors]
-    results = operator(*tensors, *others)
+    results = operator.overload(*tensors, *others)
     if calls_have_n:
         results = tree_map(lambda result: result.reshape(*batch_shape, *result.shape[1:]), results)
     return results, tree_map(lambda _: 0, results)
 
 
-def _explain(result: Callable[..., Any], *arguments: Any) -> None:
-    """Raise the error of a call that the guard of a compiled kernel has refused (csrc/guard.h)."""
-    result(*arguments, device="meta")
-
-
-def _in_full(operator: Any, tensor_count: int, *arguments: Any) -> Any:
-    """The kernel of a short form for devices without compiled kernels: the operator's."""
-    tensors, numbers, others = (
-        arguments[:tensor_count],
-        arguments[tensor_count],
-        arguments[tensor_count + 1 :],
-    )
-    rank = len(numbers) // 4
-    lists = (numbers[begin : begin + rank] for begin in range(0, 4 * rank, rank))
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*tensors, *lists, *others)
-
-
-class _Definition(NamedTuple):
-    """What the dispatcher calls of an operator, beside compiled kernels."""
-
-    function: type[_Linear]
-    fallback: Callable[..., Any]
-    result: Callable[..., Any]  # checks a call, and returns results without data
-    tensor_count: int  # the tensors come first among the arguments
-
-
-_DEFINITIONS = {
-    max_unpool: _Definition(MaxUnpool, _fallback.max_unpool, unpooled, 2),
-    max_unpool_backward: _Definition(
-        MaxUnpoolBackward, _fallback.max_unpool_backward, unpooled_backward, 2
-    ),
-    max_pool: _Definition(MaxPool, _fallback.max_pool, pooled, 1),
-}
-
-
 def fallback_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """The kernels for devices that have no compiled ones, by the names of operators."""
-    for operator, definition in _DEFINITIONS.items():
-        name = operator._schema.name.removeprefix("maxunpool_cuda::")
-        yield name, definition.fallback
-        yield f"_{name}", functools.partial(_in_full, operator, definition.tensor_count)
+    for operator in OPERATORS:
+        yield operator.name, operator.fallback
+        yield f"_{operator.name}", functools.partial(_in_full, operator)
 
 
 def _register() -> None:
     """Register all kernels that are not compiled."""
-    partial, impl = functools.partial, _LIBRARY.impl
     for name, kernel in fallback_kernels():
-        impl(name, kernel, "CompositeExplicitAutograd")
-    for operator, definition in _DEFINITIONS.items():
-        name = operator._schema.name.removeprefix("maxunpool_cuda::")
-        impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
-        impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
-        impl(f"_explain_{name}", partial(_explain, definition.result), "CompositeExplicitAutograd")
-        torch.library.register_fake(operator, definition.result, lib=_LIBRARY)
-        rule = partial(_call_under_vmap, operator, definition.tensor_count)
-        torch.library.register_vmap(operator, rule, lib=_LIBRARY)
+        _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    for operator in OPERATORS:
+        name, partial = operator.name, functools.partial
+        _LIBRARY.impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
+        _LIBRARY.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
+        _LIBRARY.impl(f"_explain_{name}", partial(_explain, operator), "CompositeExplicitAutograd")
+        torch.library.register_fake(operator.overload, operator.result, lib=_LIBRARY)
+        rule = partial(_call_under_vmap, operator)
+        torch.library.register_vmap(operator.overload, rule, lib=_LIBRARY)
 
 
 _register()
 
 
-# Calls of functional.py
+# What functional.py calls
 
 
-# Private names of PyTorch that the short way asks whether anything would miss the dispatcher's
-# other keys. If a release lacks one, all calls go the dispatcher's way.
-_QUESTIONS = (
+# Private names of PyTorch that tell what has to see a call beside autograd. If a release lacks one,
+# every call goes through the dispatcher.
+_QUESTIONS: Any = (
     getattr(torch._C, "_are_functorch_transforms_active", None),
     getattr(torch._C, "_len_torch_dispatch_stack", None),
     getattr(torch._C, "_is_tracing", None),  # by torch.jit.trace
 )
 has_short_way = None not in _QUESTIONS and hasattr(forward_ad, "_current_level")
 _is_transformed, _mode_count, _is_jit_tracing = _QUESTIONS
-_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+_PLAIN = {Tensor, torch.nn.Parameter}  # another subclass may override what a call does
 
 
 def is_traced() -> bool:
@@ -351,83 +373,53 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling()
 
 
-def _takes_short_way(*tensors: Tensor) -> bool:
-    """Whether a kernel can be called at once: nothing but autograd has to see the call."""
-    return not (
-        not has_short_way
-        or _is_transformed()
-        or _mode_count()
-        or _is_jit_tracing()
-        or any(type(tensor) not in _PLAIN for tensor in tensors)
-    )
+def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any:
+    """The results of an operator.
+
+    Args:
+        operator: one of ``OPERATORS``.
+        tensors: its first arguments.
+        arguments: its others, with tuples for lists, each with a number for each spatial dimension.
+    """
+    if is_traced():
+        return operator.overload(*tensors, *arguments)
+    try:
+        if not _takes_short_way(tensors):
+            return operator.overload(*tensors, *arguments)
+        if _needs_derivative(tensors[0]):
+            compute = functools.partial(_compute_at_once, operator)
+            return operator.function.apply(compute, *tensors, arguments)
+        return _compute_at_once(operator, *tensors, arguments)
+    except Exception as error:
+        raise _in_our_words(error, operator, tensors, arguments) from None
+
+
+def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether nothing but autograd has to see a call with these tensors."""
+    if not has_short_way or _is_transformed() or _mode_count() or _is_jit_tracing():
+        return False
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def _needs_derivative(tensor: Tensor) -> bool:
-    """Whether a call with this tensor has to be known to autograd, backward or forward."""
+    """Whether autograd, backward or forward, has to know a call with this tensor."""
     return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
 
 
-def _unpool(tensor: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
-    output_size, kernel_size, stride, padding, reduce = arguments
-    numbers = (*output_size, *kernel_size, *stride, *padding)
-    return _SHORT_MAX_UNPOOL(tensor, indices, numbers, reduce)
+def _compute_at_once(operator: Operator, *arguments: Any) -> Any:
+    """The results of an operator, by a kernel."""
+    *tensors, (first, second, third, fourth, *others) = arguments
+    return operator.short(*tensors, (*first, *second, *third, *fourth), *others)
 
 
-def _unpool_backward(tensor: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
-    output_size, kernel_size, stride, padding, reduce = arguments
-    numbers = (*output_size, *kernel_size, *stride, *padding)
-    return _SHORT_MAX_UNPOOL_BACKWARD(tensor, indices, numbers, reduce)
-
-
-def _pool(input: Tensor, arguments: PoolArguments) -> tuple[Tensor, Tensor]:
-    kernel_size, stride, padding, dilation, ceil_mode, index_dtype = arguments
-    numbers = (*kernel_size, *stride, *padding, *dilation)
-    return _SHORT_MAX_POOL(input, numbers, ceil_mode, index_dtype)
-
-
-def call_max_unpool(input: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
-    """The result of ``max_unpool``."""
-    if is_traced():
-        return max_unpool(input, indices, *arguments)
+def _in_our_words(
+    error: Exception, operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
+) -> Exception:
+    """The error that a call has raised, or one of ours if PyTorch has refused an argument."""
+    names = [argument.name for argument in operator.overload._schema.arguments]
+    named = dict(zip(names, (*tensors, *arguments), strict=True))
     try:
-        if not _takes_short_way(input, indices):
-            return max_unpool(input, indices, *arguments)
-        if _needs_derivative(input):
-            return MaxUnpool.apply(_unpool, input, indices, arguments)
-        return _unpool(input, indices, arguments)
-    except Exception as error:
-        tensors = {"input": input, "indices": indices}
-        window = Window("max_unpool", *arguments[1:4])
-        raise _in_our_words(error, tensors, window, arguments[0]) from None
-
-
-def call_max_unpool_backward(grad: Tensor, indices: Tensor, arguments: UnpoolArguments) -> Tensor:
-    """The result of ``max_unpool_backward``."""
-    if is_traced() or not _takes_short_way(grad, indices):
-        return max_unpool_backward(grad, indices, *arguments)
-    if _needs_derivative(grad):
-        return MaxUnpoolBackward.apply(_unpool_backward, grad, indices, arguments)
-    return _unpool_backward(grad, indices, arguments)
-
-
-def call_max_pool(input: Tensor, arguments: PoolArguments) -> tuple[Tensor, Tensor]:
-    """The results of ``max_pool``."""
-    if is_traced():
-        return max_pool(input, *arguments)
-    try:
-        if not _takes_short_way(input):
-            return max_pool(input, *arguments)
-        if _needs_derivative(input):
-            return MaxPool.apply(_pool, input, arguments)
-        return _pool(input, arguments)
-    except Exception as error:
-        raise _in_our_words(error, {"input": input}, Window("max_pool", *arguments[:4])) from None
-
-
-def _in_our_words(error: Exception, *arguments: Any) -> Exception:
-    """The error of :func:`_checks.check_as_written` if there is one, or else ``error``."""
-    try:
-        _checks.check_as_written(*arguments)
+        _checks.check_as_written(operator.name, named)
     except (TypeError, RuntimeError) as ours:
         return ours
     return error

@@ -365,13 +365,6 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     return flat.to(dtype)
 
 
-SHORT_WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _operators.max_unpool: _operators.call_max_unpool,
-    _operators.max_unpool_backward: _operators.call_max_unpool_backward,
-    _operators.max_pool: _operators.call_max_pool,
-}
-
-
 @dataclass(frozen=True)
 class Call:
     """One call of an operator: ``operator(*tensors, *arguments)``."""
@@ -385,6 +378,11 @@ class Call:
     @property
     def name(self) -> str:
         return self.operator.__name__.partition(".")[0]
+
+    @property
+    def definition(self) -> _operators.Operator:
+        (found,) = (each for each in _operators.OPERATORS if each.overload is self.operator)
+        return found
 
     @property
     def dims(self) -> int:
@@ -431,7 +429,7 @@ class Call:
         They come by the short way of functional.py, unless it is closed (conftest.py).
         """
         tensors = (*tensors, *self.tensors[len(tensors) :])
-        results = SHORT_WAYS[self.operator](*tensors, self.arguments)
+        results = _operators.call(self.definition, tensors, self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
     def function(self, *tensors: Tensor) -> Any:
@@ -450,7 +448,7 @@ class Call:
             *window, dtype = self.arguments
             pool = getattr(F, f"max_pool{rank}d")
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
-        return SHORT_WAYS[self.operator](*tensors, self.arguments)
+        return _operators.call(self.definition, tensors, self.arguments)
 
     def moved(self, device: str) -> "Call":
         """The same call of tensors on a device, which lie in memory as those of this call do."""
