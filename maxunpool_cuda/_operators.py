@@ -172,12 +172,13 @@ class MaxPool(_Linear):
     @staticmethod
     def forward(ctx: Any, compute: Any, input: Tensor, arguments: PoolArguments) -> Any:
         values, indices = compute(input, arguments)
-        kernel_size, stride, padding, dilation, *_ = arguments
+        extent, stride, padding, dilation = ctx.window = arguments[:4]
         spatial = input.shape[-len(padding) :]
-        ctx.window = Window("max_pool", kernel_size, stride, padding, dilation)
-        if ctx.needs_input_grad[1]:
-            _checks.check_no_empty_window(ctx.window, spatial)
-        _keep(ctx, indices, (spatial, _extent(kernel_size, dilation), stride, padding, "sum"))
+        if not _checks.is_not_dilated(dilation):
+            extent = _extent(extent, dilation)
+            if ctx.needs_input_grad[1]:
+                _checks.check_no_empty_window(Window("max_pool", *ctx.window), spatial)
+        _keep(ctx, indices, (spatial, extent, stride, padding, "sum"))
         ctx.mark_non_differentiable(indices)
         return values, indices
 
@@ -187,7 +188,7 @@ class MaxPool(_Linear):
 
     @staticmethod
     def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
-        _checks.check_no_empty_window(ctx.window, ctx.arguments[0])
+        _checks.check_no_empty_window(Window("max_pool", *ctx.window), ctx.arguments[0])
         return _tangent(MAX_UNPOOL_BACKWARD, ctx, tangent), None
 
 
@@ -196,17 +197,21 @@ def _extent(kernel_size: Ints, dilation: Ints) -> Ints:
 
     A dilated window reaches to its outermost elements: 5 for 3 elements with dilation 2.
     """
-    if _checks.is_not_dilated(dilation):
-        return kernel_size
     pairs = zip(kernel_size, dilation, strict=True)
     return tuple([step * (kernel - 1) + 1 for kernel, step in pairs])
+
+
+def _compute(short: Any, *arguments: Any) -> Any:
+    """The results of a short form, of tensors and a tuple of all others."""
+    *tensors, (first, second, third, fourth, *others) = arguments
+    return short(*tensors, (*first, *second, *third, *fourth), *others)
 
 
 class Operator(NamedTuple):
     """An operator, and what computes its parts."""
 
     overload: Any  # of torch.ops
-    short: Any  # its short form, of torch.ops
+    compute: Callable[..., Any]  # its results by a kernel, of tensors and a tuple of all others
     function: type[_Linear]  # its derivatives
     result: Callable[..., Any]  # checks a call, and returns results without data
     fallback: Callable[..., Any]  # the kernel for devices that have no compiled one
@@ -220,7 +225,7 @@ class Operator(NamedTuple):
 
 MAX_UNPOOL = Operator(
     overload=max_unpool,
-    short=torch.ops.maxunpool_cuda._max_unpool.default,
+    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_unpool.default),
     function=MaxUnpool,
     result=_layout.unpooled,
     fallback=_fallback.max_unpool,
@@ -228,7 +233,7 @@ MAX_UNPOOL = Operator(
 )
 MAX_UNPOOL_BACKWARD = Operator(
     overload=max_unpool_backward,
-    short=torch.ops.maxunpool_cuda._max_unpool_backward.default,
+    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_unpool_backward.default),
     function=MaxUnpoolBackward,
     result=_layout.unpooled_backward,
     fallback=_fallback.max_unpool_backward,
@@ -236,7 +241,7 @@ MAX_UNPOOL_BACKWARD = Operator(
 )
 MAX_POOL = Operator(
     overload=max_pool,
-    short=torch.ops.maxunpool_cuda._max_pool.default,
+    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_pool.default),
     function=MaxPool,
     result=_layout.pooled,
     fallback=_fallback.max_pool,
@@ -368,9 +373,7 @@ _is_transformed, _mode_count, _is_jit_tracing = _QUESTIONS
 _PLAIN = {Tensor, torch.nn.Parameter}  # another subclass may override what a call does
 
 
-def is_traced() -> bool:
-    """Whether Dynamo or torch.export has to see a call."""
-    return torch.compiler.is_compiling()
+is_traced = torch.compiler.is_compiling  # whether Dynamo or torch.export has to see a call
 
 
 def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any:
@@ -387,9 +390,8 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         if not _takes_short_way(tensors):
             return operator.overload(*tensors, *arguments)
         if _needs_derivative(tensors[0]):
-            compute = functools.partial(_compute_at_once, operator)
-            return operator.function.apply(compute, *tensors, arguments)
-        return _compute_at_once(operator, *tensors, arguments)
+            return operator.function.apply(operator.compute, *tensors, arguments)
+        return operator.compute(*tensors, arguments)
     except Exception as error:
         raise _in_our_words(error, operator, tensors, arguments) from None
 
@@ -404,12 +406,6 @@ def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
 def _needs_derivative(tensor: Tensor) -> bool:
     """Whether autograd, backward or forward, has to know a call with this tensor."""
     return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
-
-
-def _compute_at_once(operator: Operator, *arguments: Any) -> Any:
-    """The results of an operator, by a kernel."""
-    *tensors, (first, second, third, fourth, *others) = arguments
-    return operator.short(*tensors, (*first, *second, *third, *fourth), *others)
 
 
 def _in_our_words(

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What surrounds an operator: threads, tensors of other kinds, Inductor."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from random import Random
 from threading import Barrier
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cases import all_same, moved, random_input, same, scaled
-from conftest import GPUS, needs_library
+from conftest import GPUS
 from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
@@ -42,37 +39,6 @@ def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
             output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
             calls = [threads.submit(backward, output) for _ in range(2)]
             assert {call.exception() for call in calls} == {None}
-
-
-DAEMONS = """
-import threading, time, torch, maxunpool_cuda.functional as F
-
-class Ending:
-    def __del__(self):  # runs as the interpreter ends, while operators return to it
-        time.sleep(2)
-
-def forever(work):
-    while True:
-        running.release()
-        kept.append(work())  # PyTorch takes the GIL to free a tensor
-
-torch.set_num_threads(1)
-ending, kept, running = Ending(), [], threading.Semaphore(0)
-x = torch.rand(1, 16, 512, 512)
-pooled = F.max_pool2d(x, 2, return_indices=True)
-for work in (lambda: F.max_pool2d(x, 2), lambda: F.max_unpool2d(*pooled, 2)) * 2:
-    threading.Thread(target=forever, args=[work], daemon=True).start()
-for _ in range(8):
-    running.acquire()
-"""
-
-
-@needs_library  # whose code lets go of Python's lock and takes it back in safe places
-def test_daemon_threads_outlive_the_interpreter() -> None:
-    # Not from the root, where the package may have no compiled extension.
-    command, folder = [sys.executable, "-c", DAEMONS], Path(__file__).parent
-    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 class Tagged(Tensor):

@@ -83,7 +83,8 @@ def test_every_public_name_has_one_place() -> None:
     assert names == {*maxunpool_cuda.__all__} | modules
 
 
-# Names that only one feature needs: patched in functions, branches and regions that PyTorch traces.
+# Names that only one feature needs: patched in functions, branches and regions that PyTorch traces;
+# the short way of a call.
 OPTIONAL_NAMES = """
 import importlib
 import torch
@@ -98,6 +99,7 @@ for module, name in (
 
 import maxunpool_cuda
 x = torch.tensor([[1.0, 3.0, 2.0]])
+assert not maxunpool_cuda._operators.has_short_way  # so these go through the dispatcher
 assert maxunpool_cuda.AdaptiveMaxPool1d(2)(x).tolist() == [[3.0, 3.0]]
 with maxunpool_cuda.patched(index_dtype=torch.int32):
     values, indices = torch.nn.functional.max_pool1d(x, 3, return_indices=True)
