@@ -2,7 +2,7 @@
 """Whole networks: how long SqueezeNet and VGG take, eager and compiled."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -38,17 +38,25 @@ def call_of(case: Case, device: str, name: str) -> Call:
 
 
 @contextmanager
-def reproducible_convolutions() -> Iterator[None]:
-    """Inside, cuDNN computes a gradient to the same bits each time. Its other settings stay.
+def reproducible_convolutions(deterministic: bool = True) -> Iterator[None]:
+    """Inside, cuDNN computes in float32, and a gradient to the same bits each time.
 
-    ``torch.backends.cudnn.flags`` would set all of them, and has others in each release.
+    By default it rounds factors to TF32's 11 bits, and the signs of some activations change. Its
+    other settings stay: ``torch.backends.cudnn.flags`` would set all of them, and has others in
+    each release.
+
+    Args:
+        deterministic: False leaves alone which algorithms cuDNN chooses.
     """
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
+    settings = {"allow_tf32": False} | ({"deterministic": True} if deterministic else {})
+    before = {name: getattr(torch.backends.cudnn, name) for name in settings}
+    for name, value in settings.items():
+        setattr(torch.backends.cudnn, name, value)
     try:
         yield
     finally:
-        torch.backends.cudnn.deterministic = before
+        for name, value in before.items():
+            setattr(torch.backends.cudnn, name, value)
 
 
 def calls(case: Case, device: str) -> dict[str, list[Call]]:
@@ -60,7 +68,7 @@ def calls(case: Case, device: str) -> dict[str, list[Call]]:
     for name in (OURS, INDUCTOR, f"{OURS}, {INDUCTOR}"):
         made[name] = [call_of(case, device, name)]
         is_eager = INDUCTOR not in name
-        with reproducible_convolutions() if is_eager else nullcontext():
+        with reproducible_convolutions(deterministic=is_eager):
             results = made[name][0]()
         for result, expected in zip(results, all_expected, strict=True):
             allowed = 0 if is_eager else 0.05 * expected.norm()

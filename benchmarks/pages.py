@@ -13,7 +13,7 @@ from statistics import geometric_mean
 
 from . import comparisons, fallback, report
 from .cases import BY_NAME, Case
-from .contenders import INDUCTOR, OURS, TORCH
+from .contenders import CLONE, INDUCTOR, OURS, TORCH
 from .report import Report, Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,6 +152,7 @@ def exported(results: Report) -> str:
     return report.markdown(("window, indices", *heads), rows)
 
 
+SIMPLE = "simple kernels"  # this package's, which MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 asks for
 NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
 
 
@@ -167,7 +168,7 @@ def networks(results: Report) -> str:
             cells[case.direction] = f"{report.times(row, TORCH):.2f}"
             cells[f"compiled {case.direction}"] = f"{compiled:.2f}"
     columns = ("inference", "training", "compiled inference", "compiled training")
-    rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
+    rows = [(name, *(cells.get(of, "") for of in columns)) for name, cells in speeds.items()]
     return report.markdown(("network, images, layout", *columns), rows)
 
 
@@ -188,6 +189,37 @@ def simulated(results: Report) -> str:
             cells = f"{share:.0%}"[:-1], "-" if speed is None else f"{speed:.2f}"
             rows.append((f"{row['call']}{day}", *cells))
     return report.markdown(("call", "% of copy", "times a simple kernel's speed"), rows)
+
+
+def beside_simulated(results: Report) -> str:
+    """Shares of a clone's speed, as simulated and as measured, and measured speeds beside others.
+
+    A call that was not simulated, or not timed with simple kernels, has a "-" there.
+    """
+    rows_of = {row["call"]: row for row in load("simulated")["rows"] if "tried" not in row}
+    shares = {call: beside(row, "copy") for call, row in rows_of.items()}
+    rows = []
+    for row in of_table(results, "simulated"):
+        share = shares.get(row["row"])
+        cells = ["-" if share is None else f"{share:.0%}"[:-1]]
+        cells.append(f"{report.times(row, CLONE):.0%}"[:-1])
+        cells.append(f"{report.times(row, TORCH):.2f}")
+        speed = report.times(row, SIMPLE)
+        cells.append("-" if speed is None else f"{speed:.2f}")
+        rows.append((row["row"], *cells))
+    heads = ("simulated, % of copy", "measured, % of clone", "torch.nn's speed", "simple kernels'")
+    return report.markdown(("call", *heads), rows)
+
+
+def kernelbench(results: Report) -> str:
+    """Milliseconds of KernelBench's problems."""
+    names = (TORCH, INDUCTOR, OURS)
+    rows = [
+        (row["name"], *(f"{report.median(row, name) * 1e3:.2f}" for name in names))
+        for row in results["rows"]
+        if BY_NAME[row["name"]].operation == "values"
+    ]
+    return report.markdown(("case, ms", *names), rows)
 
 
 def tried(results: Report) -> str:
@@ -212,6 +244,29 @@ def speeds(results: Report) -> list[str]:
     return [
         f"{geometric_mean(means[f'{kind}, contiguous']):.1f}" for kind in ("pooling", "unpooling")
     ]
+
+
+def each_speed(results: Report) -> list[str]:
+    """Contiguous pooling, its backward, unpooling and its backward, float32 and int64."""
+    means = report.speeds(results)
+    kinds = ("pooling", "pooling, backward", "unpooling", "unpooling, backward")
+    return [f"{geometric_mean(means[f'{kind}, contiguous']):.2f}" for kind in kinds]
+
+
+def of_fills(results: Report) -> list[str]:
+    """Microseconds outside and inside of deterministic mode, of uint8 indices and of int64 ones."""
+    rows = of_table(results, "fills")
+    return [
+        f"{report.median(row, name) * 1e6:.0f}"
+        for row in (rows[0], rows[-1])
+        for name in ("outside", "deterministic")
+    ]
+
+
+def of_replays(results: Report) -> list[str]:
+    """Microseconds before another call had indices out of window, and after it."""
+    (row,) = of_table(results, "replays")
+    return [f"{report.median(row, name) * 1e6:.0f}" for name in row["results"]]
 
 
 def of_squeezenet(results: Report) -> list[str]:
@@ -261,6 +316,18 @@ TABLES = (
     Table(PERFORMANCE, "networks", "networks", networks),
     Table(PERFORMANCE, "small planes", "comparisons", by_column("small_planes", "planes")),
     Table(PERFORMANCE, "savings", "training", report.savings_table),
+    Table(PERFORMANCE, "gpu speeds", "gpu_h200", report.speeds_table),
+    Table(PERFORMANCE, "gpu dtypes", "gpu_h200", report.dtypes_table),
+    Table(PERFORMANCE, "gpu slower", "gpu_h200", report.slower_table),
+    Table(
+        PERFORMANCE,
+        "gpu out of window",
+        "gpu_h200_calls",
+        by_column("out_of_window", "indices out of window: windows, planes"),
+    ),
+    Table(PERFORMANCE, "gpu networks", "gpu_h200", networks),
+    Table(PERFORMANCE, "gpu kernelbench", "gpu_h200", kernelbench),
+    Table(PERFORMANCE, "gpu beside simulated", "gpu_h200_calls", beside_simulated),
     Table(PERFORMANCE, "simulated", "simulated", simulated),
     Table("docs/pytorch.md", "compiled", "comparisons", by_column("compiled", "model")),
     Table("docs/deterministic.md", "fixes", "comparisons", fixes),
@@ -270,6 +337,7 @@ TABLES = (
         "comparisons",
         by_column("adaptive", "from, to, channels"),
     ),
+    Table("docs/deterministic.md", "gpu fixes", "gpu_h200_calls", fixes),
     Table("docs/install.md", "fallback", "fallback", fallback.table),
     Table("docs/export.md", "exported", "comparisons", exported),
     Table("docs/design.md", "tiny", "comparisons", tiny),
@@ -278,6 +346,13 @@ TABLES = (
 SENTENCES = (
     Sentence(README, "pooling {} times, unpooling {} times [as", "operators", speeds),
     Sentence(README, "Measured on {title}, with", "operators", titled),
+    Sentence(README, "Measured on one GPU, {title}:", "gpu_h200", titled),
+    Sentence(
+        README,
+        "pooling {}, its backward {}, unpooling {}, its backward {}",
+        "gpu_h200",
+        each_speed,
+    ),
     Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
     Sentence(README, "takes a maximum has {} to {} times", "comparisons", of_maximum),
     Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "fallback", fallback.slower),
@@ -292,9 +367,18 @@ SENTENCES = (
     Sentence(PERFORMANCE, "Eager and compiled networks on {title}.", "networks", titled),
     Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
     Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
+    Sentence(PERFORMANCE, "Operators and networks on {title}.", "gpu_h200", titled),
+    Sentence(PERFORMANCE, "takes {} microseconds, and {} after", "gpu_h200_calls", of_replays),
     Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Adaptive pools on {title}.", "comparisons", titled),
+    Sentence("docs/deterministic.md", "A GPU's, on {title}.", "gpu_h200_calls", titled),
+    Sentence(
+        "docs/deterministic.md",
+        "from {} microseconds to {} with uint8 indices, from {} to {} with int64",
+        "gpu_h200_calls",
+        of_fills,
+    ),
     Sentence("docs/install.md", "Calls without kernels on {title}.", "fallback", titled),
     Sentence("docs/export.md", "Graphs on {title}.", "comparisons", titled),
     Sentence("docs/design.md", "Tiny calls on {title}.", "comparisons", titled),

@@ -141,7 +141,9 @@ def test_multiples_of_the_output_are_max_pooled(
         axes = zip(x.shape[-dims:], case.pooled, strict=True)
         window = math.prod(size // count for size, count in axes)
         expected = theirs(dims)(x, asked, return_indices=True)
+        torch.use_deterministic_algorithms(False)  # torch.nn's backward on CUDA raises under them
         (right,) = torch.autograd.grad(expected[0].sum(), x)
+        torch.use_deterministic_algorithms(True)
         smallest = torch.uint8 if window <= 256 else torch.int32
         for returned, kept in ((False, smallest), (True, torch.int64)):
             pool = functools.partial(ours(dims), x, asked, return_indices=returned)
