@@ -26,6 +26,8 @@ from .contenders import OURS, TORCH, Call
 FUNCTIONS: dict[str, Any] = {TORCH: F, OURS: maxunpool_cuda.functional}
 OPERATOR, TWO_POOLS, UNFOLD, SCATTER = "torch.ops", "two 2d pools", "unfold, max", "scatter"
 PLAIN, INSIDE = "outside", "inside patched"
+WITH_INDICES, WITHOUT_INDICES = "pooling with indices", "pooling without indices"
+AND_BACKWARD = ", and its backward"
 MAX_UNPOOL, DECOMPOSITIONS = "MaxUnpool", "decompositions"
 IMAGES = (4, 64, 64, 64)  # (N, C, H, W) of compiled models
 REPEATS = 100  # of a call of microseconds each time it is timed
@@ -73,6 +75,12 @@ def there_and_back(function: Function, x: Tensor) -> Call:
         return result.detach(), *torch.autograd.grad(result, leaf, ones)
 
     return call
+
+
+def with_gradient(function: Function, x: Tensor) -> Call:
+    """The function's result, which has a gradient that nobody computes."""
+    leaf = x.detach().requires_grad_()
+    return lambda: (function(leaf).detach(),)
 
 
 def small_planes() -> Iterator[Compared]:
@@ -170,27 +178,32 @@ def adaptive() -> Iterator[Compared]:
 
 
 def tiny() -> Iterator[Compared]:
-    """A call of two planes of 4x4: what it costs at the least."""
-    x = torch.randn(1, 2, 4, 4)
-    values, indices = F.max_pool2d(x, 2, return_indices=True)
-    twos, ones, zeros = (2, 2), (1, 1), (0, 0)
-    unpooling = (values, indices, (4, 4), twos, twos, zeros, "last")
-    pooling = (x, twos, twos, zeros, ones, False)
-    of_operators: dict[str, Call] = {
-        "unpooling": lambda: (_operators.max_unpool(*unpooling),),
-        "pooling with indices": lambda: _operators.max_pool(*pooling, torch.int64),
-        "pooling without indices": lambda: _operators.max_pool(*pooling, torch.uint8)[:1],
+    """A call of four planes of 8x8: what it costs at the least, also with a gradient."""
+    x = torch.randn(1, 4, 8, 8)
+    _, indices = F.max_pool2d(torch.randn(1, 4, 16, 16), 2, return_indices=True)
+    unpooling = (indices, (16, 16), (2, 2), (2, 2), (0, 0), "last")
+    pooling = ((2, 2), (2, 2), (0, 0), (1, 1), False)
+    of_operators: dict[str, Function] = {
+        "unpooling": lambda x: _operators.max_unpool(x, *unpooling),
+        WITH_INDICES: lambda x: _operators.max_pool(x, *pooling, torch.int64)[0],
+        WITHOUT_INDICES: lambda x: _operators.max_pool(x, *pooling, torch.uint8)[0],
     }
-    calls_of: dict[str, dict[str, Call]] = {row: {} for row in of_operators}
+    functions: dict[str, dict[str, Function]] = {
+        row: {OPERATOR: function} for row, function in of_operators.items()
+    }
     for name, of in FUNCTIONS.items():
-        calls_of["unpooling"][name] = lambda of=of: (of.max_unpool2d(values, indices, 2),)
-        with_indices = partial(of.max_pool2d, x, 2, return_indices=True)
-        calls_of["pooling with indices"][name] = with_indices
-        calls_of["pooling without indices"][name] = lambda of=of: (of.max_pool2d(x, 2),)
-    for row, calls in calls_of.items():
-        calls[OPERATOR] = of_operators[row]
-        require_equal(calls, row)
-        yield Compared(row, "", {name: [repeated(of)] for name, of in calls.items()}, REPEATS)
+        functions["unpooling"][name] = lambda x, of=of: of.max_unpool2d(x, indices, 2)
+        functions[WITH_INDICES][name] = lambda x, of=of: of.max_pool2d(x, 2, return_indices=True)[0]
+        functions[WITHOUT_INDICES][name] = lambda x, of=of: of.max_pool2d(x, 2)
+    for row, each in functions.items():
+        calls_of: dict[str, dict[str, Call]] = {
+            row: {name: lambda of=of: (of(x),) for name, of in each.items()},
+            f"{row}, with a gradient": {name: with_gradient(of, x) for name, of in each.items()},
+            f"{row}{AND_BACKWARD}": {name: there_and_back(of, x) for name, of in each.items()},
+        }
+        for kind, calls in calls_of.items():
+            require_equal(calls, kind)
+            yield Compared(kind, "", {name: [repeated(of)] for name, of in calls.items()}, REPEATS)
 
 
 def patched() -> Iterator[Compared]:

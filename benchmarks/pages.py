@@ -135,6 +135,25 @@ def tiny(results: Report) -> str:
     return report.markdown(("call, microseconds", *names), rows)
 
 
+def tiny_shares(results: Report) -> str:
+    """Thousandths of a network's time: what its pools cost more than torch.nn's do at the least."""
+    more = {}
+    for row in of_table(load("comparisons"), "tiny"):
+        more[row["row"]] = report.median(row, OURS) - report.median(row, TORCH)
+    rows_of = {
+        "inference": comparisons.WITHOUT_INDICES,
+        "training": f"{comparisons.WITHOUT_INDICES}{comparisons.AND_BACKWARD}",
+    }
+    rows = []
+    for row in results["rows"]:
+        case = BY_NAME[row["name"]]
+        name = f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+        pools = POOLS[case.layer.partition("-")[0]]
+        share = pools * more[rows_of[case.direction]] / report.median(row, OURS)
+        rows.append((f"{name}, {case.direction}", pools, f"{share * 1e3:.1f}"))
+    return report.markdown(("network, images, layout", "pools", "thousandths"), rows)
+
+
 def exported(results: Report) -> str:
     """Nodes and milliseconds of each form in ONNX."""
     forms = {
@@ -154,6 +173,7 @@ def exported(results: Report) -> str:
 
 SIMPLE = "simple kernels"  # this package's, which MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 asks for
 NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
+POOLS = {"squeezenet": 3, "vgg": 5}  # of each network
 
 
 def networks(results: Report) -> str:
@@ -340,7 +360,8 @@ TABLES = (
     Table("docs/deterministic.md", "gpu fixes", "gpu_h200_calls", fixes),
     Table("docs/install.md", "fallback", "fallback", fallback.table),
     Table("docs/export.md", "exported", "comparisons", exported),
-    Table("docs/design.md", "tiny", "comparisons", tiny),
+    Table(PERFORMANCE, "tiny", "comparisons", tiny),
+    Table(PERFORMANCE, "tiny shares", "networks", tiny_shares),
     Table("docs/design.md", "tried", "simulated", tried),
 )
 SENTENCES = (
@@ -381,7 +402,7 @@ SENTENCES = (
     ),
     Sentence("docs/install.md", "Calls without kernels on {title}.", "fallback", titled),
     Sentence("docs/export.md", "Graphs on {title}.", "comparisons", titled),
-    Sentence("docs/design.md", "Tiny calls on {title}.", "comparisons", titled),
+    Sentence(PERFORMANCE, "Tiny calls on {title}.", "comparisons", titled),
     Sentence(
         "docs/recipes.md", "takes {} microseconds instead of {} (one", "comparisons", of_patched
     ),

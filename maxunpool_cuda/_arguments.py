@@ -125,8 +125,9 @@ def unpooled_size(
     sizes = _last_sizes(name, output_size, len(kernel_size), len(shape))
     for size, middle, step in zip(sizes, default, stride, strict=False):
         if _surely(size <= middle - step) or _surely(size >= middle + step):
-            # An impossible window is blamed before the sizes that were computed from it.
-            _checks.check_window(_checks.Window("max_unpool", kernel_size, stride, padding))
+            if not torch.compiler.is_compiling():
+                # An impossible window is blamed before the sizes that were computed from it.
+                _checks.check_window(_checks.Window("max_unpool", kernel_size, stride, padding))
             raise ValueError(
                 f"{name}: expected output_size within a stride of {list(default)}, the default, "
                 f"but got {output_size!r} for stride={list(stride)}"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of the operators, in a build without a compiled library: csrc/checks.h in Python.
+"""The checks of the operators, with the words of their errors.
 
-Beside the checks that both have, here are those of csrc/max_unpool.h (``unpooled_shape``) and of
-csrc/max_pool.h (``pooled_shape``), with the same errors in the same words. A size may be symbolic.
-If a trace leaves a condition on sizes open, the condition counts as met: the later call, which has
-numbers, is checked again.
+The guard of compiled kernels (csrc/guard.h) asks the same questions without words. It hands a call
+that it refuses to ``unpooled_shape`` or ``pooled_shape``, which raise the error. The types of the
+errors are torch.nn's, and the words in parentheses are PyTorch's own, as its tests look for them.
+
+A size may be symbolic. If a trace leaves a condition on sizes open, the condition counts as met:
+the later call, which has numbers, is checked again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 from . import _decompositions
 
 Ints = Sequence[int]
-LIMIT = 2**60  # of the numbers of a window, as in csrc/window.h
+LIMIT = 2**60  # of the numbers of a window, as in csrc/guard.h
 MOST_OFFSETS = 256  # positions of a window that uint8 can count
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 ORDERED_DTYPES = (
@@ -335,9 +337,9 @@ def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) 
 
 
 def _check_overflow(window: Window, cells: Ints, unpooled: Ints) -> None:
-    """Check that no number overflows that PyTorch computes: csrc/checks.h explains the terms.
+    """Check that no number overflows that is computed from these: csrc/guard.h explains the terms.
 
-    They are floats as there, where 2^60 - 1 is 2^60.
+    They are floats as there, where 2^60 - 1 is 2^60. A symbolic size counts as 1.
     """
     leading = len(unpooled) - window.rank
     sizes = [float(_number(size, 1)) for size in unpooled]
