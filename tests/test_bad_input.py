@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from cases import OPERATORS, Call, draw, scaled
+from conftest import needs_library
 from failures import check_each
 from torch import Tensor
 from torch.utils._pytree import tree_leaves as leaves
@@ -619,6 +621,26 @@ def test_bad_calls_in_graphs(
     exceptions = (RuntimeError, exception) if call_in_graph is call_compiled else exception
     with pytest.raises(exceptions, match=f"expected .*({values})"):
         call_in_graph(call, functions_of(F), tensors_of(device=device))
+
+
+class Unpool(torch.nn.Module):
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        return F.max_unpool2d(x, indices, 2)
+
+
+@needs_library
+@pytest.mark.slow
+def test_a_call_of_a_package_that_does_not_fit(tmp_path: Path) -> None:
+    """AOTInductor's code calls a kernel itself. It gives every error the same type."""
+    x, indices = torch.rand(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
+    batch = {0: torch.export.Dim("batch", min=2, max=9)}
+    with torch.no_grad():
+        program = torch.export.export(Unpool(), (x, indices), dynamic_shapes=(batch, batch))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/m.pt2")
+    compiled = torch._inductor.aoti_load_package(path)
+    assert torch.equal(compiled(x, indices), Unpool()(x, indices))
+    with pytest.raises(RuntimeError, match="max_unpool2d: expected indices of the input's shape"):
+        compiled(x[:1], indices)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
