@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module maxunpool_cuda._C: facts about the build, and check_errors() of errors.h. To import it
+// The module maxunpool_cuda._C: facts about the build, and check_errors() of errors.h. Importing it
 // loads the kernels, which register themselves with the operators that maxunpool_cuda/_operators.py
 // defines. maxunpool_cuda/_library.py is what imports it and calls these.
 #include "errors.h"
@@ -9,7 +9,7 @@
 namespace maxunpool_cuda {
 namespace {
 
-// setup.py defines the names in capitals.
+// setup.py defines WITH_CUDA, CUDA_VERSION_STRING, NVCC_VERSION_STRING, ARCH_LIST and BUILD_NOTE.
 pybind11::dict build_info() {
   pybind11::dict info;
 #ifdef WITH_CUDA

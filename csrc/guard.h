@@ -20,6 +20,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -46,7 +47,8 @@ inline bool are_from(int64_t least, at::IntArrayRef numbers) {
   });
 }
 
-// Whether the lists have one length, of 1, 2 or 3, and each number may be one of a window.
+// Whether the lists, apart from the dilation, have one length of 1, 2 or 3, and each number may be
+// one of a window.
 inline bool is_window(const Window& window) {
   const size_t rank = window.rank();
   return 1 <= rank && rank <= Geometry<int64_t>::kAxes && window.kernel_size.size() == rank &&
@@ -82,23 +84,23 @@ inline bool can_count(c10::ScalarType index_type, const Window& window) {
 // and where a window begins and ends. The estimates are generous and of type double, which does not
 // overflow.
 //
-// `cells` and `unpooled` are shapes of whole tensors. `cells` has pooled sizes, or numbers that are
-// at most one less, which does not matter here.
-inline bool fits_64_bits(const Window& window, at::IntArrayRef cells, at::IntArrayRef unpooled) {
+// `pooled` and `unpooled` are shapes of whole tensors. Of a pool both are the input's: a pooled
+// size is at most one more, which does not matter here.
+inline bool fits_64_bits(const Window& window, at::IntArrayRef pooled, at::IntArrayRef unpooled) {
   const auto number = [](int64_t size) { return static_cast<double>(size); };
   const size_t leading = unpooled.size() - window.rank(); // batch and channels
   double bytes = 16;                                      // of the largest element
-  double plane = 1;                                       // positions
+  double image = 1;                                       // positions of all channels
   for (size_t d = 0; d < unpooled.size(); ++d) {
     bytes *= std::max(number(unpooled[d]), 1.0) + 1;
-    plane *= d < leading ? 1 : number(unpooled[d]);
+    image *= d + 1 < leading ? 1 : number(unpooled[d]);
   }
   bool fits = bytes < 4 * number(kWindowLimit);
   for (size_t d = 0; d < window.rank(); ++d) {
-    // The distance of two elements of a window in memory, at most.
-    const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * plane;
+    // The distance of two elements of a window in memory, at most, in any layout.
+    const double apart = window.dilation.empty() ? 1 : number(window.dilation[d]) * image;
     fits = fits && number(window.kernel_size[d]) * apart < kWindowLimit &&
-           number(window.stride[d]) * number(cells[leading + d]) < kWindowLimit &&
+           number(window.stride[d]) * number(pooled[leading + d]) < kWindowLimit &&
            number(window.padding[d]) < kWindowLimit;
   }
   return fits;
@@ -155,16 +157,33 @@ inline bool may_pool(const at::Tensor& input, const Window& window, c10::ScalarT
          (index_type != c10::ScalarType::Int || plane < int64_t{1} << 31);
 }
 
+// The lists of a short form, which has the numbers of four lists of one length in one.
+inline std::array<at::IntArrayRef, 4> four_lists(const char* op, at::IntArrayRef numbers) {
+  TORCH_CHECK(
+      numbers.size() % 4 == 0,
+      "maxunpool_cuda::_",
+      op,
+      ": expected four lists in one but got ",
+      numbers.size(),
+      " numbers");
+  const size_t rank = numbers.size() / 4;
+  return {
+      numbers.slice(0, rank),
+      numbers.slice(rank, rank),
+      numbers.slice(2 * rank, rank),
+      numbers.slice(3 * rank, rank)};
+}
+
 // Raises the error of a call that the guard refuses. `op` is the operator's name, and the arguments
-// are those of its schema. A process without Python has no words for it.
+// are those of its schema. If Python finds nothing wrong with the call, the two disagree.
 template <class... Arguments>
 [[noreturn]] void refuse(const char* op, const Arguments&... arguments) {
-  const auto explain =
-      c10::Dispatcher::singleton().findSchema({std::string("maxunpool_cuda::_explain_") + op, ""});
-  if (explain) {
-    explain->template typed<void(const Arguments&...)>().call(arguments...);
-  }
-  TORCH_CHECK(false, "maxunpool_cuda::", op, ": expected arguments that fit each other");
+  const std::string name = std::string("maxunpool_cuda::_explain_") + op;
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name.c_str(), "")
+      .template typed<void(const Arguments&...)>()
+      .call(arguments...);
+  TORCH_CHECK(false, "maxunpool_cuda::", op, ": expected a call that a kernel can do");
 }
 
 } // namespace maxunpool_cuda

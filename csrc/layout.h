@@ -13,8 +13,8 @@
 //   [2, 5, 4, 4], strides [0, 0, 0, 0]   channels_last   channels_last, that of the indices
 //   [2, 1, 4, 4], strides [16, 16, 4, 1] channels_last   channels_last, that of the indices
 //
-// The strides of the last two fit any layout. Autograd makes such tensors: the gradient of sum() is
-// one number, expanded.
+// The strides of the last two do not tell. The first has gaps in every layout, as the gradient of
+// sum(): one number, expanded. The second has one channel, and is dense in both layouts.
 #pragma once
 
 #include "geometry.h"

@@ -38,7 +38,7 @@ inline int64_t pooled_size(const Window& window, int64_t size, size_t d, bool ce
   const int64_t stride = window.stride[d];
   const int64_t padding = window.padding[d];
   const int64_t extent = window.dilation[d] * (window.kernel_size[d] - 1); // of a window, less 1
-  // The begin of the last window, from the first one's.
+  // Where the last window may begin at most, counted from the first one's begin.
   int64_t farthest = size + padding * 2 - extent - 1;
   if (ceil_mode) {
     farthest += stride - 1; // rounds the quotient below up
@@ -118,9 +118,8 @@ std::tuple<at::Tensor, at::Tensor> run_pool(
 template <PoolKernel kernel>
 std::tuple<at::Tensor, at::Tensor> run_pool_short(
     const at::Tensor& input, at::IntArrayRef numbers, bool ceil_mode, c10::ScalarType index_dtype) {
-  const size_t rank = numbers.size() / 4;
-  const auto list = [&](size_t i) { return numbers.slice(i * rank, rank); };
-  return run_pool<kernel>(input, list(0), list(1), list(2), list(3), ceil_mode, index_dtype);
+  const auto [kernel_size, stride, padding, dilation] = four_lists("max_pool", numbers);
+  return run_pool<kernel>(input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
 }
 
 } // namespace maxunpool_cuda

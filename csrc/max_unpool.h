@@ -26,6 +26,9 @@ namespace maxunpool_cuda {
 // index; out-of-bounds ones are an error (errors.h).
 using UnpoolKernel = void (*)(const UnpoolCall& call, c10::Device device);
 
+template <bool kForward>
+constexpr const char* kOp = kForward ? "max_unpool" : "max_unpool_backward";
+
 // The body of an operator, with the signature of its schema (maxunpool_cuda/_operators.py). A file
 // registers it with the dispatcher once for each operator and backend: run<true, unpool> is
 // max_unpool on the CPU, run<false, unpool> max_unpool_backward.
@@ -45,11 +48,10 @@ at::Tensor run(
     c10::string_view reduce_name) {
   const Window window{
       .kernel_size = kernel_size, .stride = stride, .padding = padding, .dilation = {}};
+  const bool is_known = reduce_name == "last" || reduce_name == "sum";
   const Reduce reduce = reduce_name == "last" ? Reduce::last : Reduce::sum;
-  const bool is_reduction = reduce == Reduce::last || reduce_name == "sum";
-  if (!is_reduction || !may_unpool(values, indices, output_size, window, reduce, kForward)) {
-    constexpr const char* op = kForward ? "max_unpool" : "max_unpool_backward";
-    refuse(op, values, indices, output_size, kernel_size, stride, padding, reduce_name);
+  if (!is_known || !may_unpool(values, indices, output_size, window, reduce, kForward)) {
+    refuse(kOp<kForward>, values, indices, output_size, kernel_size, stride, padding, reduce_name);
   }
   const at::IntArrayRef pooled = indices.sizes();
   const at::DimVector unpooled = unpooled_sizes(pooled, output_size);
@@ -82,9 +84,8 @@ at::Tensor run_short(
     const at::Tensor& indices,
     at::IntArrayRef numbers,
     c10::string_view reduce) {
-  const size_t rank = numbers.size() / 4;
-  const auto list = [&](size_t i) { return numbers.slice(i * rank, rank); };
-  return run<kForward, kernel>(values, indices, list(0), list(1), list(2), list(3), reduce);
+  const auto [output_size, kernel_size, stride, padding] = four_lists(kOp<kForward>, numbers);
+  return run<kForward, kernel>(values, indices, output_size, kernel_size, stride, padding, reduce);
 }
 
 } // namespace maxunpool_cuda

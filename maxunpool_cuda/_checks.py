@@ -226,11 +226,11 @@ def pooled_shape(
 
 
 def check_as_written(operator: str, arguments: dict[str, Any]) -> None:
-    """Check what PyTorch refuses in words of its own, before a kernel can.
+    """After a failed call: raise our error, if PyTorch refused an argument before a kernel saw it.
 
     Args:
         operator: its name.
-        arguments: by their names. Numbers need not fit 64 bits.
+        arguments: by their names, with tuples for lists. Numbers need not fit 64 bits.
     """
     lists = {name: value for name, value in arguments.items() if isinstance(value, tuple)}
     output_size = lists.pop("output_size", ())
@@ -345,8 +345,9 @@ def _check_overflow(window: Window, cells: Ints, unpooled: Ints) -> None:
     sizes = [float(_number(size, 1)) for size in unpooled]
     fits = 16 * math.prod(max(size, 1) + 1 for size in sizes) < 4 * LIMIT
     for number in range(window.rank):
-        dilation = _number(window.dilation[number], 1) if window.dilation else 0
-        apart = dilation * math.prod(sizes[leading:]) or 1.0
+        apart = 1.0  # of two elements of a window in memory, at most
+        if window.dilation:
+            apart = _number(window.dilation[number], 1) * math.prod(sizes[leading - 1 :])
         cell_count = float(_number(cells[leading + number], 1))
         fits = (
             fits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Refuses a compiled library that was built for another PyTorch, CUDA or Python.
+"""The compiled library: checks that it fits, loads it, asks it for facts and errors.
 
 PyTorch promises no ABI from one minor release to the next. A library for another release fails with
 an undefined symbol, or goes wrong later without an error. So setup.py writes a record beside the
@@ -77,7 +77,7 @@ def is_fallback(built: dict[str, Any]) -> bool:
 
 
 def load(built: dict[str, Any]) -> None:
-    """Load the library, whose kernels register themselves, unless the record is of none."""
+    """Load the library, whose kernels register themselves. A fallback build has none."""
     global _C, _note
     if is_fallback(built):
         _note = built["note"]
@@ -98,8 +98,9 @@ def build_info() -> dict[str, Any]:
         A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
         compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
         ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
-        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for) and
-        ``note`` (a sentence: which kernels the build left out, and why).
+        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for, or
+        without kernels the one that runs) and ``note`` (a sentence: which kernels the build left
+        out, and why).
 
     Example:
         >>> build_info()["kernels"] in ("cpu", "cpu and cuda", "none")

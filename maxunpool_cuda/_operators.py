@@ -11,7 +11,8 @@ after the other, each if the tensors or the moment ask for it:
   and has ``_explain_max_unpool`` raise the error;
 - a device that has no compiled kernel: _fallback.py computes.
 
-``call`` is for functional.py. In eager mode it goes past the dispatcher's first three.
+``call`` is what _call.py and the derivatives use. If nothing but autograd has to see a call, it
+applies the Function itself, and calls a kernel by the operator's short form.
 
 The Functions are for one level of autograd, as kernels of the dispatcher are. Where functions are
 transformed (:mod:`torch.func`), other levels are below. So a Function calls the operator again for
@@ -21,9 +22,9 @@ fails otherwise.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -60,17 +61,17 @@ SCHEMAS = {
         "(Tensor, Tensor)",
     ),
 }
-# The arguments of unpooling after its tensors: output_size, kernel_size, stride, padding, reduce;
+# After its tensors unpooling takes output_size, kernel_size, stride, padding, reduce.
 UnpoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, str]
-# those of pooling: kernel_size, stride, padding, dilation, ceil_mode, index_dtype.
+# Pooling takes kernel_size, stride, padding, dilation, ceil_mode, index_dtype.
 PoolArguments: TypeAlias = tuple[Ints, Ints, Ints, Ints, bool, torch.dtype]
 
 
 def define(namespace: str) -> Any:
     """Define the operators in a namespace of ``torch.ops``.
 
-    Each has a short form for tiny calls, which each list costs a microsecond: ``_max_pool`` takes
-    one list in place of the four of ``max_pool``, with their numbers one after the other.
+    Each has a short form, as each list costs a tiny call a microsecond: ``_max_pool`` takes one
+    list in place of the four of ``max_pool``, with their numbers one after the other.
 
     Returns:
         The library that they are in; they exist as long as it.
@@ -94,9 +95,9 @@ max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.maxunpool_cuda.max_po
 class _Linear(_SingleLevelFunction):
     """One call of an operator, which is a linear map of its first tensor.
 
-    There is a subclass for each operator. The first argument of ``forward`` computes the results
-    from the others. What the subclasses share is in functions: compiled autograd traces
-    ``backward``, but no other methods.
+    There is a subclass for each operator. ``compute``, an argument of ``forward``, computes the
+    results of the arguments after it. Compiled autograd traces ``backward`` and cannot follow it
+    into other methods, so what the subclasses share is in functions.
     """
 
     apply: Any
@@ -140,7 +141,7 @@ class MaxUnpool(_Linear):
         return None, _gradient(MAX_UNPOOL_BACKWARD, ctx, grad), None, None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
+    def jvp(ctx: Any, _: None, tangent: Tensor, *_others: None) -> Any:
         return _tangent(MAX_UNPOOL, ctx, tangent)
 
 
@@ -159,7 +160,7 @@ class MaxUnpoolBackward(_Linear):
         return None, _gradient(MAX_UNPOOL, ctx, grad), None, None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
+    def jvp(ctx: Any, _: None, tangent: Tensor, *_others: None) -> Any:
         return _tangent(MAX_UNPOOL_BACKWARD, ctx, tangent)
 
 
@@ -172,10 +173,10 @@ class MaxPool(_Linear):
     @staticmethod
     def forward(ctx: Any, compute: Any, input: Tensor, arguments: PoolArguments) -> Any:
         values, indices = compute(input, arguments)
-        extent, stride, padding, dilation = ctx.window = arguments[:4]
-        spatial = input.shape[-len(padding) :]
+        kernel_size, stride, padding, dilation = ctx.window = arguments[:4]
+        spatial, extent = input.shape[-len(padding) :], kernel_size
         if not _checks.is_not_dilated(dilation):
-            extent = _extent(extent, dilation)
+            extent = _extent(kernel_size, dilation)
             if ctx.needs_input_grad[1]:
                 _checks.check_no_empty_window(Window("max_pool", *ctx.window), spatial)
         _keep(ctx, indices, (spatial, extent, stride, padding, "sum"))
@@ -187,7 +188,7 @@ class MaxPool(_Linear):
         return None, _gradient(MAX_UNPOOL, ctx, grad), None
 
     @staticmethod
-    def jvp(ctx: Any, _compute: None, tangent: Tensor, *_: None) -> Any:
+    def jvp(ctx: Any, _: None, tangent: Tensor, *_others: None) -> Any:
         _checks.check_no_empty_window(Window("max_pool", *ctx.window), ctx.arguments[0])
         return _tangent(MAX_UNPOOL_BACKWARD, ctx, tangent), None
 
@@ -208,7 +209,7 @@ def _compute(short: Any, *arguments: Any) -> Any:
 
 
 class Operator(NamedTuple):
-    """An operator, and what computes its parts."""
+    """An operator, and what does its work."""
 
     overload: Any  # of torch.ops
     compute: Callable[..., Any]  # its results by a kernel, of tensors and a tuple of all others
@@ -225,7 +226,7 @@ class Operator(NamedTuple):
 
 MAX_UNPOOL = Operator(
     overload=max_unpool,
-    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_unpool.default),
+    compute=partial(_compute, torch.ops.maxunpool_cuda._max_unpool.default),
     function=MaxUnpool,
     result=_layout.unpooled,
     fallback=_fallback.max_unpool,
@@ -233,7 +234,7 @@ MAX_UNPOOL = Operator(
 )
 MAX_UNPOOL_BACKWARD = Operator(
     overload=max_unpool_backward,
-    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_unpool_backward.default),
+    compute=partial(_compute, torch.ops.maxunpool_cuda._max_unpool_backward.default),
     function=MaxUnpoolBackward,
     result=_layout.unpooled_backward,
     fallback=_fallback.max_unpool_backward,
@@ -241,7 +242,7 @@ MAX_UNPOOL_BACKWARD = Operator(
 )
 MAX_POOL = Operator(
     overload=max_pool,
-    compute=functools.partial(_compute, torch.ops.maxunpool_cuda._max_pool.default),
+    compute=partial(_compute, torch.ops.maxunpool_cuda._max_pool.default),
     function=MaxPool,
     result=_layout.pooled,
     fallback=_fallback.max_pool,
@@ -259,34 +260,51 @@ def _compute_below(operator: Operator, keys: Any, *arguments: Any) -> Any:
     ``keys`` are what the dispatcher still has to do for this call.
     """
     *tensors, others = arguments
-    keys_below = keys & torch._C._after_autograd_keyset
-    with torch.enable_grad(), _set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowAutograd():
+        keys_below = keys & torch._C._after_autograd_keyset
         return operator.overload.redispatch(keys_below, *tensors, *others)
+
+
+def _compute_in_function(operator: Operator, keys: Any, *arguments: Any) -> Any:
+    """The same inside of a Function, where PyTorch has switched off gradients of other levels."""
+    with torch.enable_grad(), _set_fwd_grad_enabled(True):
+        return _compute_below(operator, keys, *arguments)
 
 
 def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
     """The kernel of an operator for the key Autograd."""
-    tensors, others = arguments[: operator.tensor_count], arguments[operator.tensor_count :]
-    lists = (numbers for numbers in others if isinstance(numbers, list))
+    tensors = arguments[: operator.tensor_count]
+    others = [
+        tuple(each) if isinstance(each, list) else each
+        for each in arguments[operator.tensor_count :]
+    ]
+    lists = (numbers for numbers in others if isinstance(numbers, tuple))
     if any(type(number) is int and number < 0 for numbers in lists for number in numbers):
         # An error anyway. PyTorch hands no number below -2^62 to a compiled kernel.
         _explain(operator, *arguments)
-    compute = functools.partial(_compute_below, operator, keys)
+    if not _needs_derivative(tensors[0]):
+        return _compute_below(operator, keys, *tensors, others)
+    compute = partial(_compute_in_function, operator, keys)
     with enable_single_level_autograd_function():
-        return operator.function.apply(compute, *tensors, others)
+        return operator.function.apply(compute, *tensors, tuple(others))
 
 
 def _explain(operator: Operator, *arguments: Any) -> None:
-    """Raise the error of a call that a kernel refuses."""
-    operator.result(*arguments, device="meta")
+    """Raise the error of a call that a kernel refuses (csrc/guard.h)."""
+    operator.result(*arguments, device="meta")  # which checks the call
 
 
 def _in_full(operator: Operator, *arguments: Any) -> Any:
     """The kernel of a short form for devices that have no compiled one."""
     count = operator.tensor_count
     tensors, numbers, others = arguments[:count], arguments[count], arguments[count + 1 :]
-    rank = len(numbers) // 4
-    lists = (numbers[begin : begin + rank] for begin in range(0, 4 * rank, rank))
+    rank, left = divmod(len(numbers), 4)
+    if left:
+        raise RuntimeError(
+            f"maxunpool_cuda::_{operator.name}: expected four lists in one but got "
+            f"{len(numbers)} numbers"
+        )
+    lists = (numbers[number * rank : (number + 1) * rank] for number in range(4))
     with torch._C._AutoDispatchBelowAutograd():
         return operator.overload(*tensors, *lists, *others)
 
@@ -332,11 +350,14 @@ def _call_under_vmap(
     return results, tree_map(lambda _: 0, results)
 
 
+# Registration
+
+
 def fallback_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """The kernels for devices that have no compiled ones, by the names of operators."""
     for operator in OPERATORS:
         yield operator.name, operator.fallback
-        yield f"_{operator.name}", functools.partial(_in_full, operator)
+        yield f"_{operator.name}", partial(_in_full, operator)
 
 
 def _register() -> None:
@@ -344,7 +365,7 @@ def _register() -> None:
     for name, kernel in fallback_kernels():
         _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     for operator in OPERATORS:
-        name, partial = operator.name, functools.partial
+        name = operator.name
         _LIBRARY.impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
         _LIBRARY.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         _LIBRARY.impl(f"_explain_{name}", partial(_explain, operator), "CompositeExplicitAutograd")
@@ -356,17 +377,17 @@ def _register() -> None:
 _register()
 
 
-# What functional.py calls
+# The way of a call
 
 
-# Private names of PyTorch that tell what has to see a call beside autograd. If a release lacks one,
-# every call goes through the dispatcher.
+# Private names of PyTorch that tell what has to see a call beside autograd. If a release lacks one
+# of these, every call goes through the dispatcher.
 _QUESTIONS: Any = (
     getattr(torch._C, "_are_functorch_transforms_active", None),
     getattr(torch._C, "_len_torch_dispatch_stack", None),
     getattr(torch._C, "_is_tracing", None),  # by torch.jit.trace
 )
-has_short_way = None not in _QUESTIONS and hasattr(forward_ad, "_current_level")
+has_short_way = None not in _QUESTIONS
 _is_transformed, _mode_count, _is_jit_tracing = _QUESTIONS
 
 
@@ -392,8 +413,10 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         if _needs_derivative(tensors[0]):
             return operator.function.apply(operator.compute, *tensors, arguments)
         return operator.compute(*tensors, arguments)
-    except Exception as error:
-        raise _in_our_words(error, operator, tensors, arguments) from None
+    except Exception:
+        if (ours := _error_in_words(operator, tensors, arguments)) is None:
+            raise
+        raise ours from None
 
 
 def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
@@ -405,17 +428,18 @@ def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
 
 def _needs_derivative(tensor: Tensor) -> bool:
     """Whether autograd, backward or forward, has to know a call with this tensor."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
+    level = getattr(forward_ad, "_current_level", 0)  # -1 outside of forward mode
+    return level >= 0 or (tensor.requires_grad and torch.is_grad_enabled())
 
 
-def _in_our_words(
-    error: Exception, operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
-) -> Exception:
-    """The error that a call has raised, or one of ours if PyTorch has refused an argument."""
+def _error_in_words(
+    operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
+) -> Exception | None:
+    """The error of a call that failed, if PyTorch has refused an argument in words of its own."""
     names = [argument.name for argument in operator.overload._schema.arguments]
     named = dict(zip(names, (*tensors, *arguments), strict=True))
     try:
         _checks.check_as_written(operator.name, named)
-    except (TypeError, RuntimeError) as ours:
-        return ours
-    return error
+    except (TypeError, RuntimeError) as error:
+        return error
+    return None

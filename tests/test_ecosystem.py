@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import profile
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils._triton import has_triton
 
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxPool2d, patched
+from maxunpool_cuda import MaxPool2d, _operators, patched
 
 
 @pytest.mark.parametrize("unpool", [False, True])
@@ -39,6 +40,20 @@ def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
             output = (F.max_unpool2d(x, indices, 2) if unpool else F.max_pool2d(x, 2)).sum()
             calls = [threads.submit(backward, output) for _ in range(2)]
             assert {call.exception() for call in calls} == {None}
+
+
+@pytest.mark.parametrize("way", ["short", "dispatched"])
+def test_a_profiler_shows_the_operators(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_operators, "has_short_way", way == "short")
+    x = torch.rand(1, 1, 4, 4, requires_grad=True)
+    with profile() as profiled:
+        values, indices = F.max_pool2d(x, 2, return_indices=True)
+        F.max_unpool2d(values, indices, 2).sum().backward()
+    names = [event.name for event in profiled.events()]
+    ours = [name.removeprefix("maxunpool_cuda::") for name in names if "maxunpool_cuda::" in name]
+    short = ["_max_pool", "_max_unpool", "_max_unpool_backward", "_max_unpool"]
+    assert [name for name in ours if name in short] == (short if way == "short" else [])
+    assert {name.removeprefix("_") for name in ours} == {name.removeprefix("_") for name in short}
 
 
 class Tagged(Tensor):

@@ -94,6 +94,7 @@ for module, name in (
     ("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"),
     ("torch._ops", "HigherOrderOperator"),
     ("torch.autograd.forward_ad", "_current_level"),
+    ("torch._C", "_is_tracing"),
 ):
     delattr(importlib.import_module(module), name)
 
