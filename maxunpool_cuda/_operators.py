@@ -282,7 +282,7 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
     if any(type(number) is int and number < 0 for numbers in lists for number in numbers):
         # An error anyway. PyTorch hands no number below -2^62 to a compiled kernel.
         _explain(operator, *arguments)
-    if not _needs_derivative(tensors[0]):
+    if _autograd_alone_sees_calls() and not (tensors[0] is None or _needs_derivative(tensors[0])):
         return _compute_below(operator, keys, *tensors, others)
     compute = partial(_compute_in_function, operator, keys)
     with enable_single_level_autograd_function():
@@ -421,13 +421,19 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
 
 def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
     """Whether nothing but autograd has to see a call with these tensors."""
-    if not has_short_way or _is_transformed() or _mode_count() or _is_jit_tracing():
-        return False
-    return _PLAIN.issuperset(map(type, tensors))
+    return _autograd_alone_sees_calls() and _PLAIN.issuperset(map(type, tensors))
+
+
+def _autograd_alone_sees_calls() -> bool:
+    return has_short_way and not (_is_transformed() or _mode_count() or _is_jit_tracing())
 
 
 def _needs_derivative(tensor: Tensor) -> bool:
-    """Whether autograd, backward or forward, has to know a call with this tensor."""
+    """Whether autograd, backward or forward, has to know a call with this tensor.
+
+    A transform or a graph may have tangents that PyTorch's counter of levels does not know. So this
+    is asked where autograd alone sees calls.
+    """
     level = getattr(forward_ad, "_current_level", 0)  # -1 outside of forward mode
     return level >= 0 or (tensor.requires_grad and torch.is_grad_enabled())
 
