@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cases import all_same, moved, random_input, same, scaled
-from conftest import GPUS
+from conftest import GPUS, Record
 from published import OPERATORS, pooling_in
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
@@ -54,6 +54,16 @@ def test_a_profiler_shows_the_operators(way: str, monkeypatch: pytest.MonkeyPatc
     short = ["_max_pool", "_max_unpool", "_max_unpool_backward", "_max_unpool"]
     assert [name for name in ours if name in short] == (short if way == "short" else [])
     assert {name.removeprefix("_") for name in ours} == {name.removeprefix("_") for name in short}
+
+
+def test_a_dispatch_mode_sees_the_operators_as_they_are_documented() -> None:
+    x = torch.rand(1, 1, 4, 4, requires_grad=True)
+    with Record() as record:
+        values, indices = F.max_pool2d(x, 2, return_indices=True)
+        F.max_unpool2d(values, indices, 2).sum().backward()
+    ours = [name for name in record.names if name.startswith("maxunpool_cuda::")]
+    names = ("max_pool", "max_unpool", "max_unpool_backward", "max_unpool")
+    assert ours == [f"maxunpool_cuda::{name}" for name in names]
 
 
 class Tagged(Tensor):

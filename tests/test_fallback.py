@@ -242,13 +242,13 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def spoilt(rng: Random, numbers: Any) -> Any:
-    """The numbers of a list, sometimes with another one, or with one less."""
+    """The numbers of a list, sometimes with other ones, or with one less."""
     if not isinstance(numbers, tuple) or rng.random() < 0.8:
         return numbers
     if rng.random() < 0.2:
         return numbers[1:]
     strange = (-1, 0, 1, 2, 17, 256, 2**31, 2**58, 2**60, 2**61)
-    return tuple(rng.choice((number, rng.choice(strange))) for number in numbers)
+    return tuple(rng.choice((number, number + 1, rng.choice(strange))) for number in numbers)
 
 
 CHANGES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
