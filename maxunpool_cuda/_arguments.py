@@ -49,7 +49,7 @@ def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = F
 
 def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
     """Whether a byte can count the elements of a window, and the window has no dilation."""
-    return math.prod(kernel_size) <= 256 and _checks.is_not_dilated(dilation)
+    return math.prod(kernel_size) <= 256 and not _checks.is_dilated(dilation)
 
 
 def has_no_stride(stride: object) -> bool:

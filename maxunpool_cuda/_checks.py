@@ -115,9 +115,9 @@ def check_window(window: Window) -> None:
             )
 
 
-def is_not_dilated(dilation: Ints) -> bool:
-    """Whether the elements of a window lie side by side."""
-    return tuple(dilation) == (1,) * len(dilation)
+def is_dilated(dilation: Ints) -> bool:
+    """Whether the elements of a window do not lie side by side."""
+    return tuple(dilation) != (1,) * len(dilation)
 
 
 def check_no_empty_window(window: Window, spatial: Ints) -> None:
@@ -127,7 +127,7 @@ def check_no_empty_window(window: Window, spatial: Ints) -> None:
     padding and its dilation steps over the whole input: with dilation 3 and padding 1, the first
     window of 2 elements has the coordinates -1 and 2, and an input of 2 elements ends before 2.
     """
-    if is_not_dilated(window.dilation):
+    if not is_dilated(window.dilation):
         return
     for size, stride, padding, dilation in zip(
         spatial, window.stride, window.padding, window.dilation, strict=True
@@ -312,8 +312,7 @@ def _check_shape(window: Window, argument: str, tensor: Tensor) -> None:
 
 
 def _check_fits_uint8(window: Window) -> None:
-    is_dilated = any(step != 1 for step in window.dilation)
-    if math.prod(window.kernel_size) > MOST_OFFSETS or is_dilated:
+    if math.prod(window.kernel_size) > MOST_OFFSETS or is_dilated(window.dilation):
         raise ValueError(
             f"{window.name}: expected kernel_size of at most {MOST_OFFSETS} elements, and no "
             f"dilation, for uint8 indices, which are offsets in the window, but got {window}; use "

@@ -175,7 +175,7 @@ class MaxPool(_Linear):
         values, indices = compute(input, arguments)
         kernel_size, stride, padding, dilation = ctx.window = arguments[:4]
         spatial, extent = input.shape[-len(padding) :], kernel_size
-        if not _checks.is_not_dilated(dilation):
+        if _checks.is_dilated(dilation):
             extent = _extent(kernel_size, dilation)
             if ctx.needs_input_grad[1]:
                 _checks.check_no_empty_window(Window("max_pool", *ctx.window), spatial)
