@@ -123,6 +123,9 @@ inline bool may_unpool(
     const Window& window,
     Reduce reduce,
     bool forward) {
+  if (!values.defined() || !indices.defined()) { // None, in Python
+    return false;
+  }
   const at::IntArrayRef pooled = indices.sizes();
   if (!is_window(window) || !window.dilation.empty() || !has_shape(pooled, window.rank()) ||
       output_size.size() != window.rank() || !are_from(1, output_size)) {

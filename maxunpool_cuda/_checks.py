@@ -248,6 +248,18 @@ def check_as_written(operator: str, arguments: dict[str, Any]) -> None:
         )
 
 
+def check_kinds(operator: str, *tensors: Tensor | None) -> None:
+    """Check what only callers of torch.ops can give: no tensor, or one that is not dense."""
+    for tensor in tensors:
+        if tensor is None:
+            raise TypeError(f"maxunpool_cuda::{operator}: expected tensors but got None")
+        kind = storage_kind(tensor)
+        if kind != "plain":
+            raise NotImplementedError(
+                f"maxunpool_cuda::{operator}: expected dense tensors but got a {kind} tensor"
+            )
+
+
 def storage_kind(tensor: Tensor) -> str:
     """One word for how ``tensor`` keeps its elements: "plain" if it is dense."""
     if tensor.is_nested:

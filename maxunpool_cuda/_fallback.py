@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _decompositions, _library
-from ._checks import MOST_OFFSETS, Ints, storage_kind
+from ._checks import MOST_OFFSETS, Ints, check_kinds
 from ._layout import pooled, unpooled, unpooled_backward
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
@@ -161,14 +161,7 @@ def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _check_kinds(operator: str, *tensors: Tensor) -> None:
     """Refuse tensors that are not dense, and warn of CUDA tensors."""
-    for tensor in tensors:
-        if tensor is None:
-            raise TypeError(f"maxunpool_cuda::{operator}: expected tensors but got None")
-        kind = storage_kind(tensor)
-        if kind != "plain":
-            raise NotImplementedError(
-                f"maxunpool_cuda::{operator}: expected dense tensors but got a {kind} tensor"
-            )
+    check_kinds(operator, *tensors)
     if tensors[0].is_cuda:
         _warn_of_cuda()
 

@@ -291,6 +291,7 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
 
 def _explain(operator: Operator, *arguments: Any) -> None:
     """Raise the error of a call that a kernel refuses (csrc/guard.h)."""
+    _checks.check_kinds(operator.name, *arguments[: operator.tensor_count])
     operator.result(*arguments, device="meta")  # which checks the call
 
 

@@ -560,6 +560,14 @@ def test_operators_name_huge_numbers(
         call(torch.ops.maxunpool_cuda, tensors_of())
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_operators_name_a_missing_tensor(device: str, missing: int) -> None:
+    tensors = [*tensors_of(device=device)[:2]]
+    tensors[missing] = None
+    with pytest.raises(TypeError, match=r"^maxunpool_cuda::max_unpool: .* tensors but got None$"):
+        torch.ops.maxunpool_cuda.max_unpool(*tensors, [4] * 2, [2] * 2, [2] * 2, [0] * 2, "last")
+
+
 # Tensors that are not dense. A name begins with the word of the message.
 NOT_DENSE: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse_coo": Tensor.to_sparse,
