@@ -147,7 +147,7 @@ def tiny_shares(results: Report) -> str:
     rows = []
     for row in results["rows"]:
         case = BY_NAME[row["name"]]
-        name = f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+        name = network_name(case)
         pools = POOLS[case.layer.partition("-")[0]]
         share = pools * more[rows_of[case.direction]] / report.median(row, OURS)
         rows.append((f"{name}, {case.direction}", pools, f"{share * 1e3:.1f}"))
@@ -176,13 +176,18 @@ NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
 POOLS = {"squeezenet": 3, "vgg": 5}  # of each network
 
 
+def network_name(case: Case) -> str:
+    """Such as "SqueezeNet 1.1, 8, contiguous": the network, its images, their layout."""
+    return f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+
+
 def networks(results: Report) -> str:
     """Speeds of whole networks beside torch.nn's, eager and compiled."""
     speeds: dict[str, dict[str, str]] = {}
     for row in results["rows"]:
         case = BY_NAME[row["name"]]
         if case.operation == "network" and row["results"]:
-            name = f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+            name = network_name(case)
             compiled = report.times(row, INDUCTOR, f"{OURS}, {INDUCTOR}")
             cells = speeds.setdefault(name, {})
             cells[case.direction] = f"{report.times(row, TORCH):.2f}"

@@ -126,15 +126,19 @@ def _tangent(operator: Operator, ctx: Any, tangent: Tensor) -> Tensor:
     return result
 
 
-class MaxUnpool(_Linear):
-    """A call of max_unpool."""
+class _Unpooling(_Linear):
+    """A call of max_unpool or of max_unpool_backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, compute: Any, input: Tensor, indices: Tensor, arguments: UnpoolArguments
+        ctx: Any, compute: Any, values: Tensor, indices: Tensor, arguments: UnpoolArguments
     ) -> Any:
         _keep(ctx, indices, arguments)
-        return compute(input, indices, arguments)
+        return compute(values, indices, arguments)
+
+
+class MaxUnpool(_Unpooling):
+    """A call of max_unpool."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
@@ -145,15 +149,8 @@ class MaxUnpool(_Linear):
         return _tangent(MAX_UNPOOL, ctx, tangent)
 
 
-class MaxUnpoolBackward(_Linear):
+class MaxUnpoolBackward(_Unpooling):
     """A call of max_unpool_backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, compute: Any, grad_output: Tensor, indices: Tensor, arguments: UnpoolArguments
-    ) -> Any:
-        _keep(ctx, indices, arguments)
-        return compute(grad_output, indices, arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
