@@ -24,6 +24,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from . import _arguments, _call, _operators
 from ._arguments import Ints, is_known_int
 from ._call import Pooled
+from ._checks import not_dense_error
 
 # The dtypes that torch.nn's function takes.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -130,7 +131,7 @@ def _pool_unequal_windows(
     forward_level = getattr(torch.autograd.forward_ad, "_current_level", -1)
     is_eager = not _operators.is_traced() and forward_level < 0
     if is_eager and not is_for_torch and input.layout is not torch.strided:
-        raise _call.not_dense_error(name, input)
+        raise not_dense_error(name, "input", input)
     takes_torch_values = is_for_torch or (input.is_cpu and is_eager)
     pool = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = pool(input if takes_torch_values else input.detach(), output_size)

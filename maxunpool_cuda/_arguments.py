@@ -23,19 +23,12 @@ Ints: TypeAlias = tuple[int, ...]  # one for each spatial dimension; under traci
 IntOrInts = int | Sequence[int]
 IntsOrNones = int | None | Sequence[int | None]
 Reduce = Literal["last", "sum"]
-INDEX_DTYPES: tuple[torch.dtype, ...] = (torch.int64, torch.int32, torch.uint8)
 _INT = (int, torch.SymInt)
-
-
-def check_reduce(name: str, reduce: str) -> None:
-    """Raise a ValueError unless ``reduce`` is a :data:`Reduce`."""
-    if not isinstance(reduce, str) or reduce not in ("last", "sum"):
-        raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
 
 
 def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = False) -> None:
     """Raise a ValueError unless the pool can return indices of this dtype."""
-    allowed = INDEX_DTYPES
+    allowed = _checks.INDEX_DTYPES
     if is_adaptive:
         allowed = (torch.int64, torch.int32)
         expected = (
@@ -45,11 +38,6 @@ def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = F
         expected = "torch.int64, torch.int32 or torch.uint8"
     if index_dtype not in allowed:
         raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
-
-
-def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
-    """Whether a byte can count the elements of a window, and the window has no dilation."""
-    return math.prod(kernel_size) <= 256 and not _checks.is_dilated(dilation)
 
 
 def has_no_stride(stride: object) -> bool:
@@ -63,7 +51,7 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
     Comparing a symbolic size would bound or fix it in the graph that is being traced, also one that
     a window has, as in ``max_pool1d(x, x.size(2))``. A product with such a size is symbolic, too.
     """
-    if is_known_int(math.prod(kernel_size)) and fits_uint8(kernel_size, dilation):
+    if is_known_int(math.prod(kernel_size)) and _checks.fits_uint8(kernel_size, dilation):
         return torch.uint8
     plane = math.prod(shape[-len(kernel_size) :])
     if is_known_int(plane) and plane < 2**31:
@@ -74,10 +62,7 @@ def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torc
 def check_fits_int32(name: str, spatial: Ints) -> None:
     """Raise a ValueError if a plane of these sizes has more positions than int32 can count."""
     if _surely(math.prod(spatial) >= 2**31):
-        raise ValueError(
-            f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got "
-            f"spatial sizes {list(spatial)}; use int64"
-        )
+        raise _checks.large_plane_error(name, spatial)
 
 
 def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:

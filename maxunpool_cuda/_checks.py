@@ -23,7 +23,7 @@ from . import _decompositions
 Ints = Sequence[int]
 LIMIT = 2**60  # of the numbers of a window, as in csrc/guard.h
 MOST_OFFSETS = 256  # positions of a window that uint8 can count
-INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
+INDEX_DTYPES: tuple[torch.dtype, ...] = (torch.int64, torch.int32, torch.uint8)
 ORDERED_DTYPES = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -87,6 +87,25 @@ def holds(condition: Any) -> bool:
 def name_of(dtype: torch.dtype) -> str:
     """The name that messages have: Float for torch.float32."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+def check_reduce(name: str, reduce: str) -> None:
+    """Check that ``reduce`` is one of the two; errors begin with ``name``."""
+    if not isinstance(reduce, str) or reduce not in ("last", "sum"):
+        raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
+
+
+def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
+    """Whether a byte can count the elements of a window, and the window has no dilation."""
+    return math.prod(kernel_size) <= MOST_OFFSETS and not is_dilated(dilation)
+
+
+def large_plane_error(name: str, spatial: Ints) -> ValueError:
+    """The error of a plane of these sizes, which has more positions than int32 can count."""
+    return ValueError(
+        f"{name}: expected a plane of fewer than 2^31 positions for int32 indices but got spatial "
+        f"sizes {[*spatial]}; use int64"
+    )
 
 
 def check_window(window: Window) -> None:
@@ -154,8 +173,7 @@ def unpooled_shape(
 ) -> tuple[int, ...]:
     """Check a call of ``max_unpool``, or else of its backward; return the unpooled shape."""
     name = window.name
-    if reduce not in ("last", "sum"):
-        raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got '{reduce}'")
+    check_reduce(name, reduce)
     if not (1 <= window.rank <= 3 and len({*map(len, window[1:4])}) == 1):
         raise ValueError(
             f"{name}: expected kernel_size, stride and padding of one length, 1, 2 or 3, but got "
@@ -236,10 +254,8 @@ def check_as_written(operator: str, arguments: dict[str, Any]) -> None:
     output_size = lists.pop("output_size", ())
     window = Window(operator.removesuffix("_backward"), **lists)
     for name, tensor in arguments.items():
-        if isinstance(tensor, Tensor) and (kind := storage_kind(tensor)) != "plain":
-            raise NotImplementedError(
-                f"{window.name}: expected {name} to be a dense tensor but got a {kind} tensor"
-            )
+        if isinstance(tensor, Tensor) and storage_kind(tensor) != "plain":
+            raise not_dense_error(window.name, name, tensor)
     check_window(window)
     if not _fit_64_bits(output_size):
         raise RuntimeError(
@@ -258,6 +274,13 @@ def check_kinds(operator: str, *tensors: Tensor | None) -> None:
             raise NotImplementedError(
                 f"maxunpool_cuda::{operator}: expected dense tensors but got a {kind} tensor"
             )
+
+
+def not_dense_error(name: str, argument: str, tensor: Tensor) -> NotImplementedError:
+    """The error of a tensor that neither this package nor torch.nn takes."""
+    return NotImplementedError(
+        f"{name}: expected {argument} to be a dense tensor but got a {storage_kind(tensor)} tensor"
+    )
 
 
 def storage_kind(tensor: Tensor) -> str:
@@ -324,7 +347,7 @@ def _check_shape(window: Window, argument: str, tensor: Tensor) -> None:
 
 
 def _check_fits_uint8(window: Window) -> None:
-    if math.prod(window.kernel_size) > MOST_OFFSETS or is_dilated(window.dilation):
+    if not fits_uint8(window.kernel_size, window.dilation):
         raise ValueError(
             f"{window.name}: expected kernel_size of at most {MOST_OFFSETS} elements, and no "
             f"dilation, for uint8 indices, which are offsets in the window, but got {window}; use "
@@ -341,10 +364,7 @@ def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) 
     if index_dtype == torch.uint8:
         _check_fits_uint8(window)
     elif index_dtype == torch.int32 and not holds(math.prod(spatial) < 2**31):
-        raise ValueError(
-            f"{window.name}: expected a plane of fewer than 2^31 positions for int32 indices but "
-            f"got spatial sizes {[*spatial]}; use int64"
-        )
+        raise large_plane_error(window.name, spatial)
 
 
 def _check_overflow(window: Window, cells: Ints, unpooled: Ints) -> None:

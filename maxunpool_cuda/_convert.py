@@ -30,11 +30,10 @@ from ._arguments import (
     Ints,
     Reduce,
     check_index_dtype,
-    check_reduce,
-    fits_uint8,
     has_no_stride,
     per_dim,
 )
+from ._checks import check_reduce, fits_uint8
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

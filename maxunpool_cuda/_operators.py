@@ -387,11 +387,7 @@ _QUESTIONS: Any = (
 )
 has_short_way = None not in _QUESTIONS
 _is_transformed, _mode_count, _is_jit_tracing = _QUESTIONS
-
-
 _PLAIN = {Tensor, torch.nn.Parameter}  # another subclass may override what a call does
-
-
 is_traced = torch.compiler.is_compiling  # whether Dynamo or torch.export has to see a call
 
 

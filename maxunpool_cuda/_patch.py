@@ -25,7 +25,8 @@ import torch.nn.functional as torch_F
 from torch.overrides import TorchFunctionMode
 
 from . import functional
-from ._arguments import IntOrInts, Reduce, check_index_dtype, check_reduce
+from ._arguments import IntOrInts, Reduce, check_index_dtype
+from ._checks import check_reduce
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -22,10 +22,10 @@ from ._arguments import (
     IntsOrNones,
     Reduce,
     check_index_dtype,
-    check_reduce,
     per_dim,
 )
 from ._call import Pooled
+from ._checks import check_reduce
 
 
 class _Leaf:
