@@ -20,13 +20,18 @@ import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pybind11
 import torch
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
-NAME = "maxunpool_cuda._C"
+LIBRARIES = CPU_KERNELS, CUDA_KERNELS = "libmaxunpool_cpu", "libmaxunpool_cuda"
+# The oldest release whose stable ABI has all that the kernels need: 2.10.
+TORCH_TARGET = ("TORCH_TARGET_VERSION", "0x020a000000000000")
+# PyTorch compiles C++17 by default until 2.11.
+CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 CUDA_MAJOR = torch.version.cuda.split(".")[0] if torch.version.cuda else None
 # What pip installs beside the CUDA libraries of PyTorch 2.11 and later: nvcc and its headers.
 PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl]"
@@ -80,13 +85,8 @@ class Plan(NamedTuple):
 
 
 def library_module() -> dict[str, Any]:
-    """What maxunpool_cuda/_library.py defines, which compares the records written here."""
+    """What maxunpool_cuda/_library.py defines, which finds what is built here."""
     return runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
-
-
-def release_of(version: str) -> str:
-    """What a library's record says of PyTorch's version."""
-    return library_module()["release_of"](version)
 
 
 def has_compiler() -> bool:
@@ -112,26 +112,6 @@ def why_fallback() -> str:
         if os.environ.get(name) == "1":
             raise SystemExit(f"maxunpool_cuda: expected kernels, as {name}=1 says, but got {note}")
     return note
-
-
-def refuse_another_release() -> None:
-    """Fails if pip builds for another release of PyTorch than the one installed.
-
-    Without --no-build-isolation pip builds with the newest PyTorch, in a folder of its own.
-    """
-    if "pip-build-env-" not in str(torch.__file__):
-        return
-    # -E ignores PYTHONPATH, which has that folder.
-    ask = "import importlib.metadata; print(importlib.metadata.version('torch'))"
-    asked = subprocess.run([sys.executable, "-E", "-c", ask], capture_output=True, text=True)
-    theirs = asked.stdout.strip()
-    if asked.returncode == 0 and release_of(theirs) != release_of(torch.__version__):
-        raise SystemExit(
-            f"maxunpool_cuda: expected to be built for PyTorch {theirs}, which is installed, but "
-            f"pip builds for {torch.__version__}, in an environment of its own: "
-            "`pip install --no-build-isolation .` builds for what is installed "
-            '(`pip install ninja "setuptools>=77"` before)'
-        )
 
 
 def output_of(program: Path, *arguments: str) -> str:
@@ -269,71 +249,90 @@ def chosen_build(planned: Plan) -> Build:
     return OTHER_BUILDS[asked[0]] if asked else RELEASE
 
 
+def version() -> str:
+    """The version of the package."""
+    found = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    return found.group(1) if found else ""
+
+
 def note_of(planned: Plan, build: Build) -> str:
     """What a user should know of the library, in a sentence; nothing of a whole release build."""
     return "; ".join(note for note in (planned.note, build.note) if note)
 
 
-def extension(planned: Plan, build: Build) -> Extension:
-    """The one extension, for the CPU alone or with CUDA."""
-    sources = sorted(str(path) for path in Path("csrc").glob("**/*.cpp"))
-    # PyTorch 2.11 compiles C++17 by default; later releases ask for C++20 themselves.
-    # Without -fopenmp PyTorch's parallel_for is one thread. The OpenMP runtime is PyTorch's.
+def compiler_flags(build: Build) -> dict[str, list[str]]:
+    """The flags of kernels."""
     # -fno-trapping-math: else GCC does not vectorize conversions to float16.
-    flags = [*build.cxx, "-std=c++20", "-fopenmp", "-fno-trapping-math"]
-    flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
-    compile_flags = {"cxx": flags}
-    # No code reads BUILT_FOR: another PyTorch changes it, so ninja compiles everything again, as it
-    # does if another build is asked for, whose note BUILD_NOTE has.
-    # nvcc hands macros to a shell in double quotes: with CUDA, no note has quotes or backquotes.
-    macros: list[tuple[str, str | None]] = [
-        ("BUILT_FOR", torch.__version__),
-        ("BUILD_NOTE", json.dumps(note_of(planned, build))),
-    ]
-    make = cpp_extension.CppExtension
-    if planned.toolkit:
-        make = cpp_extension.CUDAExtension
-        sources += sorted(str(path) for path in Path("csrc").glob("cuda/*.cu"))
-        macros += [
-            ("WITH_CUDA", None),
-            ("CUDA_VERSION_STRING", f'"{torch.version.cuda}"'),
-            ("NVCC_VERSION_STRING", f'"{planned.toolkit.version}"'),
-            ("ARCH_LIST", f'"{planned.arch_list}"'),
-        ]
-        compile_flags["nvcc"] = [*build.nvcc, "-std=c++20"]
-        # Compressed kernels for three architectures take less room than plain ones for one.
-        compile_flags["nvcc"] += ["-Xfatbin=-compress-all"]
-        # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr`
-        # before the loop. 64 such warnings hide an error in pip's log.
-        compile_flags["nvcc"] += ["-Xcudafe", "--diag_suppress=128"]
-    made = make(
-        NAME,
-        sources,
-        define_macros=macros,
-        extra_compile_args=compile_flags,
-        extra_link_args=["-fopenmp", *build.link],
+    cxx = [*build.cxx, *CXX_FLAGS, "-fno-trapping-math"]
+    # Compressed kernels for three architectures take less room than plain ones for one.
+    # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr` before
+    # the loop. 64 such warnings hide an error in pip's log.
+    nvcc = ["-std=c++20", "-Xfatbin=-compress-all", "-Xcudafe", "--diag_suppress=128"]
+    return {"cxx": cxx, "nvcc": [*build.nvcc, *nvcc]}
+
+
+def cpu_kernels(build: Build) -> Extension:
+    """The library of CPU kernels. All that it takes of PyTorch are functions in C."""
+    made = cpp_extension.CppExtension(
+        f"maxunpool_cuda.{CPU_KERNELS}",
+        sorted(str(path) for path in Path("csrc/cpu").glob("*.cpp")),
+        define_macros=[TORCH_TARGET],
+        extra_compile_args=compiler_flags(build),
+        extra_link_args=build.link,
     )
-    # pip's toolkit has the library under this name alone.
-    versioned = {"cudart": f":libcudart.so.{CUDA_MAJOR}"}
-    made.libraries = [versioned.get(library, library) for library in made.libraries]
+    made.libraries = ["torch_cpu"]
     return made
 
 
+def cuda_kernels(build: Build) -> Extension:
+    """The library of CUDA kernels."""
+    made = cpp_extension.CUDAExtension(
+        f"maxunpool_cuda.{CUDA_KERNELS}",
+        sorted(str(path) for path in Path("csrc/cuda").glob("*.cu")),
+        define_macros=[TORCH_TARGET, ("USE_CUDA", None)],  # PyTorch's header asks for USE_CUDA
+        extra_compile_args=compiler_flags(build),
+        extra_link_args=build.link,
+    )
+    # pip's toolkit has the library under this name alone.
+    made.libraries = ["torch_cpu", "torch_cuda", f":libcudart.so.{CUDA_MAJOR}"]
+    return made
+
+
+def module(planned: Plan, build: Build, version: str) -> Extension:
+    """The module _C, for the Python that runs this. It takes nothing of PyTorch."""
+    facts = {
+        "VERSION": version,
+        "TORCH_VERSION_STRING": str(torch.__version__),
+        "BUILD_NOTE": note_of(planned, build),
+    }
+    if planned.toolkit:
+        facts["CUDA_VERSION_STRING"] = str(torch.version.cuda)
+        facts["NVCC_VERSION_STRING"] = planned.toolkit.version
+        facts["ARCH_LIST"] = planned.arch_list
+    return Extension(
+        "maxunpool_cuda._C",
+        ["csrc/bindings.cpp"],
+        include_dirs=[pybind11.get_include()],
+        define_macros=[(name, json.dumps(fact)) for name, fact in facts.items()],
+        extra_compile_args={"cxx": [*build.cxx, *CXX_FLAGS, "-fvisibility=hidden"]},
+        extra_link_args=build.link,
+        language="c++",
+    )
+
+
 class BuildExtension(cpp_extension.BuildExtension):
-    """Writes what the library was built for beside it; maxunpool_cuda/_library.py compares it."""
+    """Names the libraries of kernels as they serve every Python, and says what was built."""
 
     planned: Plan
     build: Build
 
+    def get_ext_filename(self, fullname: str) -> str:
+        filename = super().get_ext_filename(fullname)
+        name = fullname.split(".")[-1]
+        return str(Path(filename).with_name(f"{name}.so")) if name in LIBRARIES else filename
+
     def run(self) -> None:
         super().run()
-        record = {
-            "version": self.distribution.get_version(),
-            "torch": release_of(torch.__version__),
-            "cuda": CUDA_MAJOR if self.planned.toolkit else None,
-        }
-        library = Path(self.get_ext_fullpath(NAME))
-        library.with_suffix(".json").write_text(json.dumps(record) + "\n")
         kernels = "CPU and CUDA" if self.planned.toolkit else "CPU"
         note = note_of(self.planned, self.build) or "nothing is left out"
         print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
@@ -349,8 +348,6 @@ class BuildFallback(build_py):
         package = ROOT if self.editable_mode else Path(self.build_lib)
         record = {
             "version": self.distribution.get_version(),
-            "torch": None,
-            "cuda": None,
             "note": self.note,
         }
         path = package / "maxunpool_cuda" / library_module()["FALLBACK"]
@@ -374,7 +371,6 @@ def main() -> None:
     if note := why_fallback():
         build_fallback(note)
         return
-    refuse_another_release()
     planned = plan()
     build = chosen_build(planned)
     # PyTorch compiles with this toolkit, and asks for the release of its nvcc.
@@ -383,7 +379,10 @@ def main() -> None:
         os.environ["TORCH_CUDA_ARCH_LIST"] = planned.arch_list
     BuildExtension.planned = planned
     BuildExtension.build = build
-    setup(ext_modules=[extension(planned, build)], cmdclass={"build_ext": BuildExtension})
+    extensions = [module(planned, build, version()), cpu_kernels(build)]
+    if planned.toolkit:
+        extensions.append(cuda_kernels(build))
+    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
 
 
 if __name__ == "__main__":

@@ -1,18 +1,40 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module maxunpool_cuda._C: facts about the build, and check_errors() of errors.h. Importing it
-// loads the kernels, which register themselves with the operators that maxunpool_cuda/_operators.py
-// defines. maxunpool_cuda/_library.py is what imports it and calls these.
-#include "errors.h"
+// The module maxunpool_cuda._C: facts about the build, and what calls a library of kernels. It is
+// compiled for one Python and takes nothing of PyTorch. The kernels are compiled for no Python, in
+// libraries of their own. maxunpool_cuda/_library.py imports this module and has it load them.
+#include <pybind11/pybind11.h>
 
-#include <torch/extension.h>
+#include <dlfcn.h>
 
-namespace maxunpool_cuda {
+#include <string>
+
 namespace {
 
-// setup.py defines WITH_CUDA, CUDA_VERSION_STRING, NVCC_VERSION_STRING, ARCH_LIST and BUILD_NOTE.
+// A function of the library of CUDA kernels: csrc/cuda/operators.cu. Null before that is loaded.
+void (*check_errors_on_cuda)() = nullptr;
+
+// Loads a library, whose kernels register themselves with the operators of _operators.py.
+void load(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw pybind11::import_error(dlerror());
+  }
+  if (void* found = dlsym(library, "maxunpool_cuda_check_errors")) {
+    check_errors_on_cuda = reinterpret_cast<void (*)()>(found);
+  }
+}
+
+void check_errors() {
+  if (check_errors_on_cuda != nullptr) {
+    check_errors_on_cuda();
+  }
+}
+
+// setup.py defines VERSION, TORCH_VERSION_STRING and BUILD_NOTE, and where there are CUDA kernels
+// CUDA_VERSION_STRING, NVCC_VERSION_STRING and ARCH_LIST.
 pybind11::dict build_info() {
   pybind11::dict info;
-#ifdef WITH_CUDA
+#ifdef CUDA_VERSION_STRING
   info["kernels"] = "cpu and cuda";
   info["cuda"] = true;
   info["cuda_version"] = CUDA_VERSION_STRING; // the release that PyTorch was built with
@@ -30,17 +52,17 @@ pybind11::dict build_info() {
 #else
   info["compiler"] = "gcc " __VERSION__;
 #endif
-  info["torch_version"] = TORCH_VERSION;
+  info["torch_version"] = TORCH_VERSION_STRING; // whose headers it was built with
   info["note"] = BUILD_NOTE;
   return info;
 }
 
 } // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+PYBIND11_MODULE(_C, m) {
+  m.attr("version") = VERSION;
   m.def("build_info", &build_info);
-  m.def("check_errors",
-        torch::wrap_pybind_function_no_gil(check_errors)); // it may wait for a GPU
+  const pybind11::call_guard<pybind11::gil_scoped_release> without_gil;
+  m.def("load", &load, without_gil);                 // it registers kernels with PyTorch
+  m.def("check_errors", &check_errors, without_gil); // it may wait for a GPU
 }
-
-} // namespace maxunpool_cuda

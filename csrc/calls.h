@@ -18,8 +18,7 @@
 
 #include "geometry.h"
 #include "reduction.h"
-
-#include <c10/core/ScalarType.h>
+#include "torch.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,8 +32,8 @@ struct UnpoolCall {
   Geometry<int64_t> geometry;
   Reduce reduce;
   bool forward;
-  c10::ScalarType type; // of the values and the result
-  c10::ScalarType index_type;
+  ScalarType type; // of the values and the result
+  ScalarType index_type;
   size_t element_size; // bytes of one value
   const void* values;  // forward: the pooled input; else the unpooled grad_output
   const void* indices; // pooled
@@ -49,8 +48,8 @@ struct PoolCall {
   // For each axis, the distance of neighbouring elements of a window. An element `k` of the window
   // of pooled coordinate `p` is at the input coordinate p * stride - padding + k * dilation.
   int64_t dilation[Geometry<int64_t>::kAxes];
-  c10::ScalarType type; // of the input and the values
-  c10::ScalarType index_type;
+  ScalarType type; // of the input and the values
+  ScalarType index_type;
   const void* input; // unpooled
   void* values;      // pooled
   void* indices;     // pooled

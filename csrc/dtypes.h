@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From numbers and dtypes that only the running program knows to template arguments, for the CPU
-// and CUDA alike. Takes nothing from the other files.
+// and CUDA alike.
 //
 // Each function takes a generic lambda, and calls it with an empty object whose type is the answer.
-// Example: a call has index_type == c10::ScalarType::Int. Then
+// Example: a call has index_type == ScalarType::Int. Then
 //
 //   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
 //     const auto* indices = static_cast<const Index*>(call.indices);
 //   });
 //
 // compiles the lambda three times, for uint8_t, int32_t and int64_t, calls it with Index = int32_t,
-// and returns true. For c10::ScalarType::Short it calls nothing and returns false.
+// and returns true. For ScalarType::Short it calls nothing and returns false.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
+#include "errors.h"
+#include "torch.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -71,30 +71,32 @@ template <class F>
 void with_bytes(size_t size, F&& f) {
   const bool known = with_one_of<1, 2, 4, 8, 16>(
       static_cast<int64_t>(size), [&](auto bytes) { f(std::type_identity<Bytes<bytes>>{}); });
-  TORCH_CHECK(known, "max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
+  if (!known) {
+    fail("max_unpool: expected elements of 1, 2, 4, 8 or 16 bytes but got ", size);
+  }
 }
 
 // If `type` is one of kTypes, calls f with std::type_identity of its C++ type, such as
-// c10::BFloat16 for BFloat16, and returns true. Else returns false.
-template <c10::ScalarType... kTypes, class F>
-bool with_type_of(c10::ScalarType type, F&& f) {
+// BFloat16 for BFloat16, and returns true. Else returns false.
+template <ScalarType... kTypes, class F>
+bool with_type_of(ScalarType type, F&& f) {
   return with_one_of<static_cast<int64_t>(kTypes)...>(static_cast<int64_t>(type), [&](auto number) {
-    constexpr auto kType = static_cast<c10::ScalarType>(number());
-    f(std::type_identity<c10::impl::ScalarTypeToCPPTypeT<kType>>{});
+    constexpr auto kType = static_cast<ScalarType>(number());
+    f(std::type_identity<torch::headeronly::impl::ScalarTypeToCPPTypeT<kType>>{});
   });
 }
 
 // The dtypes of indices.
 template <class F>
-bool with_index_type(c10::ScalarType type, F&& f) {
-  using enum c10::ScalarType;
+bool with_index_type(ScalarType type, F&& f) {
+  using enum ScalarType;
   return with_type_of<Byte, Int, Long>(type, f);
 }
 
 // The dtypes whose elements add up, which "sum" needs. bool and the rest of PyTorch's do not.
 template <class F>
-bool with_arithmetic_type(c10::ScalarType type, F&& f) {
-  using enum c10::ScalarType;
+bool with_arithmetic_type(ScalarType type, F&& f) {
+  using enum ScalarType;
   return with_type_of<
       Byte,
       Char,
@@ -111,8 +113,8 @@ bool with_arithmetic_type(c10::ScalarType type, F&& f) {
 
 // The dtypes whose elements compare, which pooling needs.
 template <class F>
-bool with_ordered_type(c10::ScalarType type, F&& f) {
-  using enum c10::ScalarType;
+bool with_ordered_type(ScalarType type, F&& f) {
+  using enum ScalarType;
   return with_type_of<Byte, Char, Short, Int, Long, Half, BFloat16, Float, Double>(type, f);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Errors for out-of-bounds indices, on every backend. Takes Geometry and the words from geometry.h.
+// Errors, on every backend: fail(), and the words for out-of-bounds indices. Takes Geometry from
+// geometry.h.
 //
 // Example: an 8x8 plane has the indices 0 to 63. Let a contiguous pooled tensor [2, 5, 4, 4] have
 // the index 99 in its element 118 = 7 * 16 + 6. The message of that element is
@@ -12,13 +13,30 @@
 
 #include "geometry.h"
 
-#include <c10/util/ArrayRef.h>
-#include <c10/util/StringUtil.h>
-
 #include <cstdint>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 namespace maxunpool_cuda {
+
+// Raises a RuntimeError in Python, whose message are the words one after the other.
+template <class... Words>
+[[noreturn]] void fail(const Words&... words) {
+  std::ostringstream message;
+  (message << ... << words);
+  throw std::runtime_error(message.str());
+}
+
+// The sizes of the output plane, as messages have them: 8x8.
+inline std::string output_sizes(const Geometry<int64_t>& geometry) {
+  std::string sizes;
+  for (int axis = Geometry<int64_t>::kAxes - geometry.rank; axis < geometry.kAxes; ++axis) {
+    sizes += sizes.empty() ? "" : "x";
+    sizes += std::to_string(geometry.axis[axis].out);
+  }
+  return sizes;
+}
 
 // The message. `element` counts the elements of the pooled tensor in the order of memory.
 // `is_window_offset`: the index is a window offset.
@@ -28,34 +46,13 @@ inline std::string invalid_index(
   const int64_t inner = element % geometry.inner;
   const int64_t position = element / geometry.inner % geometry.in_plane();
   const int64_t outer = element / geometry.inner / geometry.in_plane();
-  const auto& [depth, height, width] = geometry.axis;
-  const int64_t sizes[] = {depth.out, height.out, width.out};
-  const c10::ArrayRef<int64_t> of_callers_rank =
-      c10::ArrayRef<int64_t>(sizes).slice(Geometry<int64_t>::kAxes - geometry.rank);
-  return c10::str(
-      "max_unpool",
-      geometry.rank,
-      "d: expected indices in the output plane but got ",
-      index,
-      is_window_offset ? ", an offset in its window," : "",
-      " at position ",
-      position,
-      " of plane ",
-      outer * geometry.inner + inner,
-      " (Found an invalid max index: ",
-      index,
-      "; output volumes are of size ",
-      c10::Join("x", of_callers_rank),
-      ")");
+  std::ostringstream message;
+  message << "max_unpool" << geometry.rank << "d: expected indices in the output plane but got "
+          << index << (is_window_offset ? ", an offset in its window," : "") << " at position "
+          << position << " of plane " << outer * geometry.inner + inner
+          << " (Found an invalid max index: " << index << "; output volumes are of size "
+          << output_sizes(geometry) << ")";
+  return message.str();
 }
-
-// maxunpool_cuda.check_errors() of Python. The CPU kernels raise an error before they return. CUDA
-// kernels record it, and csrc/cuda/operators.cu waits for the current stream of every device that
-// was asked to unpool, and raises what was recorded there.
-#ifdef WITH_CUDA
-void check_errors();
-#else
-inline void check_errors() {}
-#endif
 
 } // namespace maxunpool_cuda

@@ -6,34 +6,33 @@
 //
 // Example: of max_pool with padding={2} and kernel_size={3}, may_pool() is false, as padding is
 // more than half of the kernel. Then refuse() calls maxunpool_cuda::_explain_max_pool, a kernel in
-// Python, which raises "max_pool1d: expected padding of at most half of kernel_size ...".
+// Python, which returns "max_pool1d: expected padding of at most half of kernel_size ...".
 #pragma once
 
 #include "dtypes.h"
+#include "errors.h"
 #include "geometry.h"
 #include "reduction.h"
-
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
-#include <c10/util/Exception.h>
+#include "torch.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
+#include <vector>
 
 namespace maxunpool_cuda {
 
 // The arguments of a call that say where its windows lie. Each list has a number for each spatial
 // axis, and is borrowed from the caller.
 struct Window {
-  at::IntArrayRef kernel_size;
-  at::IntArrayRef stride;
-  at::IntArrayRef padding;
-  at::IntArrayRef dilation; // {} for max unpooling, which has none
+  IntArrayRef kernel_size;
+  IntArrayRef stride;
+  IntArrayRef padding;
+  IntArrayRef dilation; // {} for max unpooling, which has none
 
   size_t rank() const { return padding.size(); } // the number of spatial axes
 };
@@ -41,7 +40,7 @@ struct Window {
 // Numbers of a window are below this, so that sums of a few of them stay below 2^63.
 constexpr int64_t kWindowLimit = int64_t{1} << 60;
 
-inline bool are_from(int64_t least, at::IntArrayRef numbers) {
+inline bool are_from(int64_t least, IntArrayRef numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [&](int64_t number) {
     return least <= number && number < kWindowLimit;
   });
@@ -58,15 +57,15 @@ inline bool is_window(const Window& window) {
 
 // Whether a tensor is [batch, channels, spatial sizes...], or the same without a batch, and nothing
 // but the batch is 0.
-inline bool has_shape(at::IntArrayRef sizes, size_t rank) {
+inline bool has_shape(IntArrayRef sizes, size_t rank) {
   return (sizes.size() == rank + 1 || sizes.size() == rank + 2) &&
          are_from(1, sizes.slice(sizes.size() - rank - 1));
 }
 
 // Whether indices of this dtype can count the positions of a window, if they are window offsets.
 // Dilated windows do not fit: unpooling knows only their extent, and would read other offsets.
-inline bool can_count(c10::ScalarType index_type, const Window& window) {
-  if (index_type != c10::ScalarType::Byte) {
+inline bool can_count(ScalarType index_type, const Window& window) {
+  if (index_type != ScalarType::Byte) {
     return true;
   }
   int64_t positions = 1; // stays below 2^9 before each product, so that none overflows
@@ -86,7 +85,7 @@ inline bool can_count(c10::ScalarType index_type, const Window& window) {
 //
 // `pooled` and `unpooled` are shapes of whole tensors. Of a pool both are the input's: a pooled
 // size is at most one more, which does not matter here.
-inline bool fits_64_bits(const Window& window, at::IntArrayRef pooled, at::IntArrayRef unpooled) {
+inline bool fits_64_bits(const Window& window, IntArrayRef pooled, IntArrayRef unpooled) {
   const auto number = [](int64_t size) { return static_cast<double>(size); };
   const size_t leading = unpooled.size() - window.rank(); // batch and channels
   double bytes = 16;                                      // of the largest element
@@ -107,8 +106,8 @@ inline bool fits_64_bits(const Window& window, at::IntArrayRef pooled, at::IntAr
 }
 
 // The shape of the unpooled tensor: batch and channels of the indices, then output_size.
-inline at::DimVector unpooled_sizes(at::IntArrayRef pooled, at::IntArrayRef output_size) {
-  at::DimVector unpooled(pooled.begin(), pooled.end());
+inline std::vector<int64_t> unpooled_sizes(IntArrayRef pooled, IntArrayRef output_size) {
+  std::vector<int64_t> unpooled = pooled.vec();
   std::copy(output_size.begin(), output_size.end(), unpooled.end() - output_size.size());
   return unpooled;
 }
@@ -117,34 +116,34 @@ inline at::DimVector unpooled_sizes(at::IntArrayRef pooled, at::IntArrayRef outp
 // `values`, the unpooled grad_output. Any positive output_size is allowed: an index beyond it is
 // out of bounds, and the kernel finds that.
 inline bool may_unpool(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    at::IntArrayRef output_size,
+    const Tensor& values,
+    const Tensor& indices,
+    IntArrayRef output_size,
     const Window& window,
     Reduce reduce,
     bool forward) {
   if (!values.defined() || !indices.defined()) { // None, in Python
     return false;
   }
-  const at::IntArrayRef pooled = indices.sizes();
+  const IntArrayRef pooled = indices.sizes();
   if (!is_window(window) || !window.dilation.empty() || !has_shape(pooled, window.rank()) ||
       output_size.size() != window.rank() || !are_from(1, output_size)) {
     return false;
   }
-  const at::DimVector unpooled = unpooled_sizes(pooled, output_size);
-  const c10::ScalarType type = values.scalar_type();
-  const c10::ScalarType index_type = indices.scalar_type();
-  return values.device() == indices.device() &&
-         values.sizes() == (forward ? pooled : at::IntArrayRef(unpooled)) &&
+  const std::vector<int64_t> unpooled = unpooled_sizes(pooled, output_size);
+  const ScalarType index_type = type_of(indices);
+  return device_type(values) == device_type(indices) &&
+         values.get_device_index() == indices.get_device_index() &&
+         values.sizes().equals(forward ? pooled : IntArrayRef(unpooled)) &&
          fits_64_bits(window, pooled, unpooled) && with_index_type(index_type, kNothing) &&
          can_count(index_type, window) &&
-         (reduce == Reduce::last || with_arithmetic_type(type, kNothing));
+         (reduce == Reduce::last || with_arithmetic_type(type_of(values), kNothing));
 }
 
 // Whether a kernel may pool. Only whether windows fit the input is left to pooled_sizes().
-inline bool may_pool(const at::Tensor& input, const Window& window, c10::ScalarType index_type) {
+inline bool may_pool(const Tensor& input, const Window& window, ScalarType index_type) {
   const size_t rank = window.rank();
-  const at::IntArrayRef shape = input.sizes();
+  const IntArrayRef shape = input.sizes();
   if (!is_window(window) || window.dilation.size() != rank || !has_shape(shape, rank) ||
       !fits_64_bits(window, shape, shape)) {
     return false;
@@ -154,39 +153,28 @@ inline bool may_pool(const at::Tensor& input, const Window& window, c10::ScalarT
       return false;
     }
   }
-  const int64_t plane = c10::multiply_integers(shape.slice(shape.size() - rank));
-  return with_ordered_type(input.scalar_type(), kNothing) &&
-         with_index_type(index_type, kNothing) && can_count(index_type, window) &&
-         (index_type != c10::ScalarType::Int || plane < int64_t{1} << 31);
+  const int64_t plane =
+      std::accumulate(shape.end() - rank, shape.end(), int64_t{1}, std::multiplies<>());
+  return with_ordered_type(type_of(input), kNothing) && with_index_type(index_type, kNothing) &&
+         can_count(index_type, window) &&
+         (index_type != ScalarType::Int || plane < int64_t{1} << 31);
 }
 
 // The lists of a short form, which has the numbers of four lists of one length in one.
-inline std::array<at::IntArrayRef, 4> four_lists(const char* op, at::IntArrayRef numbers) {
-  TORCH_CHECK(
-      numbers.size() % 4 == 0,
-      "maxunpool_cuda::_",
-      op,
-      ": expected four lists in one but got ",
-      numbers.size(),
-      " numbers");
+inline std::array<IntArrayRef, 4> four_lists(IntArrayRef numbers) {
   const size_t rank = numbers.size() / 4;
   return {
       numbers.slice(0, rank),
       numbers.slice(rank, rank),
       numbers.slice(2 * rank, rank),
-      numbers.slice(3 * rank, rank)};
+      numbers.slice(3 * rank)};
 }
 
 // Raises the error of a call that the guard refuses. `op` is the operator's name, and the arguments
 // are those of its schema. If Python finds nothing wrong with the call, the two disagree.
 template <class... Arguments>
-[[noreturn]] void refuse(const char* op, const Arguments&... arguments) {
-  const std::string name = std::string("maxunpool_cuda::_explain_") + op;
-  c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name.c_str(), "")
-      .template typed<void(const Arguments&...)>()
-      .call(arguments...);
-  TORCH_CHECK(false, "maxunpool_cuda::", op, ": expected a call that a kernel can do");
+[[noreturn]] void refuse(const std::string& op, const Arguments&... arguments) {
+  fail(words_of("maxunpool_cuda::_explain_" + op, arguments...));
 }
 
 } // namespace maxunpool_cuda

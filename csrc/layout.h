@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Layouts: which one a call has, tensors in that layout, and the Geometry of a call. A layout is a
-// PyTorch memory format: contiguous, channels_last (2d) or channels_last_3d. Takes Window from
-// guard.h and Geometry from geometry.h.
+// Layouts: which one a call has, tensors in that layout, and the Geometry of a call. Takes Window
+// from guard.h and Geometry from geometry.h. maxunpool_cuda/_layout.py chooses the layout of the
+// results of a call that is traced, by the same rules.
 //
 // A call has one layout, and its result gets it. layout_of() chooses it as a user of torch.nn
 // expects:
@@ -19,98 +19,144 @@
 
 #include "geometry.h"
 #include "guard.h"
+#include "torch.h"
 
-#include <ATen/core/DimVector.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/MemoryFormat.h>
-#include <c10/core/TensorOptions.h>
-#include <c10/util/MaybeOwned.h>
-
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 namespace maxunpool_cuda {
 
+// A memory format of PyTorch.
+enum class Layout : int8_t {
+  contiguous,
+  channels_last, // of volumes, too, which PyTorch calls channels_last_3d
+};
+
 // Whether a tensor for windows of this rank has batch and channels. Others have channels alone.
-inline bool has_batch(const at::Tensor& tensor, size_t rank) {
-  return tensor.dim() == static_cast<int64_t>(rank) + 2;
+inline bool has_batch(const Tensor& tensor, size_t rank) {
+  return tensor.sizes().size() == rank + 2;
+}
+
+// The dimensions in the order of their strides, smallest first: of [batch, channels, height, width]
+// 3, 2, 1, 0 if contiguous, and 1, 3, 2, 0 in channels_last.
+inline std::vector<size_t> inner_to_outer(size_t dims, size_t rank, Layout layout) {
+  std::vector<size_t> order(dims);
+  for (size_t i = 0; i < dims; ++i) {
+    order[i] = dims - 1 - i;
+  }
+  if (layout == Layout::channels_last) {
+    std::rotate(order.begin(), order.begin() + rank, order.begin() + rank + 1);
+  }
+  return order;
+}
+
+// Whether the tensor has no gaps, and its elements are in the order of the layout.
+inline bool is_dense(const Tensor& tensor, size_t rank, Layout layout) {
+  const IntArrayRef sizes = tensor.sizes();
+  const IntArrayRef strides = tensor.strides();
+  if (std::count(sizes.begin(), sizes.end(), 0) > 0) {
+    return true;
+  }
+  int64_t expected = 1;
+  for (const size_t dim : inner_to_outer(sizes.size(), rank, layout)) {
+    if (sizes[dim] != 1 && strides[dim] != expected) {
+      return false;
+    }
+    expected *= sizes[dim];
+  }
+  return true;
+}
+
+// PyTorch's rule, c10::is_channels_last_strides_2d and _3d, for the memory format of a tensor with
+// a batch. Strides grow from the channels over the columns to the batch. If that leaves open which
+// it is, as for sizes of 1 everywhere else, it is contiguous.
+inline bool suggests_channels_last(const Tensor& tensor, size_t rank) {
+  const IntArrayRef sizes = tensor.sizes();
+  const IntArrayRef strides = tensor.strides();
+  const int64_t of_channels = strides[1];
+  if (of_channels == 0) {
+    return false;
+  }
+  int64_t smallest = 0;
+  for (const size_t dim : inner_to_outer(sizes.size(), rank, Layout::channels_last)) {
+    const bool is_open = dim == 0 && smallest == of_channels;
+    if (sizes[dim] == 0 || strides[dim] < smallest || is_open) {
+      return false;
+    }
+    smallest = strides[dim] * sizes[dim];
+  }
+  return true;
 }
 
 // The layout that a tensor's strides suggest; it need not be dense. Without a batch a tensor is
 // contiguous, except for a volume [channels, depth, height, width] that is channels_last_3d if a
 // batch of 1 is put before it. PyTorch's pooling has that exception, too.
-inline at::MemoryFormat suggested_layout(const at::Tensor& tensor, size_t rank) {
-  if (rank >= 2 && has_batch(tensor, rank)) {
-    return tensor.suggest_memory_format();
-  }
-  const auto volume = at::MemoryFormat::ChannelsLast3d;
-  const bool is_volume = rank == 3 && tensor.dim() == 4 && !tensor.is_contiguous() &&
-                         tensor.unsqueeze(0).is_contiguous(volume);
-  return is_volume ? volume : at::MemoryFormat::Contiguous;
+inline Layout suggested_layout(const Tensor& tensor, size_t rank) {
+  const bool is_channels_last = has_batch(tensor, rank)
+                                    ? rank >= 2 && suggests_channels_last(tensor, rank)
+                                    : rank == 3 && !is_dense(tensor, rank, Layout::contiguous) &&
+                                          is_dense(tensor, rank, Layout::channels_last);
+  return is_channels_last ? Layout::channels_last : Layout::contiguous;
 }
 
 // Whether a tensor's strides tell its layout. They do not if they suggest contiguous, and
 // - the tensor is not dense, such as an expanded gradient;
 // - or it is dense in channels_last as well: it has one channel, or planes of one position.
-inline bool tells_layout(const at::Tensor& tensor, size_t rank) {
-  if (suggested_layout(tensor, rank) != at::MemoryFormat::Contiguous) {
+inline bool tells_layout(const Tensor& tensor, size_t rank) {
+  if (suggested_layout(tensor, rank) == Layout::channels_last) {
     return true;
   }
-  const auto channels_last =
-      rank == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
   const bool may_be_channels_last = rank >= 2 && has_batch(tensor, rank);
-  return tensor.is_contiguous() && !(may_be_channels_last && tensor.is_contiguous(channels_last));
+  return is_dense(tensor, rank, Layout::contiguous) &&
+         !(may_be_channels_last && is_dense(tensor, rank, Layout::channels_last));
 }
 
 // The layout of a call, and so of its result: that of the values if their strides tell it, else the
 // one that the strides of the indices suggest.
-inline at::MemoryFormat layout_of(
-    const at::Tensor& values, const at::Tensor& indices, size_t rank) {
+inline Layout layout_of(const Tensor& values, const Tensor& indices, size_t rank) {
   return suggested_layout(tells_layout(values, rank) ? values : indices, rank);
 }
 
-// Whether a tensor of so many dimensions is a volume without a batch, in channels_last_3d. PyTorch
-// knows that memory format for 5 dimensions alone, so a batch of 1 is put before it for a while.
-inline bool is_volume_without_batch(int64_t dims, at::MemoryFormat layout) {
-  return dims == 4 && layout == at::MemoryFormat::ChannelsLast3d;
+// An undefined tensor of these sizes, dense in the layout, on the device of `like`. If there is not
+// enough memory, the error has PyTorch's words. Deterministic mode, which fills tensors that
+// torch.empty() makes, does not fill this one: the kernels write every element.
+inline Tensor empty_in_layout(
+    IntArrayRef sizes, size_t rank, Layout layout, ScalarType type, const Tensor& like) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (const size_t dim : inner_to_outer(sizes.size(), rank, layout)) {
+    strides[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  std::optional<Tensor> tensor = try_empty_strided(sizes, strides, type, like);
+  if (!tensor) {
+    fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, type));
+  }
+  return *tensor;
 }
 
-// The tensor, dense in the layout. If it already is, it is borrowed, and must outlive the result:
-// an owning reference to a tensor that Python knows would take the GIL twice. Else it is a copy.
-inline c10::MaybeOwned<at::Tensor> in_layout(const at::Tensor& tensor, at::MemoryFormat layout) {
-  if (!is_volume_without_batch(tensor.dim(), layout)) {
-    return tensor.expect_contiguous(layout);
+// The tensor, dense in the layout: itself if it already is, else a copy.
+inline Tensor in_layout(const Tensor& tensor, size_t rank, Layout layout) {
+  if (is_dense(tensor, rank, layout)) {
+    return tensor;
   }
-  const at::Tensor batch = tensor.unsqueeze(0);
-  if (batch.is_contiguous(layout)) {
-    return c10::MaybeOwned<at::Tensor>::borrowed(tensor);
-  }
-  return c10::MaybeOwned<at::Tensor>::owned(batch.contiguous(layout).squeeze(0));
-}
-
-// An undefined tensor of these sizes, dense in the layout.
-inline at::Tensor empty_in_layout(
-    at::IntArrayRef sizes, const at::TensorOptions& options, at::MemoryFormat layout) {
-  if (is_volume_without_batch(static_cast<int64_t>(sizes.size()), layout)) {
-    const int64_t row = sizes[3] * sizes[0];
-    return at::empty_strided(sizes, {1, sizes[2] * row, row, sizes[0]}, options);
-  }
-  return at::empty(sizes, options, layout);
+  const Tensor dense = empty_in_layout(tensor.sizes(), rank, layout, type_of(tensor), tensor);
+  copy(dense, tensor);
+  return dense;
 }
 
 // The Geometry of a call; geometry.h has an example. `pooled` and `unpooled` are the shapes of
 // whole tensors, [batch, channels, spatial sizes...] or without the batch.
 inline Geometry<int64_t> make_geometry(
-    const Window& window,
-    at::IntArrayRef pooled,
-    at::IntArrayRef unpooled,
-    at::MemoryFormat layout) {
+    const Window& window, IntArrayRef pooled, IntArrayRef unpooled, Layout layout) {
   const size_t rank = window.rank();
   const size_t leading = pooled.size() - rank; // 2, or 1 without a batch
   const int64_t batch = leading == 2 ? pooled[0] : 1;
   const int64_t channels = pooled[leading - 1];
-  const bool is_contiguous = layout == at::MemoryFormat::Contiguous;
+  const bool is_contiguous = layout == Layout::contiguous;
   Geometry<int64_t> geometry{
       .outer = is_contiguous ? batch * channels : batch,
       .inner = is_contiguous ? 1 : channels,

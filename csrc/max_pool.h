@@ -13,18 +13,14 @@
 #include "calls.h"
 #include "guard.h"
 #include "layout.h"
-
-#include <ATen/core/DimVector.h>
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
+#include "torch.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <optional>
 #include <tuple>
-#include <utility>
+#include <vector>
 
 namespace maxunpool_cuda {
 
@@ -57,9 +53,9 @@ inline int64_t pooled_size(const Window& window, int64_t size, size_t d, bool ce
 
 // The pooled shape: batch and channels of the input, then the numbers of windows. None if along an
 // axis no window fits.
-inline std::optional<at::DimVector> pooled_sizes(
-    at::IntArrayRef shape, const Window& window, bool ceil_mode) {
-  at::DimVector pooled(shape.begin(), shape.end());
+inline std::optional<std::vector<int64_t>> pooled_sizes(
+    IntArrayRef shape, const Window& window, bool ceil_mode) {
+  std::vector<int64_t> pooled = shape.vec();
   const size_t leading = shape.size() - window.rank();
   for (size_t d = 0; d < window.rank(); ++d) {
     pooled[leading + d] = pooled_size(window, shape[leading + d], d, ceil_mode);
@@ -70,55 +66,56 @@ inline std::optional<at::DimVector> pooled_sizes(
   return pooled;
 }
 
-// What a backend provides: fills call.values and call.indices, which are on that device and not
-// empty.
-using PoolKernel = void (*)(const PoolCall& call, c10::Device device);
+// What a backend provides: fills call.values and call.indices, which are on the device of that
+// number and not empty.
+using PoolKernel = void (*)(const PoolCall& call, int32_t device);
 
 // The body of the operator max_pool, with the signature of its schema
 // (maxunpool_cuda/_operators.py). Returns values and indices. A file registers it with the
 // dispatcher for each backend, as run() in max_unpool.h is: run_pool<pool> on the CPU.
 template <PoolKernel kernel>
-std::tuple<at::Tensor, at::Tensor> run_pool(
-    const at::Tensor& input,
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
+std::tuple<Tensor, Tensor> run_pool(
+    const Tensor& input,
+    IntArrayRef kernel_size,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
     bool ceil_mode,
-    c10::ScalarType index_dtype) {
+    ScalarType index_dtype) {
   const Window window{
       .kernel_size = kernel_size, .stride = stride, .padding = padding, .dilation = dilation};
-  const std::optional<at::DimVector> pooled = may_pool(input, window, index_dtype)
-                                                  ? pooled_sizes(input.sizes(), window, ceil_mode)
-                                                  : std::nullopt;
+  const std::optional<std::vector<int64_t>> pooled =
+      may_pool(input, window, index_dtype) ? pooled_sizes(input.sizes(), window, ceil_mode)
+                                           : std::nullopt;
   if (!pooled) {
     refuse("max_pool", input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
   }
-  const at::MemoryFormat layout = layout_of(input, input, window.rank());
-  at::Tensor values = empty_in_layout(*pooled, input.options(), layout);
-  at::Tensor indices = empty_in_layout(*pooled, input.options().dtype(index_dtype), layout);
+  const Layout layout = layout_of(input, input, window.rank());
+  const ScalarType type = type_of(input);
+  const Tensor values = empty_in_layout(*pooled, window.rank(), layout, type, input);
+  const Tensor indices = empty_in_layout(*pooled, window.rank(), layout, index_dtype, input);
   if (values.numel() > 0) {
-    const auto dense_input = in_layout(input, layout);
+    const Tensor dense_input = in_layout(input, window.rank(), layout);
     PoolCall call{
         .geometry = make_geometry(window, *pooled, input.sizes(), layout),
         .dilation = {1, 1, 1},
-        .type = input.scalar_type(),
+        .type = type,
         .index_type = index_dtype,
-        .input = dense_input->const_data_ptr(),
+        .input = dense_input.const_data_ptr(),
         .values = values.mutable_data_ptr(),
         .indices = indices.mutable_data_ptr()};
     // Into the last axes: those that the caller does not have come first.
     std::copy(dilation.begin(), dilation.end(), std::end(call.dilation) - dilation.size());
-    kernel(call, input.device());
+    kernel(call, input.get_device_index());
   }
-  return {std::move(values), std::move(indices)};
+  return {values, indices};
 }
 
 // The same with one list, as in max_unpool.h: kernel_size, stride, padding and dilation.
 template <PoolKernel kernel>
-std::tuple<at::Tensor, at::Tensor> run_pool_short(
-    const at::Tensor& input, at::IntArrayRef numbers, bool ceil_mode, c10::ScalarType index_dtype) {
-  const auto [kernel_size, stride, padding, dilation] = four_lists("max_pool", numbers);
+std::tuple<Tensor, Tensor> run_pool_short(
+    const Tensor& input, IntArrayRef numbers, bool ceil_mode, ScalarType index_dtype) {
+  const auto [kernel_size, stride, padding, dilation] = four_lists(numbers);
   return run_pool<kernel>(input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
 }
 

@@ -14,17 +14,17 @@
 #include "guard.h"
 #include "layout.h"
 #include "reduction.h"
+#include "torch.h"
 
-#include <ATen/core/DimVector.h>
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/util/string_view.h>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace maxunpool_cuda {
 
-// What a backend provides: fills call.result, which is on that device and not empty. It checks each
-// index; out-of-bounds ones are an error (errors.h).
-using UnpoolKernel = void (*)(const UnpoolCall& call, c10::Device device);
+// What a backend provides: fills call.result, which is on the device of that number and not empty.
+// It checks each index; out-of-bounds ones are an error (errors.h).
+using UnpoolKernel = void (*)(const UnpoolCall& call, int32_t device);
 
 template <bool kForward>
 constexpr const char* kOp = kForward ? "max_unpool" : "max_unpool_backward";
@@ -38,14 +38,14 @@ constexpr const char* kOp = kForward ? "max_unpool" : "max_unpool_backward";
 //           pooled grad_input. The indices are pooled in both.
 // kernel    fills the result; it is called unless the result is empty.
 template <bool kForward, UnpoolKernel kernel>
-at::Tensor run(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    at::IntArrayRef output_size,
-    at::IntArrayRef kernel_size,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    c10::string_view reduce_name) {
+Tensor run(
+    const Tensor& values,
+    const Tensor& indices,
+    IntArrayRef output_size,
+    IntArrayRef kernel_size,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    const std::string& reduce_name) {
   const Window window{
       .kernel_size = kernel_size, .stride = stride, .padding = padding, .dilation = {}};
   const bool is_known = reduce_name == "last" || reduce_name == "sum";
@@ -53,25 +53,26 @@ at::Tensor run(
   if (!is_known || !may_unpool(values, indices, output_size, window, reduce, kForward)) {
     refuse(kOp<kForward>, values, indices, output_size, kernel_size, stride, padding, reduce_name);
   }
-  const at::IntArrayRef pooled = indices.sizes();
-  const at::DimVector unpooled = unpooled_sizes(pooled, output_size);
-  const at::MemoryFormat layout = layout_of(values, indices, window.rank());
-  at::Tensor result =
-      empty_in_layout(kForward ? at::IntArrayRef(unpooled) : pooled, values.options(), layout);
+  const IntArrayRef pooled = indices.sizes();
+  const std::vector<int64_t> unpooled = unpooled_sizes(pooled, output_size);
+  const Layout layout = layout_of(values, indices, window.rank());
+  const ScalarType type = type_of(values);
+  const IntArrayRef shape = kForward ? IntArrayRef(unpooled) : pooled;
+  const Tensor result = empty_in_layout(shape, window.rank(), layout, type, values);
   if (result.numel() > 0) {
-    const auto dense_values = in_layout(values, layout);
-    const auto dense_indices = in_layout(indices, layout);
+    const Tensor dense_values = in_layout(values, window.rank(), layout);
+    const Tensor dense_indices = in_layout(indices, window.rank(), layout);
     const UnpoolCall call{
         .geometry = make_geometry(window, pooled, unpooled, layout),
         .reduce = reduce,
         .forward = kForward,
-        .type = values.scalar_type(),
-        .index_type = indices.scalar_type(),
-        .element_size = static_cast<size_t>(values.element_size()),
-        .values = dense_values->const_data_ptr(),
-        .indices = dense_indices->const_data_ptr(),
+        .type = type,
+        .index_type = type_of(indices),
+        .element_size = element_size(type),
+        .values = dense_values.const_data_ptr(),
+        .indices = dense_indices.const_data_ptr(),
         .result = result.mutable_data_ptr()};
-    kernel(call, values.device());
+    kernel(call, values.get_device_index());
   }
   return result;
 }
@@ -79,12 +80,9 @@ at::Tensor run(
 // The same with one list, as a list costs a tiny call a microsecond: output_size, kernel_size,
 // stride and padding one after the other, {8, 8, 3, 3, 2, 2, 1, 1} in 2d.
 template <bool kForward, UnpoolKernel kernel>
-at::Tensor run_short(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    at::IntArrayRef numbers,
-    c10::string_view reduce) {
-  const auto [output_size, kernel_size, stride, padding] = four_lists(kOp<kForward>, numbers);
+Tensor run_short(
+    const Tensor& values, const Tensor& indices, IntArrayRef numbers, const std::string& reduce) {
+  const auto [output_size, kernel_size, stride, padding] = four_lists(numbers);
   return run<kForward, kernel>(values, indices, output_size, kernel_size, stride, padding, reduce);
 }
 

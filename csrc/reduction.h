@@ -8,9 +8,7 @@
 #pragma once
 
 #include "geometry.h"
-
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include "torch.h"
 
 #include <cstdint>
 #include <type_traits>
@@ -28,7 +26,7 @@ template <class T>
 using Accumulator = std::conditional_t<
     std::is_integral_v<T>,
     int64_t,
-    std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>>;
+    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>>;
 
 // sum + value. Integers are added as unsigned ones, for which C++ defines that they wrap around.
 template <class T>

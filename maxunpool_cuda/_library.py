@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The compiled library: checks that it fits, loads it, asks it for facts and errors.
+"""The compiled library: finds it, loads it, asks it for facts and errors.
 
-PyTorch promises no ABI from one minor release to the next. A library for another release fails with
-an undefined symbol, or goes wrong later without an error. So setup.py writes a record beside the
-library, such as ``{"version": "0.3.0", "torch": "2.13", "cuda": "13"}``, and the import of the
-package compares it with what is installed, before it loads the library. If they differ, the error
-says what was expected, what is there, and what to do.
+It is up to three files. The module ``_C`` is compiled for one Python; it has facts about the build.
+libmaxunpool_cpu.so and libmaxunpool_cuda.so have the kernels, for every Python: they use PyTorch's
+stable ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA
+kernels are for one major release of CUDA. Beside another, CUDA tensors take the fallback.
 
-A build without a library, where the fallback computes, has the record FALLBACK. It fits every
-PyTorch: ``{"version": "0.3.0", "torch": null, "cuda": null, "note": "no kernels, as
-FORCE_FALLBACK=1 says"}``.
+A build without a library, where the fallback computes all, has the file ``FALLBACK`` instead, such
+as ``{"version": "0.3.0", "note": "no kernels, as FORCE_FALLBACK=1 says"}``.
 
 setup.py runs this file, too, without the rest of the package.
 """
@@ -20,75 +18,82 @@ import importlib
 import json
 import re
 import sys
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_C: Any = None  # the compiled library's module, once it is loaded
-_note = ""  # of a build without a library
+_C: Any = None  # the compiled module, once it is loaded
+_note = ""  # which kernels are left out here, and why
+version = ""  # of the package
 PACKAGE = Path(__file__).parent
-FALLBACK = "_C.fallback.json"  # the name of the record of a build without a library
+FALLBACK = "_C.fallback.json"
+CPU_KERNELS = "libmaxunpool_cpu.so"
+CUDA_KERNELS = "libmaxunpool_cuda.so"
+OLDEST_TORCH = "2.10"  # TORCH_TARGET_VERSION of setup.py
 
 
-def release_of(version: str) -> str:
-    """The part of a version of PyTorch that decides its ABI: ``2.13`` of 2.13.1+cu130.
-
-    A pre-release is compared whole. 2.16.0.dev20261101 may have another ABI than the next night's,
-    and 2.10.0a0+1234567, as NVIDIA's containers have them, another than 2.10.
-    """
-    release = re.fullmatch(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?(\+.*)?", version)
-    return release.group(1) if release else str(version)
-
-
-def built_for(package: Path = PACKAGE) -> dict[str, Any]:
-    """The record beside the library: ``version``, ``torch`` and ``cuda``.
-
-    That of a build without a library has a ``note``, too.
+def has_library(package: Path = PACKAGE) -> bool:
+    """Whether ``package`` has a library. If not, it is a build without one.
 
     Raises:
-        ImportError: the library does not fit, is not in ``package``, or has no record.
+        ImportError: this Python or PyTorch cannot load the library, or ``package`` has none.
     """
-    spec = PathFinder.find_spec("_C", [str(package)])
-    if spec is None or spec.origin is None:
-        fallback = package / FALLBACK
-        if not fallback.exists():
-            raise _no_library_error(package)
-        facts: dict[str, Any] = json.loads(fallback.read_text())
-        return facts
-    record = Path(spec.origin).with_suffix(".json")
-    if not record.exists():
-        expected = f"a record of what its library was built for, {record},"
-        may_not_fit = f"none, so it may not fit PyTorch {torch.__version__}"
-        raise _import_error(expected, may_not_fit, _build_it(package))
-    built: dict[str, Any] = json.loads(record.read_text())
-    cuda = torch.version.cuda.split(".")[0] if torch.version.cuda else None
-    # Kernels for the CPU alone are alike in every build of a release.
-    fits_cuda = built["cuda"] in (None, cuda)
-    if release_of(torch.__version__) != built["torch"] or not fits_cuda:
-        raise _misfit_error(built, package)
-    return built
+    if release_of(torch.__version__) < release_of(OLDEST_TORCH):
+        raise ImportError(
+            f"maxunpool_cuda: expected PyTorch {OLDEST_TORCH} or later but got {torch.__version__}"
+        )
+    if PathFinder.find_spec("_C", [str(package)]):
+        return True
+    if not (package / FALLBACK).exists():
+        raise _no_library_error(package)
+    return False
 
 
-def is_fallback(built: dict[str, Any]) -> bool:
-    """Whether a record is that of a build without a library."""
-    return built["torch"] is None
+def release_of(version: str) -> tuple[int, int]:
+    """The minor release of a version of PyTorch: (2, 13) of 2.13.1+cu130."""
+    major, minor = map(int, re.findall(r"\d+", version)[:2])
+    return major, minor
 
 
-def load(built: dict[str, Any]) -> None:
+def load() -> None:
     """Load the library, whose kernels register themselves. A fallback build has none."""
-    global _C, _note
-    if is_fallback(built):
-        _note = built["note"]
+    global _C, _note, version
+    if not has_library():
+        record = json.loads((PACKAGE / FALLBACK).read_text())
+        _note, version = record["note"], record["version"]
         return
     try:
         _C = importlib.import_module(f"{__package__}._C")
+        _C.load(str(PACKAGE / CPU_KERNELS))
+        _note = _C.build_info()["note"]
+        if _C.build_info()["cuda"]:
+            _load_cuda_kernels(_C.build_info()["cuda_version"])
     except ImportError as error:
         raise ImportError(
-            "maxunpool_cuda: expected its compiled library to load, as it was built for this "
-            f"PyTorch ({torch.__version__}), but got: {error}"
+            "maxunpool_cuda: expected its compiled library to load with PyTorch "
+            f"{torch.__version__} but got: {error}"
         ) from error
+    version = _C.version
+
+
+def _load_cuda_kernels(built_for: str) -> None:
+    """Load the CUDA kernels, unless they are for another CUDA than PyTorch's."""
+    global _note
+    theirs = torch.version.cuda
+    if theirs and theirs.split(".")[0] == built_for.split(".")[0]:
+        _C.load(str(PACKAGE / CUDA_KERNELS))
+        return
+    _note = (
+        f"no CUDA kernels: expected PyTorch with CUDA {built_for.split('.')[0]}, which they were "
+        f"built for, but got PyTorch {torch.__version__}"
+    )
+    if theirs:
+        warnings.warn(
+            f"maxunpool_cuda: {_note}; CUDA tensors take the slower fallback", stacklevel=2
+        )
 
 
 def build_info() -> dict[str, Any]:
@@ -98,27 +103,22 @@ def build_info() -> dict[str, Any]:
         A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
         compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
         ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
-        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built for, or
-        without kernels the one that runs) and ``note`` (a sentence: which kernels the build left
-        out, and why).
+        kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built with, or
+        without kernels the one that runs) and ``note`` (a sentence: which kernels are left out,
+        and why).
 
     Example:
         >>> build_info()["kernels"] in ("cpu", "cpu and cuda", "none")
         True
     """
-    if _C is not None:
-        facts: dict[str, Any] = _C.build_info()
-        return facts
-    return {
-        "kernels": "none",
-        "cuda": False,
-        "cuda_version": None,
-        "nvcc_version": None,
-        "arch_list": "",
-        "compiler": "",
-        "torch_version": torch.__version__,
-        "note": _note,
-    }
+    without_cuda = {"cuda": False, "cuda_version": None, "nvcc_version": None, "arch_list": ""}
+    if _C is None:
+        none = {"kernels": "none", "compiler": "", "torch_version": torch.__version__}
+        return {**none, **without_cuda, "note": _note}
+    facts: dict[str, Any] = _C.build_info()
+    if _note != facts["note"]:  # the CUDA kernels are not loaded
+        facts |= {"kernels": "cpu", **without_cuda, "note": _note}
+    return facts
 
 
 def check_errors() -> None:
@@ -159,16 +159,6 @@ def _no_library_error(package: Path) -> ImportError:
         else:
             way_out += ", or install it and leave the source tree"
     return _import_error(f"its compiled library in {package}", "none", way_out)
-
-
-def _misfit_error(built: dict[str, Any], package: Path) -> ImportError:
-    """The error if PyTorch is of another release than the record's, or has another CUDA."""
-    expected = f"PyTorch {built['torch']}"
-    got = f"PyTorch {torch.__version__}"
-    if built["cuda"]:
-        expected += f" with CUDA {built['cuda']}"
-        got += f" with CUDA {torch.version.cuda}" if torch.version.cuda else " without CUDA"
-    return _import_error(f"{expected}, which its library was built for,", got, _build_it(package))
 
 
 def _import_error(expected: str, got: str, way_out: str) -> ImportError:

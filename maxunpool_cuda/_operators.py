@@ -8,7 +8,7 @@ after the other, each if the tensors or the moment ask for it:
 - Autograd: ``_differentiable`` gives the results their derivatives, by an autograd Function;
 - Meta, where a call is traced: _layout.py checks it, and returns results without data;
 - CPU and CUDA: the compiled library computes (csrc). Its guard refuses a call that does not fit,
-  and has ``_explain_max_unpool`` raise the error;
+  in the words of ``_explain_max_unpool``;
 - a device that has no compiled kernel: _fallback.py computes.
 
 ``call`` is what _call.py and the derivatives use. If nothing but autograd has to see a call, it
@@ -38,9 +38,7 @@ from torch.utils._pytree import tree_map
 from . import _checks, _fallback, _layout, _library
 from ._checks import Ints, Window
 
-# Raises ImportError if the library was built for another PyTorch; must run before it is loaded.
-BUILT_FOR = _library.built_for()
-_library.load(BUILT_FOR)
+_library.load()  # or an ImportError
 
 _UNPOOLING = (
     "Tensor indices, SymInt[] output_size, SymInt[] kernel_size, SymInt[] stride, "
@@ -82,7 +80,8 @@ def define(namespace: str) -> Any:
         library.define(f"{name}({arguments}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
         short = re.sub(r"SymInt\[\].*SymInt\[\] \w+", "int[] numbers", arguments)
         library.define(f"_{name}({short}) -> {results}")
-        library.define(f"_explain_{name}({arguments.replace('SymInt', 'int')}) -> ()")
+        library.define(f"_explain_{name}({arguments.replace('SymInt', 'int')}) -> str")
+    library.define("_explain_empty(Tensor like, int[] size, ScalarType dtype) -> str")
     return library
 
 
@@ -257,9 +256,14 @@ def _compute_below(operator: Operator, keys: Any, *arguments: Any) -> Any:
     ``keys`` are what the dispatcher still has to do for this call.
     """
     *tensors, others = arguments
-    with torch._C._AutoDispatchBelowAutograd():
-        keys_below = keys & torch._C._after_autograd_keyset
-        return operator.overload.redispatch(keys_below, *tensors, *others)
+    keys_below = keys & torch._C._after_autograd_keyset
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.overload.redispatch(keys_below, *tensors, *others)
+    except RuntimeError:
+        if (ours := _refusal(operator, *tensors, *others)) is None:
+            raise
+        raise ours from None
 
 
 def _compute_in_function(operator: Operator, keys: Any, *arguments: Any) -> Any:
@@ -276,9 +280,9 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
         for each in arguments[operator.tensor_count :]
     ]
     lists = (numbers for numbers in others if isinstance(numbers, tuple))
-    if any(type(number) is int and number < 0 for numbers in lists for number in numbers):
-        # An error anyway. PyTorch hands no number below -2^62 to a compiled kernel.
-        _explain(operator, *arguments)
+    has_negative = any(type(each) is int and each < 0 for numbers in lists for each in numbers)
+    if has_negative and (error := _refusal(operator, *arguments)):
+        raise error  # PyTorch hands no number below -2^62 to a compiled kernel
     if _autograd_alone_sees_calls() and not (tensors[0] is None or _needs_derivative(tensors[0])):
         return _compute_below(operator, keys, *tensors, others)
     compute = partial(_compute_in_function, operator, keys)
@@ -286,23 +290,38 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
         return operator.function.apply(compute, *tensors, tuple(others))
 
 
-def _explain(operator: Operator, *arguments: Any) -> None:
-    """Raise the error of a call that a kernel refuses (csrc/guard.h)."""
-    _checks.check_kinds(operator.name, *arguments[: operator.tensor_count])
-    operator.result(*arguments, device="meta")  # which checks the call
+def _refusal(operator: Operator, *arguments: Any) -> Exception | None:
+    """The error of a call that the guard of kernels refuses (csrc/guard.h)."""
+    try:
+        _checks.check_kinds(operator.name, *arguments[: operator.tensor_count])
+        operator.result(*arguments, device="meta")  # which checks the call
+    except Exception as error:
+        return error
+    return None
+
+
+def _explain(operator: Operator, *arguments: Any) -> str:
+    """The words of that error, for a kernel. It raises them as a RuntimeError."""
+    otherwise = f"maxunpool_cuda::{operator.name}: expected a call that a kernel can do"
+    return str(_refusal(operator, *arguments) or otherwise)
+
+
+def _explain_empty(like: Tensor, size: Ints, dtype: torch.dtype) -> str:
+    """The words of PyTorch's error of a tensor that a kernel has no memory for (csrc/layout.h)."""
+    try:
+        torch.empty(size, dtype=dtype, device=like.device)
+    except RuntimeError as error:
+        return str(error)
+    return f"maxunpool_cuda: expected memory for a result of shape {size} but got none"
 
 
 def _in_full(operator: Operator, *arguments: Any) -> Any:
     """The kernel of a short form for devices that have no compiled one."""
     count = operator.tensor_count
     tensors, numbers, others = arguments[:count], arguments[count], arguments[count + 1 :]
-    rank, left = divmod(len(numbers), 4)
-    if left:
-        raise RuntimeError(
-            f"maxunpool_cuda::_{operator.name}: expected four lists in one but got "
-            f"{len(numbers)} numbers"
-        )
-    lists = (numbers[number * rank : (number + 1) * rank] for number in range(4))
+    rank = len(numbers) // 4
+    ends = (rank, 2 * rank, 3 * rank, len(numbers))
+    lists = (numbers[begin:end] for begin, end in zip((0, *ends), ends, strict=False))
     with torch._C._AutoDispatchBelowAutograd():
         return operator.overload(*tensors, *lists, *others)
 
@@ -360,6 +379,7 @@ def fallback_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _register() -> None:
     """Register all kernels that are not compiled."""
+    _LIBRARY.impl("_explain_empty", _explain_empty, "CompositeExplicitAutograd")
     for name, kernel in fallback_kernels():
         _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     for operator in OPERATORS:
@@ -435,11 +455,11 @@ def _needs_derivative(tensor: Tensor) -> bool:
 def _error_in_words(
     operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
 ) -> Exception | None:
-    """The error of a call that failed, if PyTorch has refused an argument in words of its own."""
+    """The error of a call that failed, if PyTorch or a kernel has refused an argument."""
     names = [argument.name for argument in operator.overload._schema.arguments]
     named = dict(zip(names, (*tensors, *arguments), strict=True))
     try:
         _checks.check_as_written(operator.name, named)
     except (TypeError, RuntimeError) as error:
         return error
-    return None
+    return _refusal(operator, *tensors, *arguments)

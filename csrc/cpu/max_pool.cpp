@@ -16,15 +16,12 @@
 // and of these the first of the largest is 9 in column 1.
 #include "../max_pool.h"
 #include "../dtypes.h"
+#include "../torch.h"
 #include "comparison.h"
 #include "machine.h"
 #include "order.h"
 #include "pool_window.h"
 #include "stage.h"
-
-#include <ATen/Parallel.h>
-#include <c10/core/Device.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -374,7 +371,7 @@ void pool_rows(const PoolCall& call) {
     work *= static_cast<double>(std::min(axis.kernel, axis.out));
   }
   const auto grain = static_cast<int64_t>(kGrain / std::min(kGrain, work));
-  at::parallel_for(0, PoolTask::count(geometry), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, PoolTask::count(geometry), grain, [&](int64_t begin, int64_t end) {
     Pool<T, Index> pool(call);
     PoolTask task(geometry, begin);
     for (int64_t i = begin; i < end; ++i, task.advance()) {
@@ -383,10 +380,10 @@ void pool_rows(const PoolCall& call) {
   });
 }
 
-void pool(const PoolCall& call, c10::Device) {
+void pool(const PoolCall& call, int32_t) {
   const size_t pooled = call.geometry.outer * call.geometry.in_image();
-  use_huge_pages(call.values, pooled * c10::elementSize(call.type));
-  use_huge_pages(call.indices, pooled * c10::elementSize(call.index_type));
+  use_huge_pages(call.values, pooled * element_size(call.type));
+  use_huge_pages(call.indices, pooled * element_size(call.index_type));
   with_ordered_type(call.type, [&]<class T>(std::type_identity<T>) {
     with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
       pool_rows<T, Index>(call);
@@ -396,9 +393,9 @@ void pool(const PoolCall& call, c10::Device) {
 
 } // namespace
 
-TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_pool", run_pool<pool>);
-  m.impl("_max_pool", run_pool_short<pool>);
+STABLE_TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
+  m.impl("max_pool", TORCH_BOX(&run_pool<pool>));
+  m.impl("_max_pool", TORCH_BOX(&run_pool_short<pool>));
 }
 
 } // namespace maxunpool_cuda

@@ -15,11 +15,9 @@
 #include "../max_unpool.h"
 #include "../errors.h"
 #include "../reduction.h"
+#include "../torch.h"
 #include "own_windows.h"
 #include "walk.h"
-
-#include <c10/core/Device.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -154,8 +152,8 @@ Kernel kernel_of(const UnpoolCall& call, bool single) {
 // for the gradient of "last".
 bool gains_if_single(const UnpoolCall& call) {
   if (call.forward) {
-    const bool is_half = call.type == c10::ScalarType::Half;
-    return call.reduce == Reduce::sum && (is_half || call.type == c10::ScalarType::BFloat16);
+    const bool is_half = call.type == ScalarType::Half;
+    return call.reduce == Reduce::sum && (is_half || call.type == ScalarType::BFloat16);
   }
   return call.reduce == Reduce::last;
 }
@@ -163,7 +161,7 @@ bool gains_if_single(const UnpoolCall& call) {
 // Runs a call by walks. Returns FirstElement::kNone, or an element whose index leads out of its
 // reach: the result is undefined then. With `any_index` it is the first one that is out of bounds.
 int64_t walk_parts(const UnpoolCall& call, bool any_index) {
-  const bool offsets = call.index_type == c10::ScalarType::Byte;
+  const bool offsets = call.index_type == ScalarType::Byte;
   const bool checks_windows =
       gains_if_single(call) && !offsets && !any_index && OwnWindows::can_tell(call.geometry);
   const bool single = checks_windows || (offsets && disjoint(call.geometry));
@@ -178,7 +176,7 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
       .targets = targets,
       .prefetch = prefetch,
       .out_of_reach = out_of_reach};
-  at::parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
     SlotMemory memory;
     for (int64_t k = begin; k < end; ++k) {
       // In reverse, so that memory is read in one direction from group to group, too.
@@ -196,12 +194,12 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
     index = static_cast<const Index*>(call.indices)[element];
   });
-  const bool in_window = call.index_type == c10::ScalarType::Byte;
-  TORCH_CHECK(false, invalid_index(call.geometry, in_window, index, element));
+  const bool in_window = call.index_type == ScalarType::Byte;
+  fail(invalid_index(call.geometry, in_window, index, element));
 }
 
 // Tries the fastest way first. Each next way allows more indices.
-void unpool(const UnpoolCall& call, c10::Device) {
+void unpool(const UnpoolCall& call, int32_t) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
   use_huge_pages(call.result, geometry.outer * image * call.element_size);
@@ -215,11 +213,11 @@ void unpool(const UnpoolCall& call, c10::Device) {
 
 } // namespace
 
-TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_unpool", run<true, unpool>);
-  m.impl("max_unpool_backward", run<false, unpool>);
-  m.impl("_max_unpool", run_short<true, unpool>);
-  m.impl("_max_unpool_backward", run_short<false, unpool>);
+STABLE_TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
+  m.impl("max_unpool", TORCH_BOX((&run<true, unpool>)));
+  m.impl("max_unpool_backward", TORCH_BOX((&run<false, unpool>)));
+  m.impl("_max_unpool", TORCH_BOX((&run_short<true, unpool>)));
+  m.impl("_max_unpool_backward", TORCH_BOX((&run_short<false, unpool>)));
 }
 
 } // namespace maxunpool_cuda

@@ -9,9 +9,8 @@
 #pragma once
 
 #include "../dtypes.h"
+#include "../torch.h"
 #include "machine.h"
-
-#include <c10/util/Half.h>
 
 #include <cstdint>
 #include <limits>
@@ -26,7 +25,7 @@ template <class T>
 struct Order {
   // float16 or bfloat16, which processors do not compare: see comparable().
   static constexpr bool kHalf = sizeof(T) == 2 && !std::is_integral_v<T>;
-  static constexpr int16_t kInfinity = std::is_same_v<T, c10::Half> ? 0x7c00 : 0x7f80; // its bits
+  static constexpr int16_t kInfinity = std::is_same_v<T, Half> ? 0x7c00 : 0x7f80; // its bits
   static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max(); // what NaNs compare as
   static constexpr int16_t kMagnitude = kNaN;                          // all bits but the sign
 

@@ -19,8 +19,7 @@
 
 #include "../calls.h"
 #include "../geometry.h"
-
-#include <ATen/Parallel.h>
+#include "../torch.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -160,7 +159,7 @@ class Plan {
   // has at most 2^31 outputs, which 32 bits can count.
   void choose_parts() {
     const int64_t outputs = images * geometry.out_image();
-    const int64_t threads = at::get_num_threads();
+    const int64_t threads = get_num_threads();
     parts = 1;
     if (images == 1) {
       // With 8 groups for each thread, an uneven division costs an eighth at most.

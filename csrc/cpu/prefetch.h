@@ -29,7 +29,7 @@ class PrefetchPlan {
   PrefetchPlan(const UnpoolCall& call, const Plan& plan, bool reverse)
       : call_(call),
         plan_(plan),
-        index_size_(static_cast<int64_t>(c10::elementSize(call.index_type))),
+        index_size_(static_cast<int64_t>(element_size(call.index_type))),
         element_size_(static_cast<int64_t>(call.element_size)) {
     const Geometry<int64_t>& geometry = plan.geometry;
     const int64_t row = geometry.axis[2].out * geometry.inner * element_size_;

@@ -265,7 +265,7 @@ class Targets {
   // `in_own_windows`: flat indices have to lie in their own windows.
   Targets(const UnpoolCall& call, const Plan& plan, bool in_own_windows)
       : call_(call), plan_(plan), windows_(plan.geometry) {
-    if (call.index_type == c10::ScalarType::Byte) {
+    if (call.index_type == ScalarType::Byte) {
       offset_targets_.emplace(plan);
     } else {
       flat_targets_.emplace(plan, in_own_windows);

@@ -72,7 +72,6 @@
 #include "report.cuh"
 #include "tiling.cuh"
 
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -107,7 +106,7 @@ class Dispatch {
         geometry_(call.geometry),
         report_{.out_of_window_flags = nullptr, .out_of_window_launches = {}, .errors = errors},
         last_(call.reduce == Reduce::last),
-        offsets_(call.index_type == c10::ScalarType::Byte),
+        offsets_(call.index_type == ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
   // Launches the fast kernel and, if one has to follow, the fix-up kernel.
@@ -194,7 +193,7 @@ class Dispatch {
   }
 
   AnyIndices any_indices() const {
-    return {.data = call_.indices, .bytes = static_cast<int>(c10::elementSize(call_.index_type))};
+    return {.data = call_.indices, .bytes = static_cast<int>(element_size(call_.index_type))};
   }
 
   const Launch& launch_;

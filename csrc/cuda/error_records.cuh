@@ -13,10 +13,8 @@
 #include "../errors.h"
 #include "report.cuh"
 
-#include <c10/core/Device.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
-#include <c10/util/Exception.h>
 
 #include <cuda_runtime_api.h>
 

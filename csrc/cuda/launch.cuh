@@ -9,7 +9,6 @@
 
 #include "report.cuh"
 
-#include <c10/core/Device.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <cuda_runtime_api.h>

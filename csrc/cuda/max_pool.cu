@@ -10,7 +10,6 @@
 #include "max_pool.cuh"
 #include "tiling.cuh"
 
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
@@ -18,8 +17,8 @@ namespace maxunpool_cuda {
 
 // The call of `count` images of this call, from image `first` on.
 static PoolCall images_of(const PoolCall& call, int64_t first, int64_t count) {
-  const auto element_size = static_cast<int64_t>(c10::elementSize(call.type));
-  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
+  const auto element_size = static_cast<int64_t>(element_size(call.type));
+  const auto index_size = static_cast<int64_t>(element_size(call.index_type));
   const int64_t pooled = first * call.geometry.in_image(); // elements before the first
   const int64_t unpooled = first * call.geometry.out_image();
   PoolCall images = call;

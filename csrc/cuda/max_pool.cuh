@@ -96,7 +96,7 @@ class PoolDispatch {
     constexpr int kColumns = kVector / 2;
     // Of bfloat16, comparisons take longer than bytes, so a thread has two rows of windows, which
     // share those of a row. (Half, whose Element has two numbers, would not fit the registers.)
-    constexpr int kRows = std::is_same_v<T, c10::BFloat16> && kKernel == 3 ? 2 : 1;
+    constexpr int kRows = std::is_same_v<T, BFloat16> && kKernel == 3 ? 2 : 1;
     // Whether the call has this stride, for a kernel whose threads do so many rows of windows. In
     // an input of one row, threads of several rows would have nothing to share.
     const auto has_stride = [&](int64_t stride, int rows) {
@@ -126,7 +126,7 @@ class PoolDispatch {
   bool run_channels() const {
     constexpr int kVector = kVectorBytes / sizeof(T);
     // Eight of Half would spill; eight of bfloat16 with 3x3 windows fill all 64 registers (sm_90).
-    constexpr int kChannels = std::is_same_v<T, c10::Half> || kKernel == 3 ? 4 : kVector;
+    constexpr int kChannels = std::is_same_v<T, Half> || kKernel == 3 ? 4 : kVector;
     if (!are_arrays_aligned() || geometry_.inner % kChannels != 0) {
       return false;
     }
@@ -204,7 +204,7 @@ class PoolDispatch {
     return {
         .values = static_cast<T*>(call_.values),
         .indices = call_.indices,
-        .index_bytes = c10::elementSize(call_.index_type)};
+        .index_bytes = element_size(call_.index_type)};
   }
 
   const Launch& launch_;

@@ -20,13 +20,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Device.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
 
 #include <cuda_runtime_api.h>
 
@@ -38,7 +36,7 @@
 namespace maxunpool_cuda {
 
 uint32_t* Launch::workspace(int64_t words) const {
-  memory = at::empty({words}, at::TensorOptions(device).dtype(c10::ScalarType::Int));
+  memory = at::empty({words}, at::TensorOptions(device).dtype(ScalarType::Int));
   return static_cast<uint32_t*>(memory.mutable_data_ptr());
 }
 

@@ -14,8 +14,6 @@
 #include "../geometry.h"
 #include "vector.cuh"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -32,27 +30,27 @@ struct Element {
   __device__ T original() const { return number; }
 };
 template <>
-struct Element<c10::BFloat16> {
+struct Element<BFloat16> {
   float number; // the upper half is the element, the lower one zero
 
-  __device__ static Element of(c10::BFloat16 value) {
+  __device__ static Element of(BFloat16 value) {
     return of_upper_half(static_cast<uint32_t>(value.x) << 16);
   }
   __device__ static Element of_upper_half(uint32_t bits) {
     return {__builtin_bit_cast(float, bits)};
   }
   __device__ uint32_t bits() const { return __builtin_bit_cast(uint32_t, number); }
-  __device__ c10::BFloat16 original() const {
-    return {static_cast<uint16_t>(bits() >> 16), c10::BFloat16::from_bits()};
+  __device__ BFloat16 original() const {
+    return {static_cast<uint16_t>(bits() >> 16), BFloat16::from_bits()};
   }
 };
 template <>
-struct Element<c10::Half> { // a NaN would lose bits on its way through a float
+struct Element<Half> { // a NaN would lose bits on its way through a float
   float number;
-  c10::Half half;
+  Half half;
 
-  __device__ static Element of(c10::Half value) { return {static_cast<float>(value), value}; }
-  __device__ c10::Half original() const { return half; }
+  __device__ static Element of(Half value) { return {static_cast<float>(value), value}; }
+  __device__ Half original() const { return half; }
 };
 
 // The candidate for a window's maximum: the best of the elements so far, and an index of it. When
@@ -90,7 +88,7 @@ struct Candidate {
 // The elements of a vector, for comparison. A word of two bfloat16 makes two without a conversion.
 template <class T, int N>
 __device__ inline void unpack(const Vector<T, N>& vector, Element<T>* elements) {
-  if constexpr (std::is_same_v<T, c10::BFloat16> && N % 2 == 0) {
+  if constexpr (std::is_same_v<T, BFloat16> && N % 2 == 0) {
     const auto words = __builtin_bit_cast(Vector<uint32_t, N / 2>, vector);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
@@ -133,7 +131,7 @@ struct PoolResult {
  private:
   template <class Offset, int N>
   __device__ void store_values(Offset element, const Candidate<T, Offset> (&candidates)[N]) const {
-    if constexpr (std::is_same_v<T, c10::BFloat16> && N % 2 == 0) {
+    if constexpr (std::is_same_v<T, BFloat16> && N % 2 == 0) {
       Vector<uint32_t, N / 2> words;
 #pragma unroll
       for (int i = 0; i < N; i += 2) {

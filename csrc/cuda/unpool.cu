@@ -16,8 +16,6 @@
 #include "slots.cuh"
 #include "tiling.cuh"
 
-#include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +26,7 @@ namespace maxunpool_cuda {
 
 // The call of `count` images of this call, from image `first` on.
 static UnpoolCall images_of(const UnpoolCall& call, int64_t first, int64_t count) {
-  const auto index_size = static_cast<int64_t>(c10::elementSize(call.index_type));
+  const auto index_size = static_cast<int64_t>(element_size(call.index_type));
   const auto element_size = static_cast<int64_t>(call.element_size);
   const int64_t pooled = first * call.geometry.in_image(); // elements before the first
   const int64_t unpooled = first * call.geometry.out_image();

@@ -15,7 +15,6 @@
 #include "tiling.cuh"
 #include "vector.cuh"
 
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>

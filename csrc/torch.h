@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// All that csrc takes of PyTorch, through its stable ABI: functions in C that keep their meaning in
+// later releases, and headers without a library. So one binary serves PyTorch 2.10 and later, and
+// no other file includes a header of PyTorch's.
+// https://docs.pytorch.org/docs/main/notes/libtorch_stable_abi.html
+//
+// setup.py defines TORCH_TARGET_VERSION as 2.10: headers of a later release then hide what 2.10
+// lacks.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/HeaderOnlyArrayRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace maxunpool_cuda {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::get_num_threads;
+using torch::stable::parallel_for;
+using torch::stable::Tensor;
+// Numbers that are borrowed, such as the sizes of a tensor.
+using IntArrayRef = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// The dtype of a tensor, whichever it is: Tensor::scalar_type() does not know all of them. The
+// numbers of dtypes never change, as they are in files.
+inline ScalarType type_of(const Tensor& tensor) {
+  int32_t type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &type));
+  return static_cast<ScalarType>(type);
+}
+
+// Bytes of an element.
+inline size_t element_size(ScalarType type) {
+  return aoti_torch_dtype_element_size(static_cast<int32_t>(type));
+}
+
+// The kind of device that a tensor is on, such as aoti_torch_device_type_cpu().
+inline int32_t device_type(const Tensor& tensor) {
+  int32_t type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  return type;
+}
+
+// What an operator of Python's returns that returns words.
+template <class... Arguments>
+std::string words_of(const std::string& op, const Arguments&... arguments) {
+  StableIValue stack[] = {torch::stable::detail::from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op.c_str(), "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<std::string>(stack[0]);
+}
+
+// An undefined tensor on the device of `like`. None, if there is not enough memory.
+inline std::optional<Tensor> try_empty_strided(
+    IntArrayRef sizes, IntArrayRef strides, ScalarType type, const Tensor& like) {
+  AtenTensorHandle handle = nullptr;
+  const AOTITorchError error = aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()),
+      sizes.data(),
+      strides.data(),
+      static_cast<int32_t>(type),
+      device_type(like),
+      like.get_device_index(),
+      &handle);
+  return error == AOTI_TORCH_SUCCESS ? std::optional<Tensor>(Tensor(handle)) : std::nullopt;
+}
+
+// Copies the elements, from any strides to any strides.
+inline void copy(const Tensor& to, const Tensor& from) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), /*non_blocking=*/0));
+}
+
+} // namespace maxunpool_cuda
