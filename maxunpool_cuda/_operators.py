@@ -260,8 +260,8 @@ def _compute_below(operator: Operator, keys: Any, *arguments: Any) -> Any:
     try:
         with torch._C._AutoDispatchBelowAutograd():
             return operator.overload.redispatch(keys_below, *tensors, *others)
-    except RuntimeError:
-        if (ours := _refusal(operator, *tensors, *others)) is None:
+    except RuntimeError as error:
+        if (ours := _same_refusal(error, operator, *tensors, *others)) is None:
             raise
         raise ours from None
 
@@ -300,8 +300,14 @@ def _refusal(operator: Operator, *arguments: Any) -> Exception | None:
     return None
 
 
+def _same_refusal(error: Exception, operator: Operator, *arguments: Any) -> Exception | None:
+    """An error of the guard as the checks raise it. A kernel has the words, but not the type."""
+    ours = _refusal(operator, *arguments)
+    return ours if str(ours) == str(error) else None
+
+
 def _explain(operator: Operator, *arguments: Any) -> str:
-    """The words of that error, for a kernel. It raises them as a RuntimeError."""
+    """The words of that error, for a kernel, which raises them as a RuntimeError."""
     otherwise = f"maxunpool_cuda::{operator.name}: expected a call that a kernel can do"
     return str(_refusal(operator, *arguments) or otherwise)
 
@@ -427,8 +433,8 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         if _needs_derivative(tensors[0]):
             return operator.function.apply(operator.compute, *tensors, arguments)
         return operator.compute(*tensors, arguments)
-    except Exception:
-        if (ours := _error_in_words(operator, tensors, arguments)) is None:
+    except Exception as error:
+        if (ours := _error_in_words(error, operator, tensors, arguments)) is None:
             raise
         raise ours from None
 
@@ -453,13 +459,13 @@ def _needs_derivative(tensor: Tensor) -> bool:
 
 
 def _error_in_words(
-    operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
+    error: Exception, operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
 ) -> Exception | None:
-    """The error of a call that failed, if PyTorch or a kernel has refused an argument."""
+    """Our error for that of a call that failed, if PyTorch or a kernel has refused an argument."""
     names = [argument.name for argument in operator.overload._schema.arguments]
     named = dict(zip(names, (*tensors, *arguments), strict=True))
     try:
         _checks.check_as_written(operator.name, named)
-    except (TypeError, RuntimeError) as error:
-        return error
-    return _refusal(operator, *tensors, *arguments)
+    except (TypeError, RuntimeError) as ours:
+        return ours
+    return _same_refusal(error, operator, *tensors, *arguments)

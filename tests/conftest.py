@@ -2,6 +2,7 @@
 """What all tests run under: seeds, devices, poisoned memory."""
 
 import contextlib
+import ctypes
 import os
 import random
 import secrets
@@ -27,6 +28,13 @@ pytest.register_assert_rewrite("cases", "published")  # their assertions show va
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
 SEED = secrets.randbelow(2**31) if GIVEN == "fresh" else int(GIVEN)
 os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for the processes of pytest-xdist
+
+
+# What new memory of the host holds: a byte that makes large numbers of floats and of integers.
+POISON = 0x7F
+M_PERTURB = -6  # of mallopt in glibc, which fills new memory with the complement of the argument
+if set_malloc_option := getattr(ctypes.CDLL(None), "mallopt", None):
+    set_malloc_option(M_PERTURB, POISON ^ 0xFF)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -157,7 +165,10 @@ def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Uninitialized memory is filled: an output left unwritten is NaN or the largest integer."""
+    """Memory of CUDA is filled: an output left unwritten is NaN or the largest integer.
+
+    Deterministic mode does that. Memory of the host is POISON, which needs no mode.
+    """
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -167,6 +178,6 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def single_threaded_torch(poisoned_memory: None) -> None:
-    """Makes torch.nn's unpooling deterministic. Leaves unwritten memory unfilled."""
+    """Makes torch.nn's unpooling deterministic."""
     torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
     torch.set_num_threads(1)  # with more threads any of the values that share an index may win

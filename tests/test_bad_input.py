@@ -669,6 +669,32 @@ def test_the_largest_window_that_uint8_counts(device: str) -> None:
     assert F.max_unpool2d(pooled, offsets, 16, 1, 8).sum() == 63
 
 
+LARGE = 2**25  # of a plane's sides: its float32 are 2^52 bytes, more than any machine addresses
+WINDOW = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0]}
+TOO_LARGE = {  # calls of torch.ops of whose results, or copies of tensors, there is no memory
+    "unpool": lambda ops, plane, cell: ops.max_unpool(
+        cell, cell.long(), [LARGE, LARGE], **WINDOW, reduce="last"
+    ),
+    "gradient": lambda ops, plane, cell: ops.max_unpool_backward(
+        plane, cell.long(), [LARGE, LARGE], **WINDOW, reduce="last"
+    ),
+    "pool": lambda ops, plane, cell: ops.max_pool(
+        plane, [1, 1], [1, 1], [0, 0], [1, 1], False, torch.int64
+    ),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("call", TOO_LARGE)
+def test_too_little_memory_is_the_error_of_pytorch(call: str, inference: bool) -> None:
+    plane, cell = torch.zeros(1, 1, 1, 1).expand(1, 1, LARGE, LARGE), torch.zeros(1, 1, 1, 1)
+    with pytest.raises(RuntimeError) as theirs:
+        torch.empty(1, 1, LARGE, LARGE)
+    with torch.inference_mode(inference), pytest.raises(RuntimeError) as ours:
+        TOO_LARGE[call](torch.ops.maxunpool_cuda, plane, cell)
+    assert (ours.type, str(ours.value)) == (theirs.type, str(theirs.value))
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
     """In a build without such kernels, test_fallback.py calls those that are there instead."""

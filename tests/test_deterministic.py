@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What docs/deterministic.md says of PyTorch's own calls, in the release that is installed."""
+"""Deterministic mode fills no result of this package, and docs/deterministic.md is right.
+
+It is right about PyTorch's own calls, in the release that is installed.
+"""
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from cases import OPERATORS, draw, scaled
 from conftest import Record
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import interpolate
+from torch.profiler import profile
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEVER = (99,)  # no release that is known
@@ -99,3 +105,17 @@ def test_only_deterministic_mode_decomposes(name: str) -> None:
     torch.use_deterministic_algorithms(False)
     names = dispatched(CALLS[name].call, CALLS[name].dims)
     assert any(each.startswith(CALLS[name].operator) for each in names), names
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("device", ["cpu", "dispatched"], indirect=True)
+def test_deterministic_mode_fills_no_tensor(device: str, operator: str, rng: Random) -> None:
+    """PyTorch fills what torch.empty() makes. Kernels write every element of their results."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    calls = [draw(rng, operator) for _ in range(scaled(40))]  # some have copies of their tensors
+    with profile(record_shapes=True) as recorded:
+        torch.empty(5)
+        for call in calls:
+            call.on(*call.tensors)
+    fills = [event.input_shapes[0] for event in recorded.events() if event.name == "aten::fill_"]
+    assert fills == [[5]]
