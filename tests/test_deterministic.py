@@ -20,7 +20,7 @@ from torch.nn.functional import interpolate
 from torch.profiler import profile
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-NEVER = (99,)  # no release that is known
+ALWAYS, NEVER = (0,), (99,)  # every release that is known, and none
 
 
 def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
@@ -63,7 +63,7 @@ CALLS = {
         lambda x: interpolate(x, scale_factor=2, mode="bilinear"),
         2,
         "aten::upsample_bilinear2d",
-        (2, 8),
+        ALWAYS,
     ),
     "bilinear, antialias": Known(
         lambda x: interpolate(x, scale_factor=2, mode="bilinear", antialias=True),
@@ -74,7 +74,7 @@ CALLS = {
         lambda x: interpolate(x, scale_factor=2, mode="trilinear"),
         3,
         "aten::upsample_trilinear3d",
-        (2, 9),
+        ALWAYS,
     ),
     "bicubic": Known(
         lambda x: interpolate(x, scale_factor=2, mode="bicubic"), 2, "aten::upsample_bicubic2d"

@@ -421,7 +421,7 @@ def test_each_call_is_watched_alone() -> None:
 def test_threads_are_watched_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins a call, then each ends its own."""
     # A flag of the process says that a mode is on. If the thread that begins first also ends first,
-    # the flag stays set, and PyTorch up to 2.10 compiles nothing from then on.
+    # the flag stays set, and PyTorch 2.10 compiles nothing from then on.
     monkeypatch.setattr(_python_dispatch, "_is_in_non_infra_torch_dispatch_mode", False)
     barrier = threading.Barrier(2)
 

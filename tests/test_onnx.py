@@ -64,7 +64,7 @@ def runners(program: Any) -> list[Callable[..., Sequence[Tensor]]]:
     steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in with_indices)
     if any(max(step) == 1 for step in steps):
         return [program]
-    return [program, getattr(program, "call_reference", program)]  # not in PyTorch 2.8
+    return [program, program.call_reference]
 
 
 def openvino_runner(program: Any) -> Callable[..., Sequence[Tensor]]:
@@ -193,7 +193,6 @@ class Segmenter(nn.Module):
 NAMED = [torch.int64, pytest.param(torch.int32, marks=pytest.mark.slow), torch.uint8]
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="PyTorch 2.8 guards named sizes")
 @pytest.mark.parametrize("strict", [False, SLOW])
 @pytest.mark.parametrize("index_dtype", NAMED, ids=str)
 def test_named_sizes(index_dtype: torch.dtype, strict: bool, subtests: pytest.Subtests) -> None:

@@ -113,8 +113,6 @@ def is_possible(published: Published, converts: Any, dtype: torch.dtype, way: st
         possible = dtype != torch.uint8 or not published.leaves_windows
     if converts is decorated:  # a copy would call the original's decorated function
         possible &= way not in ("deep copy", "pickle")
-        # PyTorch 2.8 exports a decorated forward as if it were not decorated.
-        possible &= way != "exported strictly" or torch.__version__ >= "2.9"
     elif "checkpoint" in way and (published.functions or converts is within_patched):
         # PyTorch 2.11 computes it again outside of patched().
         possible &= hasattr(torch.overrides, "redispatch_function")

@@ -206,10 +206,9 @@ def test_pytorchs_own_samples_of_errors(name: str) -> None:
 SIZES: list[Any] = [
     *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2]), torch.Size([2, 1])),
     *(np.int64(2), np.uint8(2), (np.int64(2), 1), [2, np.int16(1)]),
+    *(torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1), torch.tensor(2.0)),
     *((), [], None, torch.Size([]), (2, 2, 2), 2.0, "2", 0, -1, (2, -1), 2**62, -(2**62)),
 ]
-if torch.__version__ >= "2.13":  # 2.8 refuses tensors, or takes them for empty tuples
-    SIZES += [torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1), torch.tensor(2.0)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=repr)

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import maxunpool_cuda
 
-# Operators that, on CUDA in some release from 2.8 to 2.15, raise or silently add up in any order.
+# Operators that, on CUDA in some release from 2.10 to 2.15, raise or silently add up in any order.
 NONDETERMINISTIC = {
     "aten::max_pool3d_with_indices_backward",
     "aten::adaptive_max_pool3d_backward",

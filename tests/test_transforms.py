@@ -188,8 +188,6 @@ def test_export(index_dtype: torch.dtype, strict: bool) -> None:
     outputs = [function(x) for function in (program.module(), net)]
     assert same(*outputs)
     assert same(*(torch.autograd.grad(output.sum(), x)[0] for output in outputs))
-    if torch.__version__.startswith("2.8."):
-        pytest.skip("PyTorch 2.8 exports no model that calls vmap")
     program = torch.export.export(Mapped(index_dtype), (x[:, None],), strict=strict)
     assert same(program.module()(x[:, None]), net(x)[:, None])
 
@@ -229,7 +227,6 @@ def test_compiled_autograd(
     assert same(x.grad, expected)
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.8."), reason="PyTorch 2.8 needs the sizes")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(("index_dtype", "ceil"), [(torch.int64, True), (torch.uint8, False)])
 def test_sizes_that_only_data_tell(
