@@ -151,7 +151,7 @@ def _values_at(input: Tensor, indices: Tensor, dims: int) -> Tensor:
     """
     sizes = input.shape[-dims:]
     pooled = indices.shape[-dims:]
-    # PyTorch 2.8 compiles torch.sym_max of symbolic sizes alone.
+    # PyTorch 2.11 compiles torch.sym_max of symbolic sizes alone.
     are_known = all(map(is_known_int, (*sizes, *pooled)))
     largest: Callable[..., Any] = max if are_known else torch.sym_max
     # No adaptive window is larger: it has at most one element more than n / m, rounded up.
