@@ -422,7 +422,8 @@ def test_threads_are_watched_each_alone(monkeypatch: pytest.MonkeyPatch) -> None
     """Each begins a call, then each ends its own."""
     # A flag of the process says that a mode is on. If the thread that begins first also ends first,
     # the flag stays set, and PyTorch 2.10 compiles nothing from then on.
-    monkeypatch.setattr(_python_dispatch, "_is_in_non_infra_torch_dispatch_mode", False)
+    flag = "_is_in_any_mode_without_ignore_compile_internals"
+    monkeypatch.setattr(_python_dispatch, flag, False)
     barrier = threading.Barrier(2)
 
     def forward(net: Any, x: Tensor) -> Tensor:
