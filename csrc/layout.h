@@ -40,17 +40,14 @@ inline bool has_batch(const Tensor& tensor, size_t rank) {
   return tensor.sizes().size() == rank + 2;
 }
 
-// The dimensions in the order of their strides, smallest first: of [batch, channels, height, width]
-// 3, 2, 1, 0 if contiguous, and 1, 3, 2, 0 in channels_last.
-inline std::vector<size_t> inner_to_outer(size_t dims, size_t rank, Layout layout) {
-  std::vector<size_t> order(dims);
-  for (size_t i = 0; i < dims; ++i) {
-    order[i] = dims - 1 - i;
+// The dimension, of so many, with the i-th smallest stride: for i = 0, 1, 2, 3 those of [batch,
+// channels, height, width] are 3, 2, 1, 0 if contiguous, and 1, 3, 2, 0 in channels_last.
+inline size_t inner_to_outer(size_t i, size_t dims, size_t rank, Layout layout) {
+  const size_t contiguous = dims - 1 - i;
+  if (layout == Layout::contiguous || i > rank) {
+    return contiguous;
   }
-  if (layout == Layout::channels_last) {
-    std::rotate(order.begin(), order.begin() + rank, order.begin() + rank + 1);
-  }
-  return order;
+  return i == 0 ? contiguous - rank : contiguous + 1;
 }
 
 // Whether the tensor has no gaps, and its elements are in the order of the layout.
@@ -61,7 +58,8 @@ inline bool is_dense(const Tensor& tensor, size_t rank, Layout layout) {
     return true;
   }
   int64_t expected = 1;
-  for (const size_t dim : inner_to_outer(sizes.size(), rank, layout)) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t dim = inner_to_outer(i, sizes.size(), rank, layout);
     if (sizes[dim] != 1 && strides[dim] != expected) {
       return false;
     }
@@ -81,7 +79,8 @@ inline bool suggests_channels_last(const Tensor& tensor, size_t rank) {
     return false;
   }
   int64_t smallest = 0;
-  for (const size_t dim : inner_to_outer(sizes.size(), rank, Layout::channels_last)) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t dim = inner_to_outer(i, sizes.size(), rank, Layout::channels_last);
     const bool is_open = dim == 0 && smallest == of_channels;
     if (sizes[dim] == 0 || strides[dim] < smallest || is_open) {
       return false;
@@ -127,7 +126,8 @@ inline Tensor empty_in_layout(
     IntArrayRef sizes, size_t rank, Layout layout, ScalarType type, const Tensor& like) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
-  for (const size_t dim : inner_to_outer(sizes.size(), rank, layout)) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t dim = inner_to_outer(i, sizes.size(), rank, layout);
     strides[dim] = stride;
     stride *= std::max<int64_t>(sizes[dim], 1);
   }

@@ -45,9 +45,10 @@ Tensor run(
     IntArrayRef kernel_size,
     IntArrayRef stride,
     IntArrayRef padding,
-    const std::string& reduce_name) {
+    StringHandle reduce_handle) {
   const Window window{
       .kernel_size = kernel_size, .stride = stride, .padding = padding, .dilation = {}};
+  const std::string reduce_name = take_string(reduce_handle);
   const bool is_known = reduce_name == "last" || reduce_name == "sum";
   const Reduce reduce = reduce_name == "last" ? Reduce::last : Reduce::sum;
   if (!is_known || !may_unpool(values, indices, output_size, window, reduce, kForward)) {
@@ -81,7 +82,7 @@ Tensor run(
 // stride and padding one after the other, {8, 8, 3, 3, 2, 2, 1, 1} in 2d.
 template <bool kForward, UnpoolKernel kernel>
 Tensor run_short(
-    const Tensor& values, const Tensor& indices, IntArrayRef numbers, const std::string& reduce) {
+    const Tensor& values, const Tensor& indices, IntArrayRef numbers, StringHandle reduce) {
   const auto [output_size, kernel_size, stride, padding] = four_lists(numbers);
   return run<kForward, kernel>(values, indices, output_size, kernel_size, stride, padding, reduce);
 }

@@ -52,12 +52,25 @@ inline int32_t device_type(const Tensor& tensor) {
   return type;
 }
 
+// A string that an operator is called with, or that it returns; the handle is used up. A parameter
+// of type std::string would do, but the headers of PyTorch up to 2.13 leak such a string in every
+// call: https://github.com/pytorch/pytorch/issues/191340
+inline std::string take_string(StringHandle handle) {
+  size_t length = 0;
+  const char* begin = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &begin));
+  std::string text(begin, length);
+  TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return text;
+}
+
 // What an operator of Python's returns that returns words.
 template <class... Arguments>
 std::string words_of(const std::string& op, const Arguments&... arguments) {
   StableIValue stack[] = {torch::stable::detail::from(arguments)...};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op.c_str(), "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<std::string>(stack[0]);
+  return take_string(torch::stable::detail::to<StringHandle>(stack[0]));
 }
 
 // An undefined tensor on the device of `like`. None, if there is not enough memory.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What every operator computes: the reference's values, of every dtype, layout, size and window."""
 
+import ctypes
 import math
 import re
 import subprocess
@@ -546,3 +547,35 @@ def test_an_index_whose_lower_half_is_in_its_window_is_dropped(
     with pytest.raises(RuntimeError, match=f"{indices[1, 2, 3, 4]}.* at position 25 of plane 5"):
         maxunpool_cuda.check_errors()
     bad.compare(results)
+
+
+MALLINFO2 = (  # of glibc, which returns them as a struct
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class MallocInfo(ctypes.Structure):
+    """How much memory malloc has given out; ``uordblks`` are the bytes in use."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in MALLINFO2)
+
+
+def bytes_in_use() -> int:
+    """What this process has allocated in C and C++ and not freed."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = MallocInfo
+    return int(ask().uordblks)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize("device", ["cpu", "dispatched"], indirect=True)
+@every_operator
+def test_calls_free_all_memory(device: str, operator: str, rng: Random) -> None:
+    call = draw(rng, operator, layout="strided")  # its tensors are copied
+    count, smallest_piece = 1000, 32  # bytes that malloc gives out
+    call.on(*call.tensors)
+    before = bytes_in_use()
+    for _ in range(count):
+        call.on(*call.tensors)
+    assert bytes_in_use() - before < count * smallest_piece
