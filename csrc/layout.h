@@ -119,9 +119,16 @@ inline Layout layout_of(const Tensor& values, const Tensor& indices, size_t rank
   return suggested_layout(tells_layout(values, rank) ? values : indices, rank);
 }
 
-// An undefined tensor of these sizes, dense in the layout, on the device of `like`. If there is not
-// enough memory, the error has PyTorch's words. Deterministic mode, which fills tensors that
-// torch.empty() makes, does not fill this one: the kernels write every element.
+// Raises the error of an undefined tensor on the device of `like` that there is not enough memory
+// for. It has PyTorch's words.
+[[noreturn]] inline void raise_out_of_memory(
+    IntArrayRef sizes, ScalarType type, const Tensor& like) {
+  fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, type));
+}
+
+// An undefined tensor of these sizes, dense in the layout, on the device of `like`. Deterministic
+// mode, which fills tensors that torch.empty() makes, does not fill this one: the kernels write
+// every element.
 inline Tensor empty_in_layout(
     IntArrayRef sizes, size_t rank, Layout layout, ScalarType type, const Tensor& like) {
   std::vector<int64_t> strides(sizes.size());
@@ -131,9 +138,10 @@ inline Tensor empty_in_layout(
     strides[dim] = stride;
     stride *= std::max<int64_t>(sizes[dim], 1);
   }
-  std::optional<Tensor> tensor = try_empty_strided(sizes, strides, type, like);
+  const std::optional<Tensor> tensor =
+      try_empty_strided(sizes, strides, type, device_type(like), like.get_device_index());
   if (!tensor) {
-    fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, type));
+    raise_out_of_memory(sizes, type, like);
   }
   return *tensor;
 }

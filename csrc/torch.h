@@ -11,6 +11,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -20,6 +21,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#ifdef USE_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace maxunpool_cuda {
 
@@ -73,17 +78,17 @@ std::string words_of(const std::string& op, const Arguments&... arguments) {
   return take_string(torch::stable::detail::to<StringHandle>(stack[0]));
 }
 
-// An undefined tensor on the device of `like`. None, if there is not enough memory.
+// An undefined tensor on a device: its kind, and its number. None, if there is not enough memory.
 inline std::optional<Tensor> try_empty_strided(
-    IntArrayRef sizes, IntArrayRef strides, ScalarType type, const Tensor& like) {
+    IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
   AtenTensorHandle handle = nullptr;
   const AOTITorchError error = aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()),
       sizes.data(),
       strides.data(),
       static_cast<int32_t>(type),
-      device_type(like),
-      like.get_device_index(),
+      device_type,
+      device,
       &handle);
   return error == AOTI_TORCH_SUCCESS ? std::optional<Tensor>(Tensor(handle)) : std::nullopt;
 }
@@ -92,5 +97,33 @@ inline std::optional<Tensor> try_empty_strided(
 inline void copy(const Tensor& to, const Tensor& from) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), /*non_blocking=*/0));
 }
+
+// What CUDA needs, in the library of CUDA kernels: setup.py defines USE_CUDA, and PyTorch's headers
+// ask for it, too. Their STD_CUDA_CHECK(code) raises the error of a code of CUDA's runtime, in
+// PyTorch's words, and STD_CUDA_KERNEL_LAUNCH_CHECK() that of a launch.
+#ifdef USE_CUDA
+
+// The stream of a GPU that is PyTorch's current one in this thread.
+inline cudaStream_t current_stream(int32_t device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+// Makes a GPU the current device of this thread. At its end the one before is that again.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t device) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(device, &guard_));
+  }
+  ~DeviceGuard() { aoti_torch_delete_cuda_guard(guard_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  CUDAGuardHandle guard_ = nullptr;
+};
+
+#endif
 
 } // namespace maxunpool_cuda

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What nvcc made of csrc/cuda in the compiled library: its kernels, and its host code.
+"""What nvcc made of csrc/cuda, libmaxunpool_cuda.so: its kernels, and its host code.
 
 No GPU is needed.
 """
@@ -18,6 +18,7 @@ from emulation.runtime import imported
 import maxunpool_cuda
 from maxunpool_cuda import _library
 
+LIBRARY = _library.PACKAGE / _library.CUDA_KERNELS
 ASKED = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
 pytestmark = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
 
@@ -28,7 +29,7 @@ def cuobjdump(argument: str) -> str:
         path += f"{os.pathsep}{Path(triton.origin).parent / 'backends/nvidia/bin'}"
     if not (program := shutil.which("cuobjdump", path=path)):
         pytest.skip("cuobjdump is installed neither with a CUDA toolkit nor with Triton")
-    return subprocess.check_output([program, argument, _library._C.__file__], text=True)
+    return subprocess.check_output([program, argument, LIBRARY], text=True)
 
 
 # The releases of nvcc that the kernels were tuned with. Others may take more registers.
@@ -97,6 +98,15 @@ def test_host_code_calls_no_device_function() -> None:
     """
     if not shutil.which("nm"):
         pytest.skip("nm is not installed: it comes with GCC's binutils")
-    names = imported(_library._C.__file__)
+    names = imported(LIBRARY)
     assert any("cudaLaunchKernel" in name for name in names)
     assert "exit" not in names
+
+
+def test_takes_no_function_of_cpp_from_pytorch() -> None:
+    """Those are of one release. Functions of the stable ABI are in C, and stay."""
+    if not shutil.which("nm"):
+        pytest.skip("nm is not installed: it comes with GCC's binutils")
+    names = imported(LIBRARY)
+    assert "aoti_torch_get_current_cuda_stream" in names
+    assert [name for name in names if re.search(r"^_Z.*(2at|3c10|5torch|6caffe2)\d", name)] == []

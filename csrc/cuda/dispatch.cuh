@@ -66,12 +66,12 @@
 #include "../calls.h"
 #include "../geometry.h"
 #include "../reduction.h"
+#include "../torch.h"
 #include "indices.cuh"
 #include "launch.cuh"
 #include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
-
 
 #include <algorithm>
 #include <cstdint>

@@ -11,10 +11,8 @@
 #pragma once
 
 #include "../errors.h"
+#include "../torch.h"
 #include "report.cuh"
-
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <cuda_runtime_api.h>
 
@@ -28,10 +26,24 @@
 
 namespace maxunpool_cuda {
 
-// Whether the current stream is capturing a graph: nothing runs then, and waiting would end that.
-inline bool is_capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+// Whether a stream is capturing a graph: nothing runs then, and waiting would end that.
+inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  STD_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
 }
+
+// As long as it exists, this thread may do what CUDA refuses while a graph is captured anywhere.
+class RelaxedCaptureMode {
+ public:
+  RelaxedCaptureMode() { STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCaptureMode() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed; // then the one that was before
+};
 
 // What the kernels of all calls share in the memory of a device; zero at first. It is a variable of
 // the library, so a first call allocates nothing on a GPU that PyTorch's allocator has filled.
@@ -52,37 +64,38 @@ class DeviceErrors {
  public:
   DeviceErrors() {
     // Allocation is no part of a graph that is being captured.
-    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const RelaxedCaptureMode relaxed;
     void* host = nullptr;
-    C10_CUDA_CHECK(cudaHostAlloc(&host, sizeof(ErrorRecord), cudaHostAllocMapped));
+    STD_CUDA_CHECK(cudaHostAlloc(&host, sizeof(ErrorRecord), cudaHostAllocMapped));
     record_ = new (host) ErrorRecord{};
     words_ = words_of_current_device();
   }
 
   DeviceWords* words() const { return words_; }
 
-  // Where the kernels of a call that is launched now are to report to.
-  Errors for_call() const {
+  // Where the kernels of a call that is launched now, on this stream, are to report to.
+  Errors for_call(cudaStream_t stream) const {
     return {
         .record = record_,
         .claimed = &words_->claimed,
-        .epoch = is_capturing() ? Errors::kUnknown : epoch().load(),
+        .epoch = is_capturing(stream) ? Errors::kUnknown : epoch().load(),
         .first_element = 0};
   }
 
-  // Raises what is reported, but not while a graph is captured: a later call will.
-  void raise_if_reported() {
+  // Raises what is reported, but not while this stream captures a graph: a later call will.
+  void raise_if_reported(cudaStream_t stream) {
     uint32_t now = epoch().load();
     // Kernels write to this report again only in the epoch after the next.
     OutOfBoundsIndex& report = record_->reports[now % 2];
-    if (std::atomic_ref(report.ready).load() != now + 1 || is_capturing()) {
+    if (std::atomic_ref(report.ready).load() != now + 1 || is_capturing(stream)) {
       return;
     }
     const std::string message =
         invalid_index(report.geometry, report.is_window_offset, report.index, report.element);
     // Of the threads that see the report, the one that begins the next epoch raises the error.
-    const bool begins_epoch = epoch().compare_exchange_strong(now, now + 1);
-    TORCH_CHECK(!begins_epoch, message, " (in this call or an earlier one on this CUDA device)");
+    if (epoch().compare_exchange_strong(now, now + 1)) {
+      fail(message, " (in this call or an earlier one on this CUDA device)");
+    }
   }
 
  private:
@@ -101,14 +114,14 @@ class ErrorRecords {
     return records;
   }
 
-  DeviceErrors& of(c10::DeviceIndex device) {
+  DeviceErrors& of(int32_t device) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return records_[device]; // made here, if it is not there
   }
 
-  std::vector<c10::DeviceIndex> devices() {
+  std::vector<int32_t> devices() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<c10::DeviceIndex> devices;
+    std::vector<int32_t> devices;
     for (const auto& [device, errors] : records_) {
       devices.push_back(device);
     }
@@ -117,7 +130,11 @@ class ErrorRecords {
 
  private:
   std::mutex mutex_;
-  std::map<c10::DeviceIndex, DeviceErrors> records_;
+  std::map<int32_t, DeviceErrors> records_;
 };
+
+// maxunpool_cuda.check_errors() of Python: waits for the current stream of every device that was
+// asked to unpool, and raises what kernels have recorded there. In operators.cu.
+void check_errors();
 
 } // namespace maxunpool_cuda

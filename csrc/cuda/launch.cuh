@@ -7,25 +7,21 @@
 // memory, and returns before they have run. kernel is void(Plan, const float*).
 #pragma once
 
+#include "../torch.h"
 #include "report.cuh"
-
-#include <c10/cuda/CUDAException.h>
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <type_traits>
-
-namespace at {
-class Tensor;
-}
 
 namespace maxunpool_cuda {
 
 struct Launch {
-  c10::Device device;
+  int32_t device;
   cudaStream_t stream;
-  at::Tensor& memory;                               // owns the workspace of the call
+  std::shared_ptr<void>& memory;                    // owns the workspace of the call
   unsigned long long* largest_out_of_window_launch; // of the device; null for pooling
 
   // Room for so many words of 32 bits, undefined. The next workspace() of this call frees it.
@@ -44,7 +40,7 @@ struct Launch {
       const std::type_identity_t<Parameters>&... arguments) const {
     kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
         arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 

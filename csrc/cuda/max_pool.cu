@@ -6,10 +6,10 @@
 // each, as 300 is halved until it fits.
 #include "../calls.h"
 #include "../geometry.h"
+#include "../torch.h"
 #include "dispatch.cuh"
 #include "max_pool.cuh"
 #include "tiling.cuh"
-
 
 #include <cstdint>
 
@@ -17,14 +17,14 @@ namespace maxunpool_cuda {
 
 // The call of `count` images of this call, from image `first` on.
 static PoolCall images_of(const PoolCall& call, int64_t first, int64_t count) {
-  const auto element_size = static_cast<int64_t>(element_size(call.type));
+  const auto value_size = static_cast<int64_t>(element_size(call.type));
   const auto index_size = static_cast<int64_t>(element_size(call.index_type));
   const int64_t pooled = first * call.geometry.in_image(); // elements before the first
   const int64_t unpooled = first * call.geometry.out_image();
   PoolCall images = call;
   images.geometry.outer = count;
-  images.input = static_cast<const char*>(call.input) + unpooled * element_size;
-  images.values = static_cast<char*>(call.values) + pooled * element_size;
+  images.input = static_cast<const char*>(call.input) + unpooled * value_size;
+  images.values = static_cast<char*>(call.values) + pooled * value_size;
   images.indices = static_cast<char*>(call.indices) + pooled * index_size;
   return images;
 }

@@ -15,6 +15,7 @@
 #include "../calls.h"
 #include "../dtypes.h"
 #include "../geometry.h"
+#include "../torch.h"
 #include "divider.cuh"
 #include "launch.cuh"
 #include "pool.cuh"

@@ -12,8 +12,8 @@
 #pragma once
 
 #include "../geometry.h"
+#include "../torch.h"
 #include "vector.cuh"
-
 
 #include <cstddef>
 #include <cstdint>

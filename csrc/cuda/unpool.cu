@@ -8,14 +8,15 @@
 // finds no flag and ends.
 #include "../calls.h"
 #include "../dtypes.h"
+#include "../errors.h"
 #include "../geometry.h"
 #include "../reduction.h"
+#include "../torch.h"
 #include "backward.cuh"
 #include "combine.cuh"
 #include "dispatch.cuh"
 #include "slots.cuh"
 #include "tiling.cuh"
-
 
 #include <algorithm>
 #include <cstdint>
@@ -127,12 +128,13 @@ void Dispatch::slots_of() {
 template <class Offset>
 Parts<Offset> Dispatch::parts(int64_t slot_bytes) const {
   const int64_t cells = geometry_.in_plane();
-  TORCH_CHECK(
-      cells < std::numeric_limits<uint32_t>::max(),
-      "max_unpool",
-      geometry_.rank,
-      "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ",
-      cells);
+  if (cells >= std::numeric_limits<uint32_t>::max()) {
+    fail(
+        "max_unpool",
+        geometry_.rank,
+        "d: expected fewer than 2^32 - 1 pooled elements in a plane on CUDA but got ",
+        cells);
+  }
   return Parts<Offset>(geometry_, slot_bytes, is_fixup_ ? &out_of_window_flags_ : nullptr);
 }
 

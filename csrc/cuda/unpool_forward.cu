@@ -9,12 +9,12 @@
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
+#include "../torch.h"
 #include "dispatch.cuh"
 #include "forward.cuh"
 #include "forward_strips.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
-
 
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +27,9 @@ namespace maxunpool_cuda {
 template <class T>
 T negative_zero(const UnpoolCall& call) {
   if constexpr (std::is_unsigned_v<T>) {
-    const bool adds_floats = call.reduce == Reduce::sum && c10::isFloatingType(call.type);
+    using enum ScalarType;
+    const bool adds_floats = call.reduce == Reduce::sum &&
+                             with_type_of<Half, BFloat16, Float, Double>(call.type, kNothing);
     return adds_floats ? T{1} << (8 * sizeof(T) - 1) : T{};
   }
   return T{};
@@ -44,8 +46,10 @@ bool Dispatch::forward() {
                     : forward_strips_if<Combine, false, 3>();
   };
   bool is_done = false;
+  using enum ScalarType;
+  const bool is_complex = with_type_of<ComplexFloat, ComplexDouble>(call_.type, kNothing);
   // Where windows are disjoint, an output has one element at most, so a sum only moves it.
-  if (last_ || (disjoint(geometry_) && !c10::isComplexType(call_.type))) {
+  if (last_ || (disjoint(geometry_) && !is_complex)) {
     with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
       if constexpr (sizeof(T) <= sizeof(uint64_t)) {
         is_done = launch_one_of.template

@@ -16,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,10 +39,19 @@ NAMESPACE = "emulated"
 # place of their own. docs/emulation.md says of each change what it leaves untested.
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
-    "device.is_cuda()": (r"\bdevice\.is_cuda\(\)", "device.is_cpu()"),
+    "aoti_torch_device_type_cuda()": (
+        r"\baoti_torch_device_type_cuda\(\)",
+        "aoti_torch_device_type_cpu()",
+    ),
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
+# The headers of PyTorch, without what its oldest release lacks, as setup.py has them.
+OLDEST = "0x{:02x}{:02x}000000000000".format(*_library.release_of(_library.OLDEST_TORCH))
+TORCH = [f"-DTORCH_TARGET_VERSION={OLDEST}"]
+TORCH += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+SHIM = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
+SHIM += ["-DUSE_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
 RUNTIMES = {  # without libstdc++, AddressSanitizer cannot intercept exceptions
@@ -67,7 +75,7 @@ def sources(backend: str) -> dict[Path, str]:
         texts = {path: re.sub(pattern, replacement, text) for path, text in before.items()}
         assert texts != before, pattern
     # The shim has what kernels need of CUDA's headers. They are empty themselves.
-    headers = re.findall(r"#include <((?:c10/cuda/|cuda).*)>", "\n".join(texts.values()))
+    headers = re.findall(r"#include <(cuda.*)>", "\n".join(texts.values()))
     texts |= {Path("cuda_headers", header): "" for header in headers}
     texts[Path("cuda/device.cuh")] = (HERE / "device.cuh").read_text()
     return texts | {Path(name): (HERE / name).read_text() for name in ("cuda_shim.h", "grid.cpp")}
@@ -102,14 +110,12 @@ def compile_file(command: list[Any], path: Path, texts: dict[Path, str], folder:
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     """Build the library of csrc/cuda or csrc/cpu, unless the same files were built before."""
     compiler = os.environ.get("CXX", "g++")
-    includes = (*cpp_extension.include_paths(), sysconfig.get_path("include"))
-    command = [compiler, *FLAGS.split(), *(f"-isystem{path}" for path in includes)]
-    if backend == "cuda":
-        command += ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
-        command += ["-DWITH_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]
+    command = [compiler, *FLAGS.split(), *TORCH, *(SHIM if backend == "cuda" else ())]
     command += ["-DFIBERS"] if sanitizers == "thread" else []
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
-    link = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
+    # Functions that the library has and PyTorch, too, are the library's own: those of the shim.
+    link = [f"-L{path}" for path in cpp_extension.library_paths()]
+    link += ["-ltorch_cpu", "-Wl,-Bsymbolic-functions"]
     texts = sources(backend)
     folder = CSRC.parent / "build" / "emulation" / digest_of(command, sanitize, link, texts)
     library = folder / "library.so"
@@ -168,7 +174,7 @@ def launches() -> list[tuple[str, int, int]]:
     None if the emulated GPU is off. The number of blocks is what the package asked for; the
     emulation may run the kernel with fewer.
     """
-    return library().launches() if is_on else []
+    return list(zip(*library().launches(), strict=True)) if is_on else []
 
 
 @contextlib.contextmanager

@@ -3,16 +3,15 @@
 // system; grid.cpp runs them. The device is the CPU: its memory is the host's.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/util/FunctionRef.h>
-#include <torch/library.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 // The language
@@ -37,7 +36,7 @@ void run_grid(
     unsigned blocks,
     unsigned threads,
     size_t shared_bytes,
-    c10::function_ref<void()> thread);
+    const std::function<void()>& thread);
 
 // What a thread calls. barrier() returns whether any thread of the block gave a predicate.
 bool barrier(bool predicate);
@@ -100,37 +99,59 @@ inline int __clz(int value) {
   return std::countl_zero(static_cast<unsigned>(value));
 }
 
-// The host's functions. The device does at once whatever it is asked.
+// The host's functions of CUDA. The device does at once whatever it is asked.
 
-#define C10_CUDA_CHECK(call) static_cast<void>(call)
-#define C10_CUDA_KERNEL_LAUNCH_CHECK() static_cast<void>(0)
-#define cudaStreamSynchronize(stream) static_cast<void>(stream)
-#define cudaGetSymbolAddress(to, symbol) static_cast<void>(*(to) = &(symbol))
-#define cudaDeviceGetAttribute(to, attribute, device) static_cast<void>(*(to) = 1)
-
+enum cudaError_t { cudaSuccess };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
+enum { cudaHostAllocMapped, cudaDevAttrMultiProcessorCount };
 using cudaStream_t = void*;
-enum { cudaHostAllocMapped, cudaStreamCaptureModeRelaxed };
 
-inline void cudaHostAlloc(void** to, size_t size, unsigned) {
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+template <class T>
+cudaError_t cudaGetSymbolAddress(void** to, T& symbol) {
+  *to = &symbol;
+  return cudaSuccess;
+}
+inline cudaError_t cudaHostAlloc(void** to, size_t size, unsigned) {
   *to = std::memset(::operator new(size), 0xa5, size);
+  return cudaSuccess;
 }
 
-namespace c10::cuda {
+// PyTorch's functions for CUDA that csrc/torch.h calls. A CUDA build of PyTorch has them, too:
+// __init__.py links the library so that it calls these.
 
-enum class CaptureStatus { None };
-inline CaptureStatus currentStreamCaptureStatusMayInitCtx() {
-  return CaptureStatus::None;
+extern "C" {
+
+inline AOTITorchError torch_c10_cuda_check_msg(
+    int32_t, const char*, const char*, uint32_t, bool, char**) {
+  return AOTI_TORCH_SUCCESS;
 }
-struct [[maybe_unused]] CUDAGuard {
-  explicit CUDAGuard(Device) {}
-  explicit CUDAGuard(int) {}
-};
-using CUDAStreamCaptureModeGuard = CUDAGuard;
-struct CUDAStream {
-  cudaStream_t stream() const { return nullptr; }
-};
-inline CUDAStream getCurrentCUDAStream() {
-  return {};
+inline void torch_c10_cuda_free_error_msg(char*) {}
+inline AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**) {
+  return AOTI_TORCH_SUCCESS;
+}
+inline AOTITorchError aoti_torch_create_cuda_guard(int32_t, CUDAGuardHandle*) {
+  return AOTI_TORCH_SUCCESS;
+}
+inline AOTITorchError aoti_torch_delete_cuda_guard(CUDAGuardHandle) {
+  return AOTI_TORCH_SUCCESS;
 }
 
-} // namespace c10::cuda
+} // extern "C"

@@ -12,11 +12,13 @@
 #include "cuda/divider.cuh"
 #include "cuda/error_records.cuh"
 #include "errors.h"
+#include "torch.h"
 
-#include <c10/util/Type.h>
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <ucontext.h>
 
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -24,6 +26,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #ifdef FIBERS
@@ -76,7 +79,7 @@ ucontext_t scheduler;
 void* scheduler_thread;
 int64_t begins; // its address orders the start of a grid before its threads
 int64_t ends;   // and this one its threads before the end of the grid
-c10::function_ref<void()> body = nullptr;
+const std::function<void()>* body;
 std::mt19937 random;
 std::vector<std::string> launched; // kernels
 std::vector<Launch> launches;
@@ -101,7 +104,7 @@ void leave() {
 
 void run_fiber() {
   __tsan_acquire(&begins);
-  body();
+  (*body)();
   __tsan_release(&ends);
   leave();
 }
@@ -138,12 +141,13 @@ void run_block(unsigned threads, size_t shared_bytes) {
       block->any[block->turn] = 0;
     }
   }
-  TORCH_CHECK(
-      block->waiting.empty(),
-      block->waiting.size(),
-      " of ",
-      threads,
-      " threads of a block wait at a barrier that the others do not reach");
+  if (!block->waiting.empty()) {
+    maxunpool_cuda::fail(
+        block->waiting.size(),
+        " of ",
+        threads,
+        " threads of a block wait at a barrier that the others do not reach");
+  }
 }
 
 } // namespace
@@ -155,9 +159,11 @@ void run_grid(
     unsigned blocks,
     unsigned threads,
     size_t shared_bytes,
-    c10::function_ref<void()> thread) {
+    const std::function<void()>& thread) {
   const std::lock_guard<std::mutex> lock(one_grid);
-  TORCH_CHECK(blocks > 0 && threads > 0 && threads <= 1024, blocks, " blocks of ", threads);
+  if (blocks == 0 || threads == 0 || threads > 1024) {
+    maxunpool_cuda::fail(blocks, " blocks of ", threads);
+  }
   Dl_info info{};
   dladdr(kernel, &info);
   launched.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
@@ -166,7 +172,7 @@ void run_grid(
   blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
   blockDim = {threads};
-  body = thread;
+  body = &thread;
   scheduler_thread = __tsan_get_current_fiber();
   std::vector<unsigned> order = shuffled(blocks);
   order.resize(skips_a_block ? blocks - 1 : blocks);
@@ -200,33 +206,75 @@ void* shared_memory() {
   return block->shared.get();
 }
 
-TORCH_LIBRARY_FRAGMENT(emulated, m) {
-  // `mistake` is what the grids should skip, or empty.
-  m.def("configure", [](int64_t seed, const std::string& mistake) {
-    random.seed(static_cast<unsigned>(seed));
-    skips_barriers = mistake == "barriers";
-    skips_a_block = mistake == "a block";
-  });
-  // Symbols of the kernels that ran since the last call.
-  m.def("take_launched", []() { return std::exchange(launched, {}); });
-  // The signatures of the kernels that ran since launches were forgotten, with blocks and threads.
-  m.def("launches", []() {
-    std::vector<std::tuple<std::string, int64_t, int64_t>> listed;
-    for (const Launch& launch : launches) {
-      listed.emplace_back(c10::demangle(launch.kernel.c_str()), launch.blocks, launch.threads);
-    }
-    return listed;
-  });
-  m.def("forget_launches", []() { launches.clear(); });
-  m.def("divide", [](int64_t n, int64_t divisor) {
-    return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
-  });
-  // With true, as if another launch, on another stream, had just found an index out of its window;
-  // with false, as if no launch ever had.
-  m.def("let_others_leave_window", [](bool others) {
-    maxunpool_cuda::words_of_current_device()->largest_out_of_window_launch = others ? ~0ull : 0;
-  });
-  m.def("check_errors", &maxunpool_cuda::check_errors);
+namespace {
+
+// The operators of this file
+
+// `mistake` is what the grids should skip, or empty.
+void configure(int64_t seed, const std::string& mistake) {
+  random.seed(static_cast<unsigned>(seed));
+  skips_barriers = mistake == "barriers";
+  skips_a_block = mistake == "a block";
 }
 
+// Symbols of the kernels that ran since the last call.
+std::vector<std::string> take_launched() {
+  return std::exchange(launched, {});
+}
+
+std::string demangled(const std::string& symbol) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), std::free);
+  return name == nullptr ? symbol : name.get();
+}
+
+// The kernels that ran since launches were forgotten: their signatures, blocks and threads.
+std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<int64_t>> list_launches() {
+  std::vector<std::string> kernels;
+  std::vector<int64_t> blocks;
+  std::vector<int64_t> threads;
+  for (const Launch& launch : launches) {
+    kernels.push_back(demangled(launch.kernel));
+    blocks.push_back(launch.blocks);
+    threads.push_back(launch.threads);
+  }
+  return {kernels, blocks, threads};
+}
+
+void forget_launches() {
+  launches.clear();
+}
+
+int64_t divide(int64_t n, int64_t divisor) {
+  return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
+}
+
+// With true, as if another launch, on another stream, had just found an index out of its window;
+// with false, as if no launch ever had.
+void let_others_leave_window(bool others) {
+  maxunpool_cuda::words_of_current_device()->largest_out_of_window_launch = others ? ~0ull : 0;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
+  m.def("configure(int seed, str mistake) -> ()");
+  m.def("take_launched() -> str[]");
+  m.def("launches() -> (str[] kernels, int[] blocks, int[] threads)");
+  m.def("forget_launches() -> ()");
+  m.def("divide(int n, int divisor) -> int");
+  m.def("let_others_leave_window(bool others) -> ()");
+  m.def("check_errors() -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(emulated, CompositeExplicitAutograd, m) {
+  m.impl("configure", TORCH_BOX(&configure));
+  m.impl("take_launched", TORCH_BOX(&take_launched));
+  m.impl("launches", TORCH_BOX(&list_launches));
+  m.impl("forget_launches", TORCH_BOX(&forget_launches));
+  m.impl("divide", TORCH_BOX(&divide));
+  m.impl("let_others_leave_window", TORCH_BOX(&let_others_leave_window));
+  m.impl("check_errors", TORCH_BOX(&maxunpool_cuda::check_errors));
+}
+
+} // namespace
 } // namespace shim

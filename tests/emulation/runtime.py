@@ -77,13 +77,10 @@ def build() -> tuple[Path, Path]:
     # nvcc calls g++, and tells it where the headers of CUDA are.
     nvcc = [NVCC, "-x", "c++", "-std=c++20", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
     gcc = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
-    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
-    shim = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers", "-DWITH_CUDA"]
-    shim += [f"-Dmaxunpool_cuda={emulation.NAMESPACE}"]
     for command in (
         [*nvcc, "runtime.cpp", "-o", "runtime.so"],
         [*gcc, "-w", "driver.cpp", "-o", "driver/libcuda.so.1"],
-        [*gcc, *includes, *shim, "invoke.cpp", "-o", "invoke.so", library],
+        [*gcc, *emulation.TORCH, *emulation.SHIM, "invoke.cpp", "-o", "invoke.so", library],
     ):
         subprocess.run(command, check=True, cwd=folder)
     return folder / "runtime.so", folder / "driver" / "libcuda.so.1"
