@@ -6,7 +6,7 @@
 //
 // Example: max_pool(input, kernel_size=[3, 3], stride=[2, 2], padding=[1, 1], dilation=[1, 1],
 // ceil_mode=False, index_dtype=int64) of a contiguous float32 CPU tensor [2, 5, 8, 8] calls
-// run_pool<pool>. It allocates float32 values and int64 indices [2, 5, 4, 4], and calls
+// run_pool<pool, ..>. It allocates float32 values and int64 indices [2, 5, 4, 4], and calls
 // csrc/cpu/max_pool.cpp's pool(call, device) with the Geometry of geometry.h's example.
 #pragma once
 
@@ -72,8 +72,8 @@ using PoolKernel = void (*)(const PoolCall& call, int32_t device);
 
 // The body of the operator max_pool, with the signature of its schema
 // (maxunpool_cuda/_operators.py). Returns values and indices. A file registers it with the
-// dispatcher for each backend, as run() in max_unpool.h is: run_pool<pool> on the CPU.
-template <PoolKernel kernel>
+// dispatcher for each backend, as run() in max_unpool.h is: run_pool<pool, ..> on the CPU.
+template <PoolKernel kernel, DeviceType backend>
 std::tuple<Tensor, Tensor> run_pool(
     const Tensor& input,
     IntArrayRef kernel_size,
@@ -87,7 +87,7 @@ std::tuple<Tensor, Tensor> run_pool(
   const std::optional<std::vector<int64_t>> pooled =
       may_pool(input, window, index_dtype) ? pooled_sizes(input.sizes(), window, ceil_mode)
                                            : std::nullopt;
-  if (!pooled) {
+  if (!pooled || device_type(input) != backend()) {
     refuse("max_pool", input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
   }
   const Layout layout = layout_of(input, input, window.rank());
@@ -112,11 +112,12 @@ std::tuple<Tensor, Tensor> run_pool(
 }
 
 // The same with one list, as in max_unpool.h: kernel_size, stride, padding and dilation.
-template <PoolKernel kernel>
+template <PoolKernel kernel, DeviceType backend>
 std::tuple<Tensor, Tensor> run_pool_short(
     const Tensor& input, IntArrayRef numbers, bool ceil_mode, ScalarType index_dtype) {
   const auto [kernel_size, stride, padding, dilation] = four_lists(numbers);
-  return run_pool<kernel>(input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
+  return run_pool<kernel, backend>(
+      input, kernel_size, stride, padding, dilation, ceil_mode, index_dtype);
 }
 
 } // namespace maxunpool_cuda

@@ -5,9 +5,9 @@
 // the choice of memory formats from layout.h.
 //
 // Example: max_unpool(input, indices, output_size=[8, 8], kernel_size=[3, 3], stride=[2, 2],
-// padding=[1, 1], reduce="last") of contiguous CPU tensors [2, 5, 4, 4] calls run<true, unpool>. It
-// allocates a contiguous [2, 5, 8, 8], and calls csrc/cpu/max_unpool.cpp's unpool(call, device)
-// with the Geometry of geometry.h's example.
+// padding=[1, 1], reduce="last") of contiguous CPU tensors [2, 5, 4, 4] calls run<true, unpool,
+// ..>. It allocates a contiguous [2, 5, 8, 8], and calls csrc/cpu/max_unpool.cpp's unpool(call,
+// device) with the Geometry of geometry.h's example.
 #pragma once
 
 #include "calls.h"
@@ -30,14 +30,15 @@ template <bool kForward>
 constexpr const char* kOp = kForward ? "max_unpool" : "max_unpool_backward";
 
 // The body of an operator, with the signature of its schema (maxunpool_cuda/_operators.py). A file
-// registers it with the dispatcher once for each operator and backend: run<true, unpool> is
-// max_unpool on the CPU, run<false, unpool> max_unpool_backward.
+// registers it with the dispatcher once for each operator and backend: run<true, unpool,
+// aoti_torch_device_type_cpu> is max_unpool on the CPU, with false it is max_unpool_backward.
 //
 // kForward  true for max_unpool: `values` is the pooled input, the result the unpooled output.
 //           False for max_unpool_backward: `values` is the unpooled grad_output, the result the
 //           pooled grad_input. The indices are pooled in both.
 // kernel    fills the result; it is called unless the result is empty.
-template <bool kForward, UnpoolKernel kernel>
+// backend   where the kernel runs. Who redispatches a call may bring tensors of another device.
+template <bool kForward, UnpoolKernel kernel, DeviceType backend>
 Tensor run(
     const Tensor& values,
     const Tensor& indices,
@@ -51,7 +52,8 @@ Tensor run(
   const std::string reduce_name = take_string(reduce_handle);
   const bool is_known = reduce_name == "last" || reduce_name == "sum";
   const Reduce reduce = reduce_name == "last" ? Reduce::last : Reduce::sum;
-  if (!is_known || !may_unpool(values, indices, output_size, window, reduce, kForward)) {
+  if (!is_known || !may_unpool(values, indices, output_size, window, reduce, kForward) ||
+      device_type(values) != backend()) {
     refuse(kOp<kForward>, values, indices, output_size, kernel_size, stride, padding, reduce_name);
   }
   const IntArrayRef pooled = indices.sizes();
@@ -80,11 +82,12 @@ Tensor run(
 
 // The same with one list, as a list costs a tiny call a microsecond: output_size, kernel_size,
 // stride and padding one after the other, {8, 8, 3, 3, 2, 2, 1, 1} in 2d.
-template <bool kForward, UnpoolKernel kernel>
+template <bool kForward, UnpoolKernel kernel, DeviceType backend>
 Tensor run_short(
     const Tensor& values, const Tensor& indices, IntArrayRef numbers, StringHandle reduce) {
   const auto [output_size, kernel_size, stride, padding] = four_lists(numbers);
-  return run<kForward, kernel>(values, indices, output_size, kernel_size, stride, padding, reduce);
+  return run<kForward, kernel, backend>(
+      values, indices, output_size, kernel_size, stride, padding, reduce);
 }
 
 } // namespace maxunpool_cuda

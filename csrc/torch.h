@@ -50,7 +50,10 @@ inline size_t element_size(ScalarType type) {
   return aoti_torch_dtype_element_size(static_cast<int32_t>(type));
 }
 
-// The kind of device that a tensor is on, such as aoti_torch_device_type_cpu().
+// The number of a kind of devices: aoti_torch_device_type_cpu() or aoti_torch_device_type_cuda().
+using DeviceType = int32_t (*)();
+
+// The kind of device that a tensor is on.
 inline int32_t device_type(const Tensor& tensor) {
   int32_t type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));

@@ -701,7 +701,7 @@ def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
     if not maxunpool_cuda.build_info()["cuda"]:
         pytest.skip("this build has no CUDA kernels")
     call, keys = draw(rng, operator), torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    with pytest.raises(RuntimeError, match="expected CUDA tensors but got tensors on cpu"):
+    with pytest.raises(RuntimeError, match="expected a call that a kernel can do"):
         call.operator.redispatch(keys, *call.tensors, *call.arguments)
 
 

@@ -394,8 +394,8 @@ void pool(const PoolCall& call, int32_t) {
 } // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_pool", TORCH_BOX(&run_pool<pool>));
-  m.impl("_max_pool", TORCH_BOX(&run_pool_short<pool>));
+  m.impl("max_pool", TORCH_BOX((&run_pool<pool, aoti_torch_device_type_cpu>)));
+  m.impl("_max_pool", TORCH_BOX((&run_pool_short<pool, aoti_torch_device_type_cpu>)));
 }
 
 } // namespace maxunpool_cuda

@@ -214,10 +214,11 @@ void unpool(const UnpoolCall& call, int32_t) {
 } // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(maxunpool_cuda, CPU, m) {
-  m.impl("max_unpool", TORCH_BOX((&run<true, unpool>)));
-  m.impl("max_unpool_backward", TORCH_BOX((&run<false, unpool>)));
-  m.impl("_max_unpool", TORCH_BOX((&run_short<true, unpool>)));
-  m.impl("_max_unpool_backward", TORCH_BOX((&run_short<false, unpool>)));
+  m.impl("max_unpool", TORCH_BOX((&run<true, unpool, aoti_torch_device_type_cpu>)));
+  m.impl("max_unpool_backward", TORCH_BOX((&run<false, unpool, aoti_torch_device_type_cpu>)));
+  m.impl("_max_unpool", TORCH_BOX((&run_short<true, unpool, aoti_torch_device_type_cpu>)));
+  m.impl(
+      "_max_unpool_backward", TORCH_BOX((&run_short<false, unpool, aoti_torch_device_type_cpu>)));
 }
 
 } // namespace maxunpool_cuda

@@ -118,12 +118,17 @@ void check_errors() {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(maxunpool_cuda, CUDA, m) {
-  m.impl("max_unpool", TORCH_BOX((&run<true, unpool_on_device>)));
-  m.impl("max_unpool_backward", TORCH_BOX((&run<false, unpool_on_device>)));
-  m.impl("max_pool", TORCH_BOX(&run_pool<pool_on_device>));
-  m.impl("_max_unpool", TORCH_BOX((&run_short<true, unpool_on_device>)));
-  m.impl("_max_unpool_backward", TORCH_BOX((&run_short<false, unpool_on_device>)));
-  m.impl("_max_pool", TORCH_BOX(&run_pool_short<pool_on_device>));
+  m.impl("max_unpool", TORCH_BOX((&run<true, unpool_on_device, aoti_torch_device_type_cuda>)));
+  m.impl(
+      "max_unpool_backward",
+      TORCH_BOX((&run<false, unpool_on_device, aoti_torch_device_type_cuda>)));
+  m.impl("max_pool", TORCH_BOX((&run_pool<pool_on_device, aoti_torch_device_type_cuda>)));
+  m.impl(
+      "_max_unpool", TORCH_BOX((&run_short<true, unpool_on_device, aoti_torch_device_type_cuda>)));
+  m.impl(
+      "_max_unpool_backward",
+      TORCH_BOX((&run_short<false, unpool_on_device, aoti_torch_device_type_cuda>)));
+  m.impl("_max_pool", TORCH_BOX((&run_pool_short<pool_on_device, aoti_torch_device_type_cuda>)));
 }
 
 } // namespace maxunpool_cuda
