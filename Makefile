@@ -3,6 +3,7 @@
 
 ## CUDA=1    builds the CUDA kernels, CUDA=0 leaves them out; by default they need a visible GPU
 ## FALLBACK=1  builds no kernels: PyTorch's own operators compute
+## WHEEL=    a wheel to install, in place of a build: make test WHEEL=dist/NAME.whl
 ## SEED=7    draws other random inputs in the tests; SEED=fresh draws and prints a seed
 ## TORCH=    the PyTorch to install, as pip takes it: make test TORCH=torch==2.13.0
 ## VENV=     the virtual environment to make and use
@@ -15,11 +16,13 @@ ifdef SEED
 export MAXUNPOOL_SEED := $(SEED)
 endif
 
-# CUDA decides, else setup.py's FORCE_CPU=1 or FORCE_CUDA=1, else whether there is a GPU: one that
-# nvidia-smi lists. Where it fails, it prints its message to the same output.
+# What is built: CUDA decides, else setup.py's FORCE_CPU=1 or FORCE_CUDA=1, else whether there is a
+# GPU: one that nvidia-smi lists. Where it fails, it prints its message to the same output.
 GPU := $(if $(shell nvidia-smi -L 2> /dev/null | grep '^GPU'),gpu)
 ifeq ($(FALLBACK),1)
 override CUDA := none
+else ifneq ($(WHEEL),)
+override CUDA := $(notdir $(WHEEL))
 else ifeq ($(CUDA),)
 ifneq (,$(filter 1,$(FORCE_CPU)))
 override CUDA := 0
@@ -38,23 +41,29 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --n
 # More processes than two would need more memory. One file, one process: each compiles only once.
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
-# Empty files, named after what VENV has: another TORCH or CUDA is installed or built over it.
+# Empty files, named after what VENV has: another TORCH, CUDA or WHEEL is installed over it.
 # CUDA kernels are built again where a GPU appears: for that GPU, once PyTorch sees it.
 HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
 HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
 # What every change must pass, beside make test. CI has a job for each.
-CHECKS := lint check-docs check-newest check-oldest check-between check-fallback
-NVCC := $(if $(filter 1,$(CUDA))$(shell command -v nvcc 2> /dev/null),1,0)
+CHECKS = lint check-docs $(OF_A_WHEEL) check-cuda check-fallback
+# One wheel passes these: WHEEL, or the newest in dist/, built anew if that is older than SOURCES.
+OF_A_WHEEL := check-oldest check-between check-newest check-upgrade
+THE_WHEEL = $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
+NVCC := $(shell command -v nvcc 2> /dev/null)
+# What check-cuda runs, if there is an nvcc: other tests are the same in a build without CUDA kernels, or need a GPU.
+OF_CUDA := $(patsubst %,tests/test_%,library.py host_code.py install.py::test_the_facts_of_a_build \
+    bad_input.py::test_cpu_tensors_for_cuda_kernels)
 
 # Where clang-tidy finds the headers of PyTorch and Python, and the files that need no CUDA toolkit.
 INCLUDES = $(VENV)/bin/python -c "import sysconfig, torch.utils.cpp_extension as build; \
     print(*('-isystem' + path for path in (*build.include_paths(), sysconfig.get_path('include'))))"
 TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
 
-.PHONY: help demo test test-all docs docs-shots bench figures report lint tidy sdist wheel wheel-check checks clean $(CHECKS) check-nightly
+.PHONY: help demo test test-all docs docs-shots bench figures report lint tidy sdist wheel check-wheel checks clean $(CHECKS) check-nightly
 # A target that fails halfway, as an environment without pip, is not taken for made.
 .DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
@@ -92,25 +101,31 @@ tidy: $(VENV)/.lint
 	    'exec $(VENV)/bin/clang-tidy --quiet "$$0" -- '"$$($(INCLUDES) 2> /dev/null)"
 sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
-wheel: $(VENV)/.wheel ## a wheel for TORCH, in dist/, with CUDA kernels or without as CUDA says
+wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
-wheel-check: ## installs WHEEL, by default the newest in dist/, into a fresh environment and tests it
-	$(PYTHON) tools/wheel.py check $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
+	touch dist/.wheel
+check-wheel: $(OF_A_WHEEL) ## tests one wheel, WHEEL or the newest in dist/, with three releases of PyTorch
 checks: $(CHECKS) ## what every change must pass, beside make test
 
 check-docs: docs
-check-newest:
-	$(MAKE) test-all CUDA=$(NVCC) TORCH_CUDA_ARCH_LIST="8.0;9.0;10.0;12.0+PTX"
-check-oldest: OLDEST := CUDA=0 TORCH=torch==2.8.0 VENV=.venv-oldest
+$(OF_A_WHEEL): $(if $(WHEEL),,dist/.wheel)
+check-oldest: OLDEST = WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest
 check-oldest:
-	$(MAKE) test $(OLDEST) ARGS="$(ONCE)"
-	$(MAKE) test $(OLDEST) ARGS="--all tests/test_training.py tests/test_published.py"
+	$(MAKE) test $(OLDEST) ARGS="$(ONCE) $(ARGS)"
+	$(MAKE) test $(OLDEST) ARGS="--all tests/test_training.py tests/test_published.py $(ARGS)"
 check-between:
-	$(MAKE) test CUDA=0 TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE)"
+	$(MAKE) test WHEEL=$(THE_WHEEL) TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE) $(ARGS)"
+check-newest:
+	$(MAKE) test-all WHEEL=$(THE_WHEEL)
+check-upgrade:
+	$(PYTHON) tools/wheel.py check $(THE_WHEEL)
+check-cuda: export TORCH_CUDA_ARCH_LIST := 8.0;9.0;10.0;12.0+PTX
+check-cuda:
+	$(if $(filter 1,$(CUDA))$(NVCC),$(MAKE) test WHEEL= CUDA=1 ARGS="--all $(OF_CUDA) $(ARGS)")
 # Tests of csrc, and of the tools around it, need a library or a compiler.
 check-fallback: NEEDS_NONE := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
 check-fallback:
-	$(MAKE) test FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEEDS_NONE)"
+	$(MAKE) test WHEEL= FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEEDS_NONE) $(ARGS)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.
 check-nightly:
 	PIP_PRE=1 $(MAKE) test CUDA=0 VENV=.venv-nightly
@@ -123,16 +138,23 @@ $(VENV)/bin/python:
 $(HAS_TORCH): | $(VENV)/bin/python
 	@echo "Installing $(TORCH) into $(VENV). A CUDA build of PyTorch takes some minutes."
 	$(PIP) --upgrade pip
-	$(PIP) "$(TORCH)" ninja numpy "setuptools>=77"
+	$(PIP) "$(TORCH)" ninja numpy pybind11 "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$@"
 $(HAS_KERNELS): $(HAS_TORCH)
 	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py)
 	rm -f $(VENV)/.kernels-* && touch $@
-$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(SOURCES) $(HAS_KERNELS)
-	@echo "Building maxunpool_cuda: a minute or two, with CUDA kernels some more. $(NOTE)"
+$(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(or $(WHEEL),$(SOURCES)) $(HAS_KERNELS)
+ifdef WHEEL
+	$(PIP) --force-reinstall --no-deps $(WHEEL)
+	$(PIP) "$(WHEEL)[$*]"
+else
+	@echo "Building maxunpool_cuda: half a minute, with CUDA kernels some more. $(NOTE)"
 	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
+endif
 	@cd $(VENV) && bin/python -c "import maxunpool_cuda; print('Built:', maxunpool_cuda.build_info())"
 	touch $@
+dist/.wheel: $(SOURCES)
+	$(MAKE) wheel
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python # without PyTorch: the code is only read
 	$(PIP) --upgrade pip
 	$(PIP) --group docs && touch $@
