@@ -4,7 +4,8 @@
 It is up to three files. The module ``_C`` is compiled for one Python; it has facts about the build.
 libmaxunpool_cpu.so and libmaxunpool_cuda.so have the kernels, for every Python: they use PyTorch's
 stable ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA
-kernels are for one major release of CUDA. Beside another, CUDA tensors take the fallback.
+kernels are for one major release of CUDA. With another they are not loaded: the fallback computes
+for CUDA tensors, and warns at the first call.
 
 A build without a library, where the fallback computes all, has the file ``FALLBACK`` instead, such
 as ``{"version": "0.3.0", "note": "no kernels, as FORCE_FALLBACK=1 says"}``.
@@ -18,7 +19,6 @@ import importlib
 import json
 import re
 import sys
-import warnings
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
@@ -82,18 +82,15 @@ def load() -> None:
 def _load_cuda_kernels(built_for: str) -> None:
     """Load the CUDA kernels, unless they are for another CUDA than PyTorch's."""
     global _note
-    theirs = torch.version.cuda
-    if theirs and theirs.split(".")[0] == built_for.split(".")[0]:
+    major = built_for.split(".")[0]
+    if (torch.version.cuda or "").split(".")[0] == major:
         _C.load(str(PACKAGE / CUDA_KERNELS))
         return
+    theirs = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     _note = (
-        f"no CUDA kernels: expected PyTorch with CUDA {built_for.split('.')[0]}, which they were "
-        f"built for, but got PyTorch {torch.__version__}"
+        f"no CUDA kernels: expected PyTorch with CUDA {major}, which they were built for, but got "
+        f"PyTorch {torch.__version__} {theirs}"
     )
-    if theirs:
-        warnings.warn(
-            f"maxunpool_cuda: {_note}; CUDA tensors take the slower fallback", stacklevel=2
-        )
 
 
 def build_info() -> dict[str, Any]:

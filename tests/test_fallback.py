@@ -191,7 +191,7 @@ def test_a_wheel_without_a_library(why: str, tmp_path: Path) -> None:
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    ignored = shutil.ignore_patterns("__pycache__", "_C.*.so", "_C.*.json")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", _library.FALLBACK)
     shutil.copytree(ROOT / "maxunpool_cuda", source / "maxunpool_cuda", ignore=ignored)
     names = ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "CXX", "DEBUG", "LINEINFO")
     alone = {name: value for name, value in os.environ.items() if name not in names}
@@ -227,8 +227,8 @@ def test_a_library_comes_before_the_record_of_a_build_without_one(tmp_path: Path
     package = Path(_library._C.__file__).parent
     for path in package.glob("_C.cpython*"):
         (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "_C.fallback.json").write_text('{"version": "0", "torch": null, "note": ""}')
-    assert not _library.is_fallback(_library.built_for(tmp_path))
+    (tmp_path / _library.FALLBACK).touch()
+    assert _library.has_library(tmp_path)
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which kernels are built, and what does not fit PyTorch is refused."""
+"""Which kernels are built, which of them are loaded, and what import refuses."""
 
 import dataclasses
 import json
@@ -9,18 +9,18 @@ import runpy
 import shutil
 import subprocess
 import sys
-from importlib import machinery, metadata, reload
+from importlib import machinery
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import setuptools
 import torch
 from conftest import HAS_LIBRARY, needs_library
 from torch.utils import cpp_extension
 
 import maxunpool_cuda
-from maxunpool_cuda import _library, _operators
+from maxunpool_cuda import _fallback, _library
 
 ROOT = Path(__file__).parent.parent
 SETUP = ROOT / "setup.py"
@@ -28,73 +28,27 @@ PY = machinery.EXTENSION_SUFFIXES[0].split(".")[1]
 Patch = pytest.MonkeyPatch
 
 
-def library(folder: Path, python: str = PY, torch: str = "2.13", cuda: str | None = None) -> Path:
-    """An empty file in place of a library, and the record of what it was built for."""
+def library(folder: Path, python: str = PY) -> Path:
+    """An empty file in place of a library for a Python."""
     folder.mkdir(exist_ok=True)
-    (folder / f"_C.{python}.json").write_text(json.dumps({"torch": torch, "cuda": cuda}))
     (folder / f"_C.{python}.so").touch()
     return folder
 
 
 def refused(package: Path, words: str) -> None:
     with pytest.raises(ImportError, match=rf"^maxunpool_cuda: expected .*{re.escape(words)}"):
-        _library.built_for(package)
+        _library.has_library(package)
 
 
-@pytest.fixture
-def pytorch_2_13(monkeypatch: Patch) -> None:
-    """PyTorch 2.13.1 with CUDA 13.0."""
-    monkeypatch.setattr(torch, "__version__", "2.13.1")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-
-
-ANOTHER = ", which its library was built for, but got"
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
-@pytest.mark.parametrize("cuda", [None, "13"])
-def test_a_library_that_fits(cuda: str | None, tmp_path: Path) -> None:
-    """One without CUDA kernels fits every build of its release."""
-    built_for = _library.built_for(library(tmp_path, cuda=cuda))
-    assert built_for == {"torch": "2.13", "cuda": cuda}
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
 def test_no_library(tmp_path: Path) -> None:
     refused(tmp_path, f"its compiled library in {tmp_path} but got none: build it")
 
 
-@pytest.mark.usefixtures("pytorch_2_13")
-def test_a_library_for_another_pytorch(tmp_path: Path) -> None:
-    words = f"PyTorch 2.1{ANOTHER} PyTorch 2.13.1: build it anew with `pip install"
-    refused(library(tmp_path, torch="2.1"), words)
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
-def test_a_library_for_another_cuda(tmp_path: Path) -> None:
-    words = f"2.13 with CUDA 12{ANOTHER} PyTorch 2.13.1 with CUDA 13.0:"
-    refused(library(tmp_path, cuda="12"), words)
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
-def test_a_library_for_cuda_beside_a_pytorch_without(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    words = f"2.13 with CUDA 13{ANOTHER} PyTorch 2.13.1 without CUDA:"
-    refused(library(tmp_path, cuda="13"), words)
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
-def test_a_library_without_a_record(tmp_path: Path) -> None:
-    (library(tmp_path) / f"_C.{PY}.json").unlink()
-    refused(tmp_path, f"a record of what its library was built for, {tmp_path}")
-
-
-@pytest.mark.usefixtures("pytorch_2_13")
 def test_a_library_for_another_python(tmp_path: Path) -> None:
-    refused(library(tmp_path, "cpython-37m"), f"Python cpython-37m{ANOTHER} Python {PY}")
+    words = f"Python cpython-37m, which its library was built for, but got Python {PY}: build it"
+    refused(library(tmp_path, "cpython-37m"), words)
 
 
-@pytest.mark.usefixtures("pytorch_2_13")
 def test_a_source_tree_without_a_library(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     refused(tmp_path / "any", "build_ext --inplace` in the source tree, or install it and leave")
@@ -119,36 +73,70 @@ def test_the_source_tree_hides_an_installed_copy(tmp_path: Path, monkeypatch: Pa
         (installed / f"_C.{PY}.so").unlink()
 
 
-@pytest.mark.parametrize(
-    ("version", "release"),
-    [
-        ("2.13.0", "2.13"),
-        ("2.13.1+cu130", "2.13"),
-        ("2.10.0.post1+cpu", "2.10"),
-        ("2.10.0a0+b4e4ee81d3.nv25.12", "2.10.0a0+b4e4ee81d3.nv25.12"),
-        ("2.16.0.dev20261101+cu132", "2.16.0.dev20261101+cu132"),
-        ("2.14.0rc2", "2.14.0rc2"),
-    ],
-)
-def test_a_pre_release_is_compared_whole(
-    version: str, release: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+@pytest.mark.parametrize("version", ["2.10.0+cu128", "2.10.0a0+b4e4ee8.nv25.12", "2.16.0.dev2026"])
+def test_releases_that_a_library_fits(version: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """All from 2.10 on, pre-releases too, such as those in NVIDIA's containers."""
     monkeypatch.setattr(torch, "__version__", version)
-    assert _library.release_of(version) == release
-    assert _library.built_for(library(tmp_path, torch=release))["torch"] == release
-    for other in {"2.10", "2.16", "2.14", "2.10.0a0+0000000.nv25.11"} - {release}:
-        refused(library(tmp_path, torch=other), f"PyTorch {other}, which its library was built for")
+    assert _library.has_library(library(tmp_path))
+
+
+@pytest.mark.parametrize("version", ["2.9.1+cpu", "1.13.1"])
+def test_a_release_that_is_too_old(version: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    refused(library(tmp_path), f"PyTorch 2.10 or later but got {version}")
+
+
+@pytest.fixture
+def cuda_library(monkeypatch: Patch) -> list[str]:
+    """In place of the library one with CUDA kernels, for CUDA 13. The files that it loads."""
+    loaded: list[str] = []
+    facts = {"cuda": True, "cuda_version": "13.0", "kernels": "cpu and cuda", "note": ""}
+    stub = SimpleNamespace(
+        build_info=lambda: dict(facts),
+        load=lambda path: loaded.append(Path(path).name),
+        version=_library.version,
+    )
+    monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", stub)
+    monkeypatch.setattr(_library, "has_library", lambda: True)
+    for name in ("_C", "_note", "version"):  # load() sets them
+        monkeypatch.setattr(_library, name, getattr(_library, name))
+    return loaded
+
+
+def test_cuda_kernels_for_the_cuda_of_pytorch(cuda_library: list[str], monkeypatch: Patch) -> None:
+    """Those for 13.0 serve all of CUDA 13."""
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    _library.load()
+    assert cuda_library == ["libmaxunpool_cpu.so", "libmaxunpool_cuda.so"]
+    assert _library.build_info()["kernels"] == "cpu and cuda"
+
+
+@pytest.mark.parametrize(("cuda", "theirs"), [("12.8", "with CUDA 12.8"), (None, "without CUDA")])
+def test_cuda_kernels_for_another_cuda(
+    cuda: str | None, theirs: str, cuda_library: list[str], monkeypatch: Patch
+) -> None:
+    """The CPU kernels are loaded. The first call with CUDA tensors warns."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    _library.load()
+    assert cuda_library == ["libmaxunpool_cpu.so"]
+    info = _library.build_info()
+    assert (info["kernels"], info["cuda"], info["cuda_version"]) == ("cpu", False, None)
+    assert info["note"] == (
+        "no CUDA kernels: expected PyTorch with CUDA 13, which they were built for, but got "
+        f"PyTorch {torch.__version__} {theirs}"
+    )
+    monkeypatch.setattr(_fallback, "_has_warned", False)
+    with pytest.warns(UserWarning, match=f"as this build has {re.escape(info['note'])}: `pip "):
+        _fallback._warn_of_cuda()
 
 
 @needs_library
-def test_a_library_is_refused_before_it_is_loaded(monkeypatch: Patch) -> None:
+def test_a_library_that_does_not_load(monkeypatch: Patch) -> None:
     monkeypatch.delattr(maxunpool_cuda, "_C")
-    monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", None)  # so that it cannot be loaded
-    with pytest.raises(ImportError, match="expected its compiled library to load, as it was built"):
-        _library.load(_library.built_for())
-    monkeypatch.setattr(torch, "__version__", "1.0.0")
-    with pytest.raises(ImportError, match=r"its library was built for, but got PyTorch 1\.0\.0"):
-        reload(_operators)
+    monkeypatch.setitem(sys.modules, "maxunpool_cuda._C", None)
+    words = f"to load with PyTorch {torch.__version__} but got: import of maxunpool_cuda._C halted"
+    with pytest.raises(ImportError, match=re.escape(f"expected its compiled library {words}")):
+        _library.load()
 
 
 def setup_fails(words: str) -> None:
@@ -190,17 +178,6 @@ def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "DEBUG", "LINEINFO", *paths):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-def test_setup_refuses_another_release(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
-    monkeypatch.setattr(torch, "__version__", "9.9.0")
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "pip-build-env-0/torch/__init__.py"))
-    installed = metadata.version("torch")
-    setup_fails(
-        f"expected to be built for PyTorch {installed}, which is installed, but pip builds for "
-        "9.9.0, in an environment of its own: `pip install --no-build-isolation .` builds for what"
-    )
 
 
 PIP_LINE = '`pip install "cuda-toolkit[nvcc,cccl]"` installs one'
@@ -310,7 +287,7 @@ OWN_FLAGS = {
 
 @pytest.mark.parametrize("asked", OWN_FLAGS)
 def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypatch: Patch) -> None:
-    """Each has its flags, and a macro of its own, so that ninja compiles everything again."""
+    """Each has its flags, so that ninja compiles everything again."""
     toolkit(cuda_13 / "nvidia/cu13", "13.0")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "nvidia/cu13"))
@@ -318,7 +295,8 @@ def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypat
         monkeypatch.setenv(asked, "1")
     functions = setup_functions()
     planned = functions["plan"]()
-    made = functions["extension"](planned, functions["chosen_build"](planned))
+    build = functions["chosen_build"](planned)
+    made = functions["cuda_kernels"](build)
     flags = (
         {*made.extra_compile_args["cxx"]},
         {*made.extra_compile_args["nvcc"]},
@@ -328,7 +306,8 @@ def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypat
     assert (
         tuple(given & known for given, known in zip(flags, every, strict=True)) == OWN_FLAGS[asked]
     )
-    note = json.loads(dict(made.define_macros)["BUILD_NOTE"])
+    facts = dict(functions["module"](planned, build, "0.3.0").define_macros)
+    note = json.loads(facts["BUILD_NOTE"])
     assert (
         note
         == {
@@ -426,17 +405,17 @@ def test_kernels_that_make_builds(given: str, gpu: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("has_nvcc", [False, True])
-def test_what_check_newest_builds(has_nvcc: bool, tmp_path: Path) -> None:
+def test_when_check_cuda_builds(has_nvcc: bool, tmp_path: Path) -> None:
     """CUDA kernels if there is an nvcc, also without a GPU, or if CUDA=1 asks for them."""
     program(tmp_path / "nvidia-smi", SMI_FAILS)
     if has_nvcc:
         toolkit(tmp_path, "13.0")
     folders = [tmp_path, tmp_path / "bin", *tools_without_nvcc(tmp_path / "tools")]
     alone = {"PATH": os.pathsep.join(map(str, folders))}
-    for given, kernels in ((), "1" if has_nvcc else "0"), (("CUDA=1",), "1"):
-        command = ["make", "--dry-run", "check-newest", *given]
+    for given, builds in ((), has_nvcc), (("CUDA=1",), True):
+        command = ["make", "--dry-run", "check-cuda", *given]
         output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
-        assert f"test-all CUDA={kernels} " in output
+        assert (" test WHEEL= CUDA=1 " in output) == builds
 
 
 def tools_without_nvcc(folder: Path) -> list[Path]:
@@ -471,6 +450,8 @@ if wanted.startswith("cuda-toolkit"):
     if not (site / "online").exists():
         sys.exit("ERROR: No matching distribution found for cuda-toolkit")
     shutil.copytree(site / "toolkit-13", site / "nvidia/cu13")
+if ".whl[" in wanted:
+    shutil.copy(wanted.split("[")[0], site / "maxunpool_cuda.py")
 if wanted.startswith("."):
     done = subprocess.run([sys.executable, site / "build.py"])
     sys.exit(done.returncode)
@@ -654,6 +635,17 @@ def test_first_run_for_the_cpu_on_a_machine_with_a_gpu(machine: Machine) -> None
     assert "Installing nvcc" not in machine.passes("CUDA=0", builds="CPU")
     machine.passes("CUDA=0", builds="")
     machine.passes(builds="CUDA")
+
+
+def test_a_wheel_in_place_of_a_build(machine: Machine) -> None:
+    wheel = machine.folder / "any.whl"
+    for version in ("first", "second"):
+        wheel.write_text(f"build_info = lambda: dict(cuda=False, note={version!r})")
+        assert version in machine.passes(f"WHEEL={wheel}", builds="CPU")
+        machine.passes(f"WHEEL={wheel}", builds="")
+        machine.passes(builds="CUDA")
+    wheel.unlink()
+    machine.stops(f"WHEEL={wheel}", says=f"No rule to make target '{wheel}'")
 
 
 def test_first_run_without_python3_venv(machine: Machine) -> None:
