@@ -20,7 +20,6 @@ import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pybind11
 import torch
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
@@ -300,6 +299,8 @@ def cuda_kernels(build: Build) -> Extension:
 
 def module(planned: Plan, build: Build, version: str) -> Extension:
     """The module _C, for the Python that runs this. It takes nothing of PyTorch."""
+    import pybind11  # which a build without kernels does not need
+
     facts = {
         "VERSION": version,
         "TORCH_VERSION_STRING": str(torch.__version__),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What nvcc made of csrc/cuda, libmaxunpool_cuda.so: its kernels, and its host code.
+"""What compilers made of csrc: what the libraries take of others, and of CUDA the kernels.
 
 No GPU is needed.
 """
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import warnings
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +19,77 @@ from emulation.runtime import imported
 import maxunpool_cuda
 from maxunpool_cuda import _library
 
+KERNELS = [
+    name
+    for name in (_library.CPU_KERNELS, _library.CUDA_KERNELS)
+    if (_library.PACKAGE / name).exists()
+]
+MODULE = Path(_library._C.__file__).name if _library._C else ""
 LIBRARY = _library.PACKAGE / _library.CUDA_KERNELS
 ASKED = maxunpool_cuda.build_info()["arch_list"].replace(" ", ";").split(";")
-pytestmark = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
+of_cuda = pytest.mark.skipif(not ASKED[0], reason="this build has no CUDA kernels")
+
+
+def taken_from_others(name: str) -> dict[str, str]:
+    """What a library of the package takes of others: symbols, and their versions, as GLIBC_2.14."""
+    if not shutil.which("nm"):
+        pytest.skip("nm is not installed: it comes with GCC's binutils")
+    command = ["nm", "-D", "--undefined-only", _library.PACKAGE / name]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    pairs = (line.split()[-1].split("@", 1) for line in lines)
+    return {symbol: version[0].lstrip("@") if version else "" for symbol, *version in pairs}
+
+
+def without_version(name: str) -> set[str]:
+    """What it takes of PyTorch, Python and CUDA, whose symbols have none."""
+    of_every_library = {
+        "__gmon_start__",
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+    }
+    taken = taken_from_others(name).items()
+    return {symbol for symbol, version in taken if not version} - of_every_library
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_take_functions_in_c_alone(name: str) -> None:
+    """Functions of PyTorch in C++ are of one release, those of Python of one version."""
+    taken = without_version(name)
+    assert "aoti_torch_empty_strided" in taken
+    assert [each for each in taken if not re.match(r"(aoti_)?torch_[a-z]", each)] == []
+
+
+@pytest.mark.skipif(not MODULE, reason="this build has no compiled module")
+def test_the_module_takes_functions_of_python_alone() -> None:
+    taken = without_version(MODULE)
+    assert "PyModule_Create2" in taken
+    assert [each for each in taken if not re.match("_?Py[A-Z_]", each)] == []
+
+
+# The newest C libraries that a wheel of this tag may need.
+NEWEST = {
+    "manylinux_2_28": {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24)},
+    "manylinux_2_34": {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29)},
+}
+
+
+def tag_of_the_wheel() -> str:
+    """The tag of the installed wheel, without the processor; nothing of a build from source."""
+    try:
+        facts = distribution("maxunpool_cuda").read_text("WHEEL") or ""
+    except PackageNotFoundError:
+        return ""
+    found = re.search(r"manylinux_\d+_\d+", facts)
+    return found[0] if found else ""
+
+
+@pytest.mark.skipif(not tag_of_the_wheel(), reason="the package is not of a wheel with a tag")
+@pytest.mark.parametrize("library", ["GLIBC", "GLIBCXX"])
+def test_the_wheel_needs_no_newer_c_library_than_its_tag_says(library: str) -> None:
+    versions = [each for name in (*KERNELS, MODULE) for each in taken_from_others(name).values()]
+    needed = {each.partition("_")[2] for each in versions if each.partition("_")[0] == library}
+    newest = max(tuple(map(int, each.split("."))) for each in needed)
+    assert newest <= NEWEST[tag_of_the_wheel()][library]
 
 
 def cuobjdump(argument: str) -> str:
@@ -67,6 +136,7 @@ def misfits(usage: str) -> list[str]:
     return found + [f"{name}: of no family" for name in sorted(strangers)]
 
 
+@of_cuda
 @pytest.mark.parametrize(
     ("option", "suffix"),
     [
@@ -80,6 +150,7 @@ def test_every_architecture_asked_for_is_there(option: str, suffix: str) -> None
     assert {".".join(arch) for arch in found} == asked
 
 
+@of_cuda
 def test_kernels_fit_the_registers() -> None:
     """With an nvcc that the kernels were not tuned with, one that does not fit is a warning."""
     info = maxunpool_cuda.build_info()
@@ -91,6 +162,7 @@ def test_kernels_fit_the_registers() -> None:
         warnings.warn(f"With nvcc {nvcc}: {', '.join(found)}", stacklevel=1)
 
 
+@of_cuda
 def test_host_code_calls_no_device_function() -> None:
     """nvcc makes exit(1) of a call from the host to a __device__ function, at least in templates.
 
@@ -101,12 +173,3 @@ def test_host_code_calls_no_device_function() -> None:
     names = imported(LIBRARY)
     assert any("cudaLaunchKernel" in name for name in names)
     assert "exit" not in names
-
-
-def test_takes_no_function_of_cpp_from_pytorch() -> None:
-    """Those are of one release. Functions of the stable ABI are in C, and stay."""
-    if not shutil.which("nm"):
-        pytest.skip("nm is not installed: it comes with GCC's binutils")
-    names = imported(LIBRARY)
-    assert "aoti_torch_get_current_cuda_stream" in names
-    assert [name for name in names if re.search(r"^_Z.*(2at|3c10|5torch|6caffe2)\d", name)] == []
