@@ -11,7 +11,6 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -23,6 +22,8 @@
 #include <string>
 
 #ifdef USE_CUDA
+#include <torch/csrc/stable/macros.h>
+
 #include <cuda_runtime_api.h>
 #endif
 

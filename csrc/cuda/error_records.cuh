@@ -33,7 +33,8 @@ inline bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// As long as it exists, this thread may do what CUDA refuses while a graph is captured anywhere.
+// While it exists, this thread may do what CUDA else refuses as long as any thread captures a
+// graph.
 class RelaxedCaptureMode {
  public:
   RelaxedCaptureMode() { STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The operators on CUDA: registration, and what a call needs of PyTorch: workspaces, the current
-// stream, errors. unpool() and pool() choose the kernels and launch them (dispatch.cuh). This
-// file compiles no kernel.
+// stream, errors. unpool() and pool() choose the kernels and launch them (dispatch.cuh). This file
+// compiles no kernel.
 //
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
 // it, and then for the current stream alone. With MAXUNPOOL_CUDA_SIMPLE_KERNELS=1, the kernels of

@@ -110,7 +110,8 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     command = [compiler, *FLAGS.split(), *TORCH, *(SHIM if backend == "cuda" else ())]
     command += ["-DFIBERS"] if sanitizers == "thread" else []
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
-    # Functions that the library has and PyTorch, too, are the library's own: those of the shim.
+    # Of functions that PyTorch has, too, the library calls its own, those of the shim, even where
+    # TORCH_USE_RTLD_GLOBAL=1 puts PyTorch's first.
     link = [f"-L{path}" for path in cpp_extension.library_paths()]
     link += ["-ltorch_cpu", "-Wl,-Bsymbolic-functions"]
     texts = sources(backend)

@@ -134,8 +134,8 @@ inline cudaError_t cudaHostAlloc(void** to, size_t size, unsigned) {
   return cudaSuccess;
 }
 
-// PyTorch's functions for CUDA that csrc/torch.h calls. A CUDA build of PyTorch has them, too:
-// __init__.py links the library so that it calls these.
+// PyTorch's functions for CUDA that csrc/torch.h calls, where nothing fails. A CUDA build of
+// PyTorch has them, too: __init__.py links the library so that it calls these.
 
 extern "C" {
 
