@@ -53,8 +53,8 @@ OF_A_WHEEL := check-oldest check-between check-newest check-upgrade
 THE_WHEEL = $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
+# What check-cuda runs, if there is an nvcc. Other tests do not need CUDA kernels, or need a GPU.
 NVCC := $(shell command -v nvcc 2> /dev/null)
-# What check-cuda runs, if there is an nvcc: other tests are the same in a build without CUDA kernels, or need a GPU.
 OF_CUDA := $(patsubst %,tests/test_%,library.py host_code.py install.py::test_the_facts_of_a_build \
     bad_input.py::test_cpu_tensors_for_cuda_kernels)
 
@@ -104,7 +104,7 @@ sdist: $(HAS_TORCH) ## the source archive, in dist/
 wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
 	touch dist/.wheel
-check-wheel: $(OF_A_WHEEL) ## tests one wheel, WHEEL or the newest in dist/, with three releases of PyTorch
+check-wheel: $(OF_A_WHEEL) ## tests one wheel with three releases of PyTorch, and through an upgrade
 checks: $(CHECKS) ## what every change must pass, beside make test
 
 check-docs: docs

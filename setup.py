@@ -347,10 +347,7 @@ class BuildFallback(build_py):
     def run(self) -> None:
         super().run()
         package = ROOT if self.editable_mode else Path(self.build_lib)
-        record = {
-            "version": self.distribution.get_version(),
-            "note": self.note,
-        }
+        record = {"version": self.distribution.get_version(), "note": self.note}
         path = package / "maxunpool_cuda" / library_module()["FALLBACK"]
         path.write_text(json.dumps(record) + "\n")
 
