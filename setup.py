@@ -26,7 +26,7 @@ from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
-LIBRARIES = CPU_KERNELS, CUDA_KERNELS = "libmaxunpool_cpu", "libmaxunpool_cuda"
+LIBRARIES = CPU_KERNELS, CUDA_KERNELS = "_cpu_kernels", "_cuda_kernels"
 # The oldest release whose stable ABI has all that the kernels need: 2.10.
 TORCH_TARGET = ("TORCH_TARGET_VERSION", "0x020a000000000000")
 # PyTorch compiles C++17 by default until 2.11.

@@ -2,8 +2,8 @@
 """The compiled library: finds it, loads it, asks it for facts and errors.
 
 It is up to three files. The module ``_C`` is compiled for one Python; it has facts about the build.
-libmaxunpool_cpu.so and libmaxunpool_cuda.so have the kernels, for every Python: they use PyTorch's
-stable ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA
+The kernels are in _cpu_kernels.so and _cuda_kernels.so, for every Python: they use PyTorch's stable
+ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA
 kernels are for one major release of CUDA. With another they are not loaded: the fallback computes
 for CUDA tensors, and warns at the first call.
 
@@ -30,8 +30,8 @@ _note = ""  # which kernels are left out here, and why
 version = ""  # of the package
 PACKAGE = Path(__file__).parent
 FALLBACK = "_C.fallback.json"
-CPU_KERNELS = "libmaxunpool_cpu.so"
-CUDA_KERNELS = "libmaxunpool_cuda.so"
+CPU_KERNELS = "_cpu_kernels.so"
+CUDA_KERNELS = "_cuda_kernels.so"
 OLDEST_TORCH = "2.10"  # TORCH_TARGET_VERSION of setup.py
 
 

@@ -107,7 +107,7 @@ def test_cuda_kernels_for_the_cuda_of_pytorch(cuda_library: list[str], monkeypat
     """Those for 13.0 serve all of CUDA 13."""
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     _library.load()
-    assert cuda_library == ["libmaxunpool_cpu.so", "libmaxunpool_cuda.so"]
+    assert cuda_library == ["_cpu_kernels.so", "_cuda_kernels.so"]
     assert _library.build_info()["kernels"] == "cpu and cuda"
 
 
@@ -118,7 +118,7 @@ def test_cuda_kernels_for_another_cuda(
     """The CPU kernels are loaded. The first call with CUDA tensors warns."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     _library.load()
-    assert cuda_library == ["libmaxunpool_cpu.so"]
+    assert cuda_library == ["_cpu_kernels.so"]
     info = _library.build_info()
     assert (info["kernels"], info["cuda"], info["cuda_version"]) == ("cpu", False, None)
     assert info["note"] == (

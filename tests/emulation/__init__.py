@@ -39,7 +39,10 @@ NAMESPACE = "emulated"
 # place of their own. docs/emulation.md says of each change what it leaves untested.
 EDITS = {  # what is replaced: by which pattern, with what
     "kernel<<<...>>>(...)": (r"(?s)(\w+)<<<(.*?)>>>\(", r"shim::launch(\1, \2)("),
-    "aoti_torch_device_type_cuda": (r"\baoti_torch_device_type_cuda\b", "aoti_torch_device_type_cpu"),
+    "aoti_torch_device_type_cuda": (
+        r"\baoti_torch_device_type_cuda\b",
+        "aoti_torch_device_type_cpu",
+    ),
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
