@@ -59,8 +59,9 @@ OF_CUDA := $(patsubst %,tests/test_%,library.py host_code.py install.py::test_th
     bad_input.py::test_cpu_tensors_for_cuda_kernels)
 
 # Where clang-tidy finds the headers of PyTorch and Python, and the files that need no CUDA toolkit.
-INCLUDES = $(VENV)/bin/python -c "import sysconfig, torch.utils.cpp_extension as build; \
-    print(*('-isystem' + path for path in (*build.include_paths(), sysconfig.get_path('include'))))"
+INCLUDES = $(VENV)/bin/python -c "import pybind11, sysconfig, torch.utils.cpp_extension as build; \
+    paths = (pybind11.get_include(), *build.include_paths(), sysconfig.get_path('include')); \
+    print(*('-isystem' + path for path in paths))"
 TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
 
 .PHONY: help demo test test-all docs docs-shots bench figures report lint tidy sdist wheel check-wheel checks clean $(CHECKS) check-nightly
