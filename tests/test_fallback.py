@@ -258,6 +258,7 @@ CHANGES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda t: t.transpose(0, -1),
     lambda t: t[0],
     lambda t: t[:0],
+    lambda t: t[:, :0],
     lambda t: t.new_empty(1, *t.shape),
     lambda t: t.as_strided(t.shape, [1] * t.dim()),
     lambda t: t.to(torch.bool),
