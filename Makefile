@@ -110,12 +110,10 @@ checks: $(CHECKS) ## what every change must pass, beside make test
 
 check-docs: docs
 $(OF_A_WHEEL): $(if $(WHEEL),,dist/.wheel)
-check-oldest: OLDEST = WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest
 check-oldest:
-	$(MAKE) test $(OLDEST) ARGS="$(ONCE) $(ARGS)"
-	$(MAKE) test $(OLDEST) ARGS="--all tests/test_training.py tests/test_published.py $(ARGS)"
+	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest ARGS="$(ONCE) $(ARGS)"
 check-between:
-	$(MAKE) test WHEEL=$(THE_WHEEL) TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE) $(ARGS)"
+	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE) $(ARGS)"
 check-newest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL)
 check-upgrade:

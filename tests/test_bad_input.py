@@ -638,6 +638,7 @@ class Unpool(torch.nn.Module):
 
 @needs_library
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="PyTorch 2.10 prints the error and goes on")
 def test_a_call_of_a_package_that_does_not_fit(tmp_path: Path) -> None:
     """AOTInductor's code calls a kernel itself. It gives every error the same type."""
     x, indices = torch.rand(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
