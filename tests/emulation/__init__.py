@@ -59,7 +59,8 @@ RUNTIMES = {  # without libstdc++, AddressSanitizer cannot intercept exceptions
     "address,undefined": ["libasan.so", "libubsan.so", "libstdc++.so"],
 }
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:max_allocation_size_mb=4096:allocator_may_return_null=1",
+    "ASAN_OPTIONS": "detect_leaks=0:max_allocation_size_mb=4096:allocator_may_return_null=1"
+    ":malloc_fill_byte=127:max_malloc_fill_size=4294967296",  # as tests/conftest.py
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1",
 }
 
