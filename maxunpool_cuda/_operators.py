@@ -261,7 +261,7 @@ def _compute_below(operator: Operator, keys: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return operator.overload.redispatch(keys_below, *tensors, *others)
     except RuntimeError as error:
-        if (ours := _same_refusal(error, operator, *tensors, *others)) is None:
+        if (ours := _typed(error, operator, *tensors, *others)) is None:
             raise
         raise ours from None
 
@@ -300,10 +300,13 @@ def _refusal(operator: Operator, *arguments: Any) -> Exception | None:
     return None
 
 
-def _same_refusal(error: Exception, operator: Operator, *arguments: Any) -> Exception | None:
-    """An error of the guard as the checks raise it. A kernel has the words, but not the type."""
-    ours = _refusal(operator, *arguments)
-    return ours if str(ours) == str(error) else None
+def _typed(error: Exception, operator: Operator, *arguments: Any) -> Exception | None:
+    """The error of a kernel with its type, if it has another. Kernels raise RuntimeErrors alone."""
+    words = str(error)
+    if words.startswith("CUDA out of memory"):
+        return torch.OutOfMemoryError(words)
+    refusal = _refusal(operator, *arguments)
+    return refusal if str(refusal) == words else None
 
 
 def _explain(operator: Operator, *arguments: Any) -> str:
@@ -468,4 +471,4 @@ def _error_in_words(
         _checks.check_as_written(operator.name, named)
     except (TypeError, RuntimeError) as ours:
         return ours
-    return _same_refusal(error, operator, *tensors, *arguments)
+    return _typed(error, operator, *tensors, *arguments)

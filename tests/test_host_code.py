@@ -71,6 +71,24 @@ for call in calls:
 print(late, "of", len(calls), "raised late")
 """
 
+OUT_OF_MEMORY = """
+side = 2**25  # of a plane of 2^52 bytes
+cell = torch.zeros(1, 1, 1, 1, device="cuda")
+index = torch.zeros(1, 1, 1, 1, device="cuda", dtype=torch.int64)
+calls = {
+    "function": lambda: F.max_unpool2d(cell, index, side),
+    "operator": lambda: torch.ops.maxunpool_cuda.max_unpool(
+        cell, index, [side, side], [side, side], [side, side], [0, 0], "last"
+    ),
+    "torch": lambda: torch.empty(side, side, device="cuda"),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except torch.OutOfMemoryError as error:
+        print(name, str(error).partition(". GPU")[0])
+"""
+
 GRADIENTS = """
 x, weight = torch.rand(2, 2, 3, 12, 16)
 
@@ -121,6 +139,12 @@ def test_kernels_are_those_of_the_tables() -> None:
 def test_an_out_of_bounds_index_is_named() -> None:
     late, _, count, *_ = run(ERRORS).splitlines()[-1].split()
     assert int(late) == int(count) > 10
+
+
+def test_too_little_memory_is_the_error_of_pytorch() -> None:
+    said = "CUDA out of memory. Tried to allocate 4194304.00 GiB"
+    expected = [f"{name} {said}" for name in ("function", "operator", "torch")]
+    assert run(OUT_OF_MEMORY).splitlines()[-3:] == expected
 
 
 def test_gradients_on_another_stream() -> None:

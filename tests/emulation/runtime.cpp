@@ -222,6 +222,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(
 // ---- memory
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
+  if (bytes > kMemory) {
+    return cudaErrorMemoryAllocation;
+  }
   *address = allocated(bytes, 512);
   return cudaSuccess;
 }
