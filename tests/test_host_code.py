@@ -143,8 +143,8 @@ def test_an_out_of_bounds_index_is_named() -> None:
 
 def test_too_little_memory_is_the_error_of_pytorch() -> None:
     said = "CUDA out of memory. Tried to allocate 4194304.00 GiB"
-    expected = [f"{name} {said}" for name in ("function", "operator", "torch")]
-    assert run(OUT_OF_MEMORY).splitlines()[-3:] == expected
+    expected = {f"{name} {said}" for name in ("function", "operator", "torch")}
+    assert expected <= {*run(OUT_OF_MEMORY).splitlines()}  # PyTorch's warnings come in between
 
 
 def test_gradients_on_another_stream() -> None:
