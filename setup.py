@@ -263,7 +263,7 @@ def compiler_flags(build: Build) -> dict[str, list[str]]:
     """The flags of kernels."""
     # -fno-trapping-math: else GCC does not vectorize conversions to float16.
     cxx = [*build.cxx, *CXX_FLAGS, "-fno-trapping-math"]
-    # Compressed kernels for three architectures take less room than plain ones for one.
+    # Compressed, kernels for three architectures take less room than plain ones for one.
     # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr` before
     # the loop. 64 such warnings hide an error in pip's log.
     nvcc = ["-std=c++20", "-Xfatbin=-compress-all", "-Xcudafe", "--diag_suppress=128"]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module maxunpool_cuda._C: facts about the build, and what calls a library of kernels. It is
-// compiled for one Python and takes nothing of PyTorch. The kernels are compiled for no Python, in
-// libraries of their own. maxunpool_cuda/_library.py imports this module and has it load them.
+// The module maxunpool_cuda._C has facts about the build, loads the libraries of kernels, and calls
+// check_errors() in that of CUDA. It is compiled for one Python, and takes nothing of PyTorch;
+// those libraries take nothing of Python. maxunpool_cuda/_library.py imports this module.
 #include <pybind11/pybind11.h>
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// A function of the library of CUDA kernels: csrc/cuda/operators.cu. Null before that is loaded.
+// Points into the library of CUDA kernels (csrc/cuda/operators.cu). Null until that is loaded.
 void (*check_errors_on_cuda)() = nullptr;
 
 // Loads a library, whose kernels register themselves with the operators of _operators.py.

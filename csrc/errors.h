@@ -20,7 +20,7 @@
 
 namespace maxunpool_cuda {
 
-// Raises a RuntimeError in Python, whose message are the words one after the other.
+// Raises a RuntimeError in Python. Its message joins the arguments.
 template <class... Words>
 [[noreturn]] void fail(const Words&... words) {
   std::ostringstream message;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The guard: whether a kernel may run a call. It asks for all that a kernel relies on, so that none
-// reads or writes outside of its arrays, whoever calls the operators. It has no words. A call that
-// it refuses goes to Python, by refuse(): maxunpool_cuda/_checks.py asks the same questions, and
-// says in words which one has the wrong answer.
+// The guard decides whether a kernel may run a call. It asks for all that a kernel relies on, so
+// that none reads or writes outside of its arrays, whoever calls the operators. It has no words. A
+// call that it refuses goes to Python, by refuse(): maxunpool_cuda/_checks.py asks the same
+// questions, and says in words which one has the wrong answer.
 //
 // Example: of max_pool with padding={2} and kernel_size={3}, may_pool() is false, as padding is
 // more than half of the kernel. Then refuse() calls maxunpool_cuda::_explain_max_pool, a kernel in
@@ -142,6 +142,9 @@ inline bool may_unpool(
 
 // Whether a kernel may pool. Only whether windows fit the input is left to pooled_sizes().
 inline bool may_pool(const Tensor& input, const Window& window, ScalarType index_type) {
+  if (!input.defined()) { // None, in Python
+    return false;
+  }
   const size_t rank = window.rank();
   const IntArrayRef shape = input.sizes();
   if (!is_window(window) || window.dilation.size() != rank || !has_shape(shape, rank) ||
@@ -171,7 +174,8 @@ inline std::array<IntArrayRef, 4> four_lists(IntArrayRef numbers) {
 }
 
 // Raises the error of a call that the guard refuses. `op` is the operator's name, and the arguments
-// are those of its schema. If Python finds nothing wrong with the call, the two disagree.
+// are those of its schema. If Python finds nothing wrong, as with tensors of another device in a
+// call that was redispatched, the words are general.
 template <class... Arguments>
 [[noreturn]] void refuse(const std::string& op, const Arguments&... arguments) {
   fail(words_of("maxunpool_cuda::_explain_" + op, arguments...));

@@ -13,10 +13,12 @@
 //   [2, 5, 4, 4], strides [0, 0, 0, 0]   channels_last   channels_last, that of the indices
 //   [2, 1, 4, 4], strides [16, 16, 4, 1] channels_last   channels_last, that of the indices
 //
-// The strides of the last two do not tell. The first has gaps in every layout, as the gradient of
-// sum(): one number, expanded. The second has one channel, and is dense in both layouts.
+// The strides of the last two rows leave the layout open. In the fourth, all elements are one
+// number, expanded, as in the gradient of sum(). The fifth has one channel, and is dense in both
+// layouts.
 #pragma once
 
+#include "errors.h"
 #include "geometry.h"
 #include "guard.h"
 #include "torch.h"
@@ -69,8 +71,8 @@ inline bool is_dense(const Tensor& tensor, size_t rank, Layout layout) {
 }
 
 // PyTorch's rule, c10::is_channels_last_strides_2d and _3d, for the memory format of a tensor with
-// a batch. Strides grow from the channels over the columns to the batch. If that leaves open which
-// it is, as for sizes of 1 everywhere else, it is contiguous.
+// a batch. Strides grow from the channels over the columns to the batch. If the strides fit both
+// formats, as where all other sizes are 1, it is contiguous.
 inline bool suggests_channels_last(const Tensor& tensor, size_t rank) {
   const IntArrayRef sizes = tensor.sizes();
   const IntArrayRef strides = tensor.strides();
@@ -119,16 +121,16 @@ inline Layout layout_of(const Tensor& values, const Tensor& indices, size_t rank
   return suggested_layout(tells_layout(values, rank) ? values : indices, rank);
 }
 
-// Raises the error of an undefined tensor on the device of `like` that there is not enough memory
-// for. It has PyTorch's words.
+// Raises PyTorch's error of too little memory, for a tensor of these sizes on the device of `like`.
 [[noreturn]] inline void raise_out_of_memory(
     IntArrayRef sizes, ScalarType type, const Tensor& like) {
-  fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, type));
+  const auto bytes = static_cast<int64_t>(element_size(type));
+  fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, bytes));
 }
 
-// An undefined tensor of these sizes, dense in the layout, on the device of `like`. Deterministic
-// mode, which fills tensors that torch.empty() makes, does not fill this one: the kernels write
-// every element.
+// An uninitialized tensor of these sizes, dense in the layout, on the device of `like`. On the CPU
+// deterministic mode, which fills what torch.empty() makes, does not fill this one: the kernels
+// write every element.
 inline Tensor empty_in_layout(
     IntArrayRef sizes, size_t rank, Layout layout, ScalarType type, const Tensor& like) {
   std::vector<int64_t> strides(sizes.size());

@@ -16,6 +16,7 @@
 #include "torch.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -73,7 +74,7 @@ using PoolKernel = void (*)(const PoolCall& call, int32_t device);
 // The body of the operator max_pool, with the signature of its schema
 // (maxunpool_cuda/_operators.py). Returns values and indices. A file registers it with the
 // dispatcher for each backend, as run() in max_unpool.h is: run_pool<pool, ..> on the CPU.
-template <PoolKernel kernel, DeviceType backend>
+template <PoolKernel kernel, DeviceTypeFunction backend>
 std::tuple<Tensor, Tensor> run_pool(
     const Tensor& input,
     IntArrayRef kernel_size,
@@ -112,7 +113,7 @@ std::tuple<Tensor, Tensor> run_pool(
 }
 
 // The same with one list, as in max_unpool.h: kernel_size, stride, padding and dilation.
-template <PoolKernel kernel, DeviceType backend>
+template <PoolKernel kernel, DeviceTypeFunction backend>
 std::tuple<Tensor, Tensor> run_pool_short(
     const Tensor& input, IntArrayRef numbers, bool ceil_mode, ScalarType index_dtype) {
   const auto [kernel_size, stride, padding, dilation] = four_lists(numbers);

@@ -22,7 +22,7 @@
 
 namespace maxunpool_cuda {
 
-// What a backend provides: fills call.result, which is on the device of that number and not empty.
+// What a backend provides: fills call.result, which is not empty and is on device number `device`.
 // It checks each index; out-of-bounds ones are an error (errors.h).
 using UnpoolKernel = void (*)(const UnpoolCall& call, int32_t device);
 
@@ -37,8 +37,8 @@ constexpr const char* kOp = kForward ? "max_unpool" : "max_unpool_backward";
 //           False for max_unpool_backward: `values` is the unpooled grad_output, the result the
 //           pooled grad_input. The indices are pooled in both.
 // kernel    fills the result; it is called unless the result is empty.
-// backend   where the kernel runs. Who redispatches a call may bring tensors of another device.
-template <bool kForward, UnpoolKernel kernel, DeviceType backend>
+// backend   where the kernel runs. A redispatched call may have tensors of another device.
+template <bool kForward, UnpoolKernel kernel, DeviceTypeFunction backend>
 Tensor run(
     const Tensor& values,
     const Tensor& indices,
@@ -82,7 +82,7 @@ Tensor run(
 
 // The same with one list, as a list costs a tiny call a microsecond: output_size, kernel_size,
 // stride and padding one after the other, {8, 8, 3, 3, 2, 2, 1, 1} in 2d.
-template <bool kForward, UnpoolKernel kernel, DeviceType backend>
+template <bool kForward, UnpoolKernel kernel, DeviceTypeFunction backend>
 Tensor run_short(
     const Tensor& values, const Tensor& indices, IntArrayRef numbers, StringHandle reduce) {
   const auto [output_size, kernel_size, stride, padding] = four_lists(numbers);

