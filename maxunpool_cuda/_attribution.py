@@ -16,13 +16,14 @@ import contextlib
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
-from . import modules
+from . import functional, modules
 from ._convert import check_model, left_in_order
 from ._patch import patched
 
@@ -107,12 +108,35 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     with contextlib.ExitStack() as undo:
         undo.enter_context(left_in_order("exact_attributions", model))
         undo.enter_context(patched(reduce="sum"))
+        if torch.__version__ < "2.13":
+            _replace_unpooling(undo)
         calls = Calls()
         undo.callback(calls.end_all)
         for path, module in model.named_modules():
             _isolate(f"{path!r} ({type(module).__name__})", module, calls, undo)
             _let_stand_in(path, module, undo)
         yield model
+
+
+def _replace_unpooling(undo: contextlib.ExitStack) -> None:
+    """Let torch.nn's max unpooling add up in a backward, where captum and shap call it.
+
+    A mode, as ``patched`` is one, does not reach it before PyTorch 2.13. This does, in all threads.
+    """
+    theirs = torch.nn.functional
+    for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d"):
+        undo.callback(setattr, theirs, name, getattr(theirs, name))
+        setattr(theirs, name, _adds_up(getattr(functional, name)))
+
+
+def _adds_up(unpool: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of this package, in the place of torch.nn's of the same name."""
+
+    @wraps(unpool)
+    def unpool_sum(*args: Any, **kwargs: Any) -> Any:
+        return unpool(*args, **kwargs, reduce="sum")
+
+    return unpool_sum
 
 
 def _warn_of_pools(model: torch.nn.Module) -> None:

@@ -172,6 +172,7 @@ def test_attributions_of_the_layer_of_a_pool(variant: Callable[..., Tool]) -> No
         assert error(variant(2, to_input=True), net, *given) > 0.1
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="patched does not reach a backward there")
 def test_both_halves_are_needed_after_a_relu() -> None:
     """For captum sums alone are not enough, and neither are clones."""
     net, *given = case(1, (3, 1, 0), nn.ReLU)
