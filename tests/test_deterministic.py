@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import OPERATORS, draw, scaled
-from conftest import Record
+from conftest import Record, needs_library
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import interpolate
@@ -107,6 +107,7 @@ def test_only_deterministic_mode_decomposes(name: str) -> None:
     assert any(each.startswith(CALLS[name].operator) for each in names), names
 
 
+@needs_library
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("device", ["cpu", "dispatched"], indirect=True)
 def test_deterministic_mode_fills_no_tensor(device: str, operator: str, rng: Random) -> None:
