@@ -55,6 +55,8 @@ _MAX_POOL_BASES = (
     torch.nn.FractionalMaxPool2d,
     torch.nn.FractionalMaxPool3d,
 )
+# torch.nn's, which come back however contexts are left.
+_UNPOOLING = {f"max_unpool{n}d": getattr(torch.nn.functional, f"max_unpool{n}d") for n in (1, 2, 3)}
 # The attributes that an adaptive pool lacks. _fit_window sets those that are None.
 _WINDOW = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
 
@@ -123,10 +125,9 @@ def _replace_unpooling(undo: contextlib.ExitStack) -> None:
 
     A mode, as ``patched`` is one, does not reach it before PyTorch 2.13. This does, in all threads.
     """
-    theirs = torch.nn.functional
-    for name in ("max_unpool1d", "max_unpool2d", "max_unpool3d"):
-        undo.callback(setattr, theirs, name, getattr(theirs, name))
-        setattr(theirs, name, _adds_up(getattr(functional, name)))
+    for name, theirs in _UNPOOLING.items():
+        undo.callback(setattr, torch.nn.functional, name, theirs)
+        setattr(torch.nn.functional, name, _adds_up(getattr(functional, name)))
 
 
 def _adds_up(unpool: Callable[..., Any]) -> Callable[..., Any]:
