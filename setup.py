@@ -297,12 +297,12 @@ def cuda_kernels(build: Build) -> Extension:
     return made
 
 
-def module(planned: Plan, build: Build, version: str) -> Extension:
+def module(planned: Plan, build: Build) -> Extension:
     """The module _C, for the Python that runs this. It takes nothing of PyTorch."""
     import pybind11  # which a build without kernels does not need
 
     facts = {
-        "VERSION": version,
+        "VERSION": version(),
         "TORCH_VERSION_STRING": str(torch.__version__),
         "BUILD_NOTE": note_of(planned, build),
     }
@@ -377,7 +377,7 @@ def main() -> None:
         os.environ["TORCH_CUDA_ARCH_LIST"] = planned.arch_list
     BuildExtension.planned = planned
     BuildExtension.build = build
-    extensions = [module(planned, build, version()), cpu_kernels(build)]
+    extensions = [module(planned, build), cpu_kernels(build)]
     if planned.toolkit:
         extensions.append(cuda_kernels(build))
     setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})

@@ -123,7 +123,8 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 def _replace_unpooling(undo: contextlib.ExitStack) -> None:
     """Let torch.nn's max unpooling add up in a backward, where captum and shap call it.
 
-    A mode, as ``patched`` is one, does not reach it before PyTorch 2.13. This does, in all threads.
+    Before PyTorch 2.13 ``patched`` does not reach a backward. A replaced function does, but it is
+    replaced for all threads.
     """
     for name, theirs in _UNPOOLING.items():
         undo.callback(setattr, torch.nn.functional, name, theirs)

@@ -3,9 +3,9 @@
 
 It is up to three files. The module ``_C`` is compiled for one Python; it has facts about the build.
 The kernels are in _cpu_kernels.so and _cuda_kernels.so, for every Python: they use PyTorch's stable
-ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA
-kernels are for one major release of CUDA. With another they are not loaded: the fallback computes
-for CUDA tensors, and warns at the first call.
+ABI, and so one build serves PyTorch ``OLDEST_TORCH`` and all later releases. The CUDA kernels are
+for one major release of CUDA. With another they are not loaded: the fallback computes for CUDA
+tensors, and warns at the first call.
 
 A build without a library, where the fallback computes all, has the file ``FALLBACK`` instead, such
 as ``{"version": "0.3.0", "note": "no kernels, as FORCE_FALLBACK=1 says"}``.

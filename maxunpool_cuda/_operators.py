@@ -329,10 +329,10 @@ def _in_full(operator: Operator, *arguments: Any) -> Any:
     count = operator.tensor_count
     tensors, numbers, others = arguments[:count], arguments[count], arguments[count + 1 :]
     rank = len(numbers) // 4
-    ends = (rank, 2 * rank, 3 * rank, len(numbers))
-    lists = (numbers[begin:end] for begin, end in zip((0, *ends), ends, strict=False))
+    first, second = numbers[:rank], numbers[rank : 2 * rank]
+    third, fourth = numbers[2 * rank : 3 * rank], numbers[3 * rank :]
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.overload(*tensors, *lists, *others)
+        return operator.overload(*tensors, first, second, third, fourth, *others)
 
 
 def _call_under_vmap(

@@ -499,7 +499,7 @@ def test_a_model_is_not_copied_inside(copies: Callable[[nn.Module], object]) -> 
 def test_contexts_are_left_in_reverse_order() -> None:
     """If they share a module. Otherwise an error is raised, and all is undone."""
     model = network(maxunpool_cuda.AdaptiveMaxPool1d(4))
-    before = state(model)
+    before, unpool = state(model), nn.functional.max_unpool1d
     for other, names_it in ((model, True), (nn.MaxPool1d(2), False)):
         first = exact_attributions(model)
         first.__enter__()
@@ -507,6 +507,7 @@ def test_contexts_are_left_in_reverse_order() -> None:
         with exact_attributions(other), refusal if names_it else contextlib.nullcontext():
             first.__exit__(None, None, None)
         assert state(model) == before
+        assert nn.functional.max_unpool1d is unpool
 
 
 def test_a_pool_that_is_converted_inside_is_named() -> None:

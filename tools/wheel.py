@@ -21,7 +21,7 @@ DIST = ROOT / "dist"
 # PyTorch brings these libraries; auditwheel would copy any other into the wheel.
 EXCLUDED = ("libtorch*", "libcudart.so.*")
 FILES = re.compile(r"maxunpool_cuda/[\w.-]*|maxunpool_cuda-[\w.+]+\.dist-info/[\w./-]*")
-BEFORE = "torch==2.13.0"
+OLDER_TORCH = "torch==2.13.0"
 # Runs with nothing installed but the wheel and what it requires.
 FIRST_EXAMPLE = """
 import torch, maxunpool_cuda
@@ -89,11 +89,11 @@ def check(wheel: Path) -> None:
             "--quiet",
             "--no-compile",
         )
-        run(*pip, wheel.resolve(), BEFORE)
+        run(*pip, wheel.resolve(), OLDER_TORCH)
         before = run(python, "-I", "-c", FIRST_EXAMPLE, cwd=folder)
         run(*pip, "--upgrade", "torch")
         if run(python, "-I", "-c", FIRST_EXAMPLE, cwd=folder) == before:
-            raise SystemExit(f"expected a PyTorch later than {BEFORE} to be installed")
+            raise SystemExit(f"expected a PyTorch later than {OLDER_TORCH} to be installed")
 
 
 if __name__ == "__main__":
