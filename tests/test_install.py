@@ -306,7 +306,7 @@ def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypat
     assert (
         tuple(given & known for given, known in zip(flags, every, strict=True)) == OWN_FLAGS[asked]
     )
-    facts = dict(functions["module"](planned, build, "0.3.0").define_macros)
+    facts = dict(functions["module"](planned, build).define_macros)
     note = json.loads(facts["BUILD_NOTE"])
     assert (
         note
