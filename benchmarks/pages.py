@@ -258,6 +258,17 @@ def tried(results: Report) -> str:
     return report.markdown(heads, rows)
 
 
+def plain(results: Report) -> str:
+    """Times over a copy's, of the kernels here, of plain ones, and of PyTorch's way to unpool."""
+    names = {"here": "kernels here", "plain": "plain", "fill and scatter": "fill and scatter"}
+    rows = []
+    for row in results["rows"]:
+        timed = [row.get(name) for name in names]
+        cells = [f"{of['seconds'] / of['copy']:.2f}" if of else "" for of in timed]
+        rows.append((row["call"], *cells))
+    return report.markdown(("call, times over a copy's", *names.values()), rows)
+
+
 def titled(results: Report) -> list[str]:
     """Where, with what and when it was measured."""
     return [report.title(results)]
@@ -341,17 +352,17 @@ TABLES = (
     Table(PERFORMANCE, "networks", "networks", networks),
     Table(PERFORMANCE, "small planes", "comparisons", by_column("small_planes", "planes")),
     Table(PERFORMANCE, "savings", "training", report.savings_table),
-    Table(PERFORMANCE, "gpu speeds", "gpu_h200", report.speeds_table),
-    Table(PERFORMANCE, "gpu dtypes", "gpu_h200", report.dtypes_table),
-    Table(PERFORMANCE, "gpu slower", "gpu_h200", report.slower_table),
+    Table(PERFORMANCE, "gpu speeds", "gpu_h100", report.speeds_table),
+    Table(PERFORMANCE, "gpu dtypes", "gpu_h100", report.dtypes_table),
+    Table(PERFORMANCE, "gpu slower", "gpu_h100", report.slower_table),
     Table(
         PERFORMANCE,
         "gpu out of window",
         "gpu_h200_calls",
         by_column("out_of_window", "indices out of window: windows, planes"),
     ),
-    Table(PERFORMANCE, "gpu networks", "gpu_h200", networks),
-    Table(PERFORMANCE, "gpu kernelbench", "gpu_h200", kernelbench),
+    Table(PERFORMANCE, "gpu networks", "gpu_h100", networks),
+    Table(PERFORMANCE, "gpu kernelbench", "gpu_h100", kernelbench),
     Table(PERFORMANCE, "gpu beside simulated", "gpu_h200_calls", beside_simulated),
     Table(PERFORMANCE, "simulated", "simulated", simulated),
     Table("docs/pytorch.md", "compiled", "comparisons", by_column("compiled", "model")),
@@ -368,15 +379,16 @@ TABLES = (
     Table(PERFORMANCE, "tiny", "comparisons", tiny),
     Table(PERFORMANCE, "tiny shares", "networks", tiny_shares),
     Table("docs/design.md", "tried", "simulated", tried),
+    Table("docs/design.md", "plain", "gpu_h100_kernels", plain),
 )
 SENTENCES = (
     Sentence(README, "pooling {} times, unpooling {} times [as", "operators", speeds),
     Sentence(README, "Measured on {title}, with", "operators", titled),
-    Sentence(README, "Measured on one GPU, {title}:", "gpu_h200", titled),
+    Sentence(README, "Measured on one GPU, {title}:", "gpu_h100", titled),
     Sentence(
         README,
         "pooling {}, its backward {}, unpooling {}, its backward {}",
-        "gpu_h200",
+        "gpu_h100",
         each_speed,
     ),
     Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
@@ -393,7 +405,7 @@ SENTENCES = (
     Sentence(PERFORMANCE, "Eager and compiled networks on {title}.", "networks", titled),
     Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
     Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
-    Sentence(PERFORMANCE, "Operators and networks on {title}.", "gpu_h200", titled),
+    Sentence(PERFORMANCE, "Operators and networks on {title}.", "gpu_h100", titled),
     Sentence(PERFORMANCE, "takes {} microseconds, and {} after", "gpu_h200_calls", of_replays),
     Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
