@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from setuptools import Distribution, Extension, setup
@@ -26,9 +26,11 @@ from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
-LIBRARIES = CPU_KERNELS, CUDA_KERNELS = "_cpu_kernels", "_cuda_kernels"
-# The oldest release whose stable ABI has all that the kernels need: 2.10.
-TORCH_TARGET = ("TORCH_TARGET_VERSION", "0x020a000000000000")
+# Finds what is built here.
+LIBRARY = runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
+CPU_KERNELS, CUDA_KERNELS = LIBRARY["CPU_KERNELS"], LIBRARY["CUDA_KERNELS"]  # files
+# A byte each of the oldest release: 0x020a000000000000 is 2.10.
+TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
 # PyTorch compiles C++17 by default until 2.11.
 CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 CUDA_MAJOR = torch.version.cuda.split(".")[0] if torch.version.cuda else None
@@ -81,11 +83,6 @@ class Plan(NamedTuple):
     toolkit: Toolkit | None
     arch_list: str
     note: str
-
-
-def library_module() -> dict[str, Any]:
-    """What maxunpool_cuda/_library.py defines, which finds what is built here."""
-    return runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
 
 
 def has_compiler() -> bool:
@@ -273,9 +270,9 @@ def compiler_flags(build: Build) -> dict[str, list[str]]:
 def cpu_kernels(build: Build) -> Extension:
     """The library of CPU kernels. All that it takes of PyTorch are functions in C."""
     made = cpp_extension.CppExtension(
-        f"maxunpool_cuda.{CPU_KERNELS}",
+        f"maxunpool_cuda.{Path(CPU_KERNELS).stem}",
         sorted(str(path) for path in Path("csrc/cpu").glob("*.cpp")),
-        define_macros=[TORCH_TARGET],
+        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET)],
         extra_compile_args=compiler_flags(build),
         extra_link_args=build.link,
     )
@@ -286,9 +283,10 @@ def cpu_kernels(build: Build) -> Extension:
 def cuda_kernels(build: Build) -> Extension:
     """The library of CUDA kernels."""
     made = cpp_extension.CUDAExtension(
-        f"maxunpool_cuda.{CUDA_KERNELS}",
+        f"maxunpool_cuda.{Path(CUDA_KERNELS).stem}",
         sorted(str(path) for path in Path("csrc/cuda").glob("*.cu")),
-        define_macros=[TORCH_TARGET, ("USE_CUDA", None)],  # PyTorch's header asks for USE_CUDA
+        # PyTorch's header asks for USE_CUDA.
+        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET), ("USE_CUDA", None)],
         extra_compile_args=compiler_flags(build),
         extra_link_args=build.link,
     )
@@ -329,8 +327,9 @@ class BuildExtension(cpp_extension.BuildExtension):
 
     def get_ext_filename(self, fullname: str) -> str:
         filename = super().get_ext_filename(fullname)
-        name = fullname.split(".")[-1]
-        return str(Path(filename).with_name(f"{name}.so")) if name in LIBRARIES else filename
+        name = fullname.split(".")[-1] + ".so"
+        is_library = name in (CPU_KERNELS, CUDA_KERNELS)
+        return str(Path(filename).with_name(name)) if is_library else filename
 
     def run(self) -> None:
         super().run()
@@ -348,7 +347,7 @@ class BuildFallback(build_py):
         super().run()
         package = ROOT if self.editable_mode else Path(self.build_lib)
         record = {"version": self.distribution.get_version(), "note": self.note}
-        path = package / "maxunpool_cuda" / library_module()["FALLBACK"]
+        path = package / "maxunpool_cuda" / LIBRARY["FALLBACK"]
         path.write_text(json.dumps(record) + "\n")
 
 

@@ -32,7 +32,8 @@ PACKAGE = Path(__file__).parent
 FALLBACK = "_C.fallback.json"
 CPU_KERNELS = "_cpu_kernels.so"
 CUDA_KERNELS = "_cuda_kernels.so"
-OLDEST_TORCH = "2.10"  # TORCH_TARGET_VERSION of setup.py
+# The first release whose stable ABI has all that the kernels need.
+OLDEST_TORCH = "2.10"
 
 
 def has_library(package: Path = PACKAGE) -> bool:

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import warnings
@@ -47,7 +48,7 @@ EDITS = {  # what is replaced: by which pattern, with what
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 # The headers of PyTorch, without what its oldest release lacks, as setup.py has them.
-OLDEST = "0x{:02x}{:02x}000000000000".format(*_library.release_of(_library.OLDEST_TORCH))
+OLDEST = runpy.run_path(str(Path(__file__).parents[2] / "setup.py"))["TORCH_TARGET"]
 TORCH = [f"-DTORCH_TARGET_VERSION={OLDEST}"]
 TORCH += [f"-isystem{path}" for path in cpp_extension.include_paths()]
 SHIM = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
