@@ -132,7 +132,10 @@ def _replace_unpooling(undo: contextlib.ExitStack) -> None:
 
 
 def _adds_up(unpool: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of this package, in the place of torch.nn's of the same name."""
+    """The function of this package, in the place of torch.nn's of the same name.
+
+    Not a ``partial``: torch.compile of PyTorch 2.10 refuses that.
+    """
 
     @wraps(unpool)
     def unpool_sum(*args: Any, **kwargs: Any) -> Any:
