@@ -26,10 +26,10 @@ from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
-# Finds what is built here.
+# The file of the package that loads what is built here.
 LIBRARY = runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
 CPU_KERNELS, CUDA_KERNELS = LIBRARY["CPU_KERNELS"], LIBRARY["CUDA_KERNELS"]  # files
-# A byte each of the oldest release: 0x020a000000000000 is 2.10.
+# The major and the minor number of the oldest release, a byte each: 0x020a000000000000 is 2.10.
 TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
 # PyTorch compiles C++17 by default until 2.11.
 CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
