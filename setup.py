@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds the extension; pyproject.toml describes the package.
 
-With a CUDA build of PyTorch and a CUDA toolkit of its major release the extension has CUDA kernels,
-else only the CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, FORCE_CPU=1 leaves them out.
+With a CUDA 13 build of PyTorch and a CUDA 13 toolkit the extension has CUDA kernels, else only the
+CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, and builds them with a PyTorch for the CPU,
+too: for another environment. FORCE_CPU=1 leaves them out.
 FORCE_FALLBACK=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
 PyTorch's own operators compute there (maxunpool_cuda/_fallback.py). A compilation that fails is an
 error. DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
@@ -33,7 +34,7 @@ CPU_KERNELS, CUDA_KERNELS = LIBRARY["CPU_KERNELS"], LIBRARY["CUDA_KERNELS"]  # f
 TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
 # PyTorch compiles C++17 by default until 2.11.
 CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-CUDA_MAJOR = torch.version.cuda.split(".")[0] if torch.version.cuda else None
+CUDA_MAJOR = LIBRARY["CUDA_MAJOR"]
 # What pip installs beside the CUDA libraries of PyTorch 2.11 and later: nvcc and its headers.
 PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl]"
 # Compute capabilities to build for where no GPU is visible. Kernels run on later GPUs of the same
@@ -71,7 +72,7 @@ OTHER_BUILDS = {
 
 
 class Toolkit(NamedTuple):
-    """A CUDA toolkit whose nvcc is of PyTorch's major release."""
+    """A CUDA toolkit, of major release CUDA_MAJOR."""
 
     home: str
     version: str  # of nvcc, such as 13.0.88
@@ -142,32 +143,29 @@ def behind_a_wrapper(home: Path) -> str:
     return str(Path(named.group(1)).resolve() if named else home)
 
 
-def how_to_get_a_toolkit() -> str:
-    """What installs a toolkit for this PyTorch; for CUDA 12 and earlier pip has no nvcc."""
-    if int(CUDA_MAJOR or 0) >= 13:
-        return f'`pip install "{PIP_TOOLKIT}"` installs one'
-    return "install one, and name its folder in CUDA_HOME"
+def toolkit_places() -> list[Path]:
+    """Where a toolkit may be: the one that the user names or else has, or beside PyTorch.
+
+    There pip installs PIP_TOOLKIT.
+    """
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc")
+    found = Path(named) if named else Path(nvcc).parents[1] if nvcc else Path("/usr/local/cuda")
+    beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
+    return [found, beside] if named or found.exists() else [beside]
 
 
 def find_toolkit() -> tuple[Toolkit | None, str]:
-    """The toolkit of PyTorch's major release, or in a sentence why there is none.
-
-    The first place is what PyTorch finds: CUDA_HOME, that of the nvcc on PATH, or /usr/local/cuda.
-    The second is beside PyTorch, where pip installs PIP_TOOLKIT.
-    """
-    if not torch.version.cuda:
-        return None, f"expected a CUDA build of PyTorch but got PyTorch {torch.__version__}"
-    beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
-    found = cpp_extension.CUDA_HOME
-    places = [Path(found), beside] if found else [beside]
+    """The first toolkit that fits, or in a sentence why there is none."""
     others = []
-    for place in places:
+    for place in toolkit_places():
         version = nvcc_version(place)
         if version and version.split(".")[0] == CUDA_MAJOR:
             return Toolkit(behind_a_wrapper(place), version), ""
         others.append(f"CUDA {version} in {place}" if version else f"no nvcc in {place}")
-    needed = f"expected a CUDA {CUDA_MAJOR} toolkit for PyTorch {torch.__version__}"
-    return None, f"{needed} but got {' and '.join(others)}: {how_to_get_a_toolkit()}"
+    got = " and ".join(others)
+    way_out = f'`pip install "{PIP_TOOLKIT}"` installs one beside PyTorch'
+    return None, f"expected a CUDA {CUDA_MAJOR} toolkit but got {got}: {way_out}"
 
 
 def visible_gpus() -> dict[Capability, str]:
@@ -216,7 +214,10 @@ def plan() -> Plan:
     """Decides which kernels are built. FORCE_CPU=1 looks neither for a toolkit nor for a GPU."""
     if os.environ.get("FORCE_CPU") == "1":
         return Plan(None, "", "no CUDA kernels, as FORCE_CPU=1 says")
-    toolkit, missing = find_toolkit()
+    is_forced = os.environ.get("FORCE_CUDA") == "1"
+    toolkit, missing = None, LIBRARY["misfit_of_cuda"]()
+    if not missing or (is_forced and not torch.version.cuda):
+        toolkit, missing = find_toolkit()
     if toolkit:
         arch_list, note = os.environ.get("TORCH_CUDA_ARCH_LIST"), ""
         if not arch_list:
@@ -224,7 +225,7 @@ def plan() -> Plan:
         if arch_list:
             return Plan(toolkit, arch_list, note)
         missing = f"expected a GPU that nvcc {toolkit.version} compiles for but got {note}"
-    if os.environ.get("FORCE_CUDA") == "1":
+    if is_forced:
         raise SystemExit(f"maxunpool_cuda: {missing} (FORCE_CUDA=1 asks for CUDA kernels)")
     return Plan(None, "", f"no CUDA kernels: {missing}")
 
@@ -281,7 +282,7 @@ def cpu_kernels(build: Build) -> Extension:
 
 
 def cuda_kernels(build: Build) -> Extension:
-    """The library of CUDA kernels."""
+    """The library of CUDA kernels. BuildExtension links it with PyTorch's CUDA library."""
     made = cpp_extension.CUDAExtension(
         f"maxunpool_cuda.{Path(CUDA_KERNELS).stem}",
         sorted(str(path) for path in Path("csrc/cuda").glob("*.cu")),
@@ -290,8 +291,8 @@ def cuda_kernels(build: Build) -> Extension:
         extra_compile_args=compiler_flags(build),
         extra_link_args=build.link,
     )
-    # pip's toolkit has the library under this name alone.
-    made.libraries = ["torch_cpu", "torch_cuda", f":libcudart.so.{CUDA_MAJOR}"]
+    # pip's toolkit has CUDA's runtime under this name alone.
+    made.libraries = ["torch_cpu", f":libcudart.so.{CUDA_MAJOR}"]
     return made
 
 
@@ -305,7 +306,7 @@ def module(planned: Plan, build: Build) -> Extension:
         "BUILD_NOTE": note_of(planned, build),
     }
     if planned.toolkit:
-        facts["CUDA_VERSION_STRING"] = str(torch.version.cuda)
+        facts["CUDA_VERSION_STRING"] = planned.toolkit.version.rpartition(".")[0]
         facts["NVCC_VERSION_STRING"] = planned.toolkit.version
         facts["ARCH_LIST"] = planned.arch_list
     return Extension(
@@ -320,12 +321,31 @@ def module(planned: Plan, build: Build) -> Extension:
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """Names the libraries of kernels as they serve every Python, and says what was built."""
+    """Links and names the libraries of kernels, and says what was built."""
 
     planned: Plan
     build: Build
 
+    def build_extensions(self) -> None:
+        for extension in self.extensions:
+            if extension.name.endswith(Path(CUDA_KERNELS).stem):
+                # Even where the linker does not see that a library is needed.
+                stub = self.stub_of("libtorch_cuda.so")
+                extension.extra_link_args += ["-Wl,--push-state,--no-as-needed", stub, "-Wl,--pop-state"]
+        super().build_extensions()
+
+    def stub_of(self, name: str) -> str:
+        """An empty library to link with, in place of one that a PyTorch for the CPU has not.
+
+        What is linked needs a library of this name, and finds its functions when it is loaded.
+        """
+        source = ["-x", "c", os.devnull]
+        options = [f"-Wl,-soname,{name}", *source]
+        self.compiler.link("shared_library", [], name, self.build_temp, extra_preargs=options)
+        return str(Path(self.build_temp, name))
+
     def get_ext_filename(self, fullname: str) -> str:
+        """The libraries of kernels serve every Python."""
         filename = super().get_ext_filename(fullname)
         name = fullname.split(".")[-1] + ".so"
         is_library = name in (CPU_KERNELS, CUDA_KERNELS)

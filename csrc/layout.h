@@ -128,9 +128,8 @@ inline Layout layout_of(const Tensor& values, const Tensor& indices, size_t rank
   fail(words_of("maxunpool_cuda::_explain_empty", like, sizes, bytes));
 }
 
-// An uninitialized tensor of these sizes, dense in the layout, on the device of `like`. On the CPU
-// deterministic mode, which fills what torch.empty() makes, does not fill this one: the kernels
-// write every element.
+// A tensor of these sizes, dense in the layout, on the device of `like`. Nothing has written to it,
+// not even deterministic mode: the kernels write every element.
 inline Tensor empty_in_layout(
     IntArrayRef sizes, size_t rank, Layout layout, ScalarType type, const Tensor& like) {
   std::vector<int64_t> strides(sizes.size());
@@ -141,7 +140,7 @@ inline Tensor empty_in_layout(
     stride *= std::max<int64_t>(sizes[dim], 1);
   }
   const std::optional<Tensor> tensor =
-      try_empty_strided(sizes, strides, type, device_type(like), like.get_device_index());
+      try_empty(sizes, strides, type, device_type(like), like.get_device_index());
   if (!tensor) {
     raise_out_of_memory(sizes, type, like);
   }

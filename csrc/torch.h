@@ -83,8 +83,8 @@ std::string words_of(const std::string& op, const Arguments&... arguments) {
   return take_string(torch::stable::detail::to<StringHandle>(stack[0]));
 }
 
-// An uninitialized tensor on device number `device` of a kind. None if PyTorch cannot make it: most
-// often there is not enough memory.
+// at::empty_strided() on device number `device` of a kind. None if it fails: most often there is
+// not enough memory.
 inline std::optional<Tensor> try_empty_strided(
     IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
   AtenTensorHandle handle = nullptr;
@@ -97,6 +97,44 @@ inline std::optional<Tensor> try_empty_strided(
       device,
       &handle);
   return error == AOTI_TORCH_SUCCESS ? std::optional<Tensor>(Tensor(handle)) : std::nullopt;
+}
+
+#ifdef USE_CUDA
+
+// Gives the storage of a tensor without elements so many bytes. Returns whether PyTorch could.
+inline bool try_grow(const Tensor& tensor, int64_t bytes) {
+  StableIValue stack[] = {torch::stable::detail::from(tensor), torch::stable::detail::from(bytes)};
+  const char* const op = "inductor::resize_storage_bytes_";
+  return torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS;
+}
+
+#endif
+
+// A tensor that nothing has written to, as try_empty_strided() gives it on the CPU. The strides are
+// dense. On CUDA deterministic mode fills every new tensor, but not a storage that grows. A release
+// without the operator of try_grow(), which PyTorch does not document, would fill the tensor.
+inline std::optional<Tensor> try_empty(
+    IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
+#ifdef USE_CUDA
+  int64_t bytes = static_cast<int64_t>(element_size(type));
+  for (const int64_t size : sizes) {
+    bytes *= size;
+  }
+  const std::optional<Tensor> storage = try_empty_strided({0}, {1}, type, device_type, device);
+  if (storage && try_grow(*storage, bytes)) {
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__alloc_from_pool(
+        storage->get(),
+        /*offset_bytes=*/0,
+        static_cast<int32_t>(type),
+        static_cast<int64_t>(sizes.size()),
+        sizes.data(),
+        strides.data(),
+        &handle));
+    return Tensor(handle);
+  }
+#endif
+  return try_empty_strided(sizes, strides, type, device_type, device);
 }
 
 // Copies the elements, from any strides to any strides.

@@ -34,6 +34,7 @@ CPU_KERNELS = "_cpu_kernels.so"
 CUDA_KERNELS = "_cuda_kernels.so"
 # The first release whose stable ABI has all that the kernels need.
 OLDEST_TORCH = "2.10"
+CUDA_MAJOR = "13"  # the release of CUDA that the CUDA kernels are for
 
 
 def has_library(package: Path = PACKAGE) -> bool:
@@ -71,7 +72,7 @@ def load() -> None:
         _C.load(str(PACKAGE / CPU_KERNELS))
         _note = _C.build_info()["note"]
         if _C.build_info()["cuda"]:
-            _load_cuda_kernels(_C.build_info()["cuda_version"])
+            _load_cuda_kernels()
     except ImportError as error:
         raise ImportError(
             "maxunpool_cuda: expected its compiled library to load with PyTorch "
@@ -80,18 +81,21 @@ def load() -> None:
     version = _C.version
 
 
-def _load_cuda_kernels(built_for: str) -> None:
+def _load_cuda_kernels() -> None:
     """Load the CUDA kernels, unless they are for another CUDA than PyTorch's."""
     global _note
-    major = built_for.split(".")[0]
-    if (torch.version.cuda or "").split(".")[0] == major:
+    if misfit := misfit_of_cuda():
+        _note = f"no CUDA kernels: {misfit}"
+    else:
         _C.load(str(PACKAGE / CUDA_KERNELS))
-        return
+
+
+def misfit_of_cuda() -> str:
+    """Why this PyTorch cannot run the CUDA kernels, in a sentence; nothing if it can."""
+    if (torch.version.cuda or "").split(".")[0] == CUDA_MAJOR:
+        return ""
     theirs = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    _note = (
-        f"no CUDA kernels: expected PyTorch with CUDA {major}, which they were built for, but got "
-        f"PyTorch {torch.__version__} {theirs}"
-    )
+    return f"expected PyTorch with CUDA {CUDA_MAJOR} but got PyTorch {torch.__version__} {theirs}"
 
 
 def build_info() -> dict[str, Any]:
@@ -99,7 +103,7 @@ def build_info() -> dict[str, Any]:
 
     Returns:
         A dict with ``kernels`` ("cpu", "cpu and cuda", or "none" where PyTorch's own operators
-        compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of PyTorch's CUDA),
+        compute), ``cuda`` (whether it has CUDA kernels), ``cuda_version`` (of their toolkit),
         ``nvcc_version`` (of the compiler of the CUDA kernels), ``arch_list`` (the GPUs that it has
         kernels for), ``compiler`` (of C++), ``torch_version`` (the PyTorch it was built with, or
         without kernels the one that runs) and ``note`` (a sentence: which kernels are left out,

@@ -20,9 +20,9 @@ import torch
 # PyTorch's warning that it sees no GPU would stand before the sentence that explains it.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 SETUP = runpy.run_path(str(Path(__file__).parent.parent / "setup.py"))
-# The first driver that runs all minor releases of a CUDA, by CUDA's major release.
+# The first driver that runs all releases of CUDA 13.
 # NVIDIA's table is at https://docs.nvidia.com/deploy/cuda-compatibility/
-OLDEST_DRIVER = {"12": 525, "13": 580}
+OLDEST_DRIVER = 580
 
 
 def nvidia_smi(*arguments: str) -> str:
@@ -46,12 +46,10 @@ def hidden_gpu() -> str:
     if visible is not None:
         return f"{expected} but got none, with CUDA_VISIBLE_DEVICES={visible!r}"
     driver = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    oldest = OLDEST_DRIVER.get(SETUP["CUDA_MAJOR"], 0)
     number = re.match(r"\d+", driver)
-    if number and int(number[0]) < oldest:
-        needs = f"{expected}, which needs driver {oldest} or later, but got driver {driver}"
-        older = "an older PyTorch needs a CUDA 12 toolkit: TORCH=torch==2.10.0"
-        return f"{needs}: update the driver; {older}"
+    if number and int(number[0]) < OLDEST_DRIVER:
+        needs = f"{expected}, which needs driver {OLDEST_DRIVER} or later, but got driver {driver}"
+        return f"{needs}: update the driver"
     ask = "`python -c 'import torch; torch.zeros(1).cuda()'` tells more"
     return f"{expected} but got none, with driver {driver}: {ask}"
 
@@ -68,14 +66,13 @@ def install_nvcc() -> None:
 
 def why_not() -> str:
     """Why no CUDA kernels can be built and used, after pip did what it can; empty if they can."""
-    _, missing = SETUP["find_toolkit"]()
-    if torch.version.cuda:
-        hidden = hidden_gpu()
-        if hidden:
-            return hidden
-        if SETUP["PIP_TOOLKIT"] in missing:
-            install_nvcc()
-            _, missing = SETUP["find_toolkit"]()
+    unusable = SETUP["LIBRARY"]["misfit_of_cuda"]() or hidden_gpu()
+    if unusable:
+        return unusable
+    toolkit, missing = SETUP["find_toolkit"]()
+    if not toolkit:
+        install_nvcc()
+        _, missing = SETUP["find_toolkit"]()
     return missing
 
 

@@ -8,6 +8,7 @@ wheel into a fresh environment, upgrades PyTorch there, and runs README's first 
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -45,12 +46,11 @@ def sdist() -> Path:
 
 
 def local_version() -> str:
-    """What a wheel's version has after that of the package: +cu130 with CUDA kernels, for 13.0."""
+    """What a wheel's version has after that of the package: +cu13 with kernels for CUDA 13."""
     if os.environ.get("FORCE_CUDA") != "1":
         return ""
-    import torch
-
-    return f"+cu{torch.version.cuda}".replace(".", "")
+    library = runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
+    return f"+cu{library['CUDA_MAJOR']}"
 
 
 def build() -> None:

@@ -181,8 +181,9 @@ class Dispatch {
   // belong to images. OutOfWindowFlags explains the last three parameters.
   void flag(int64_t chunks, int64_t chunk_items, int64_t image_items, int64_t images) {
     if (may_leave_window_) {
-      report_.out_of_window_flags = launch_.workspace(chunks);
-      report_.out_of_window_launches = launch_.out_of_window_launches();
+      uint32_t* const own = launch_.workspace(Launch::kOwnWords + chunks);
+      report_.out_of_window_flags = own + Launch::kOwnWords;
+      report_.out_of_window_launches = launch_.out_of_window_launches(own, chunks);
       out_of_window_flags_ = {
           .flags = report_.out_of_window_flags,
           .launches = report_.out_of_window_launches,

@@ -74,12 +74,12 @@ class DeviceErrors {
 
   DeviceWords* words() const { return words_; }
 
-  // Where the kernels of a call that is launched now, on this stream, are to report to.
-  Errors for_call(cudaStream_t stream) const {
+  // Where the kernels of a call that is launched now, or captured by a graph, are to report to.
+  Errors for_call(bool is_captured) const {
     return {
         .record = record_,
         .claimed = &words_->claimed,
-        .epoch = is_capturing(stream) ? Errors::kUnknown : epoch().load(),
+        .epoch = is_captured ? Errors::kUnknown : epoch().load(),
         .first_element = 0};
   }
 

@@ -19,8 +19,14 @@
 namespace maxunpool_cuda {
 
 struct Launch {
+  // Out-of-window flags that a block reads in about a microsecond: on an H200, 131,072 took 40.
+  static constexpr int64_t kFewFlags = 4096;
+  // Of a workspace, in front of so many flags, for out_of_window_launches().
+  static constexpr int64_t kOwnWords = sizeof(unsigned long long) / sizeof(uint32_t);
+
   int32_t device;
   cudaStream_t stream;
+  bool is_captured; // by a graph, which will run the launch, with these arguments, again and again
   std::shared_ptr<void>& memory;                    // owns the workspace of the call
   unsigned long long* largest_out_of_window_launch; // of the device; null for pooling
 
@@ -28,8 +34,11 @@ struct Launch {
   uint32_t* workspace(int64_t words) const;
   // Multiprocessors of the device.
   int64_t processors() const;
-  // A new number for a launch, and the word of the device that it is compared with.
-  OutOfWindowLaunches out_of_window_launches() const;
+  // A number for a launch with so many flags, and the word that it is compared with. In a graph the
+  // number stays the same, so after a larger one in the word of the device all replays would read
+  // the flags. Unless these are few, the launch then has a word of its own, in front of the flags,
+  // and each replay of the graph sets it to zero first.
+  OutOfWindowLaunches out_of_window_launches(uint32_t* own, int64_t flags) const;
 
   template <class... Parameters>
   void operator()(

@@ -31,12 +31,12 @@
 namespace maxunpool_cuda {
 
 uint32_t* Launch::workspace(int64_t words) const {
-  const auto try_empty = [&](int64_t size) {
-    return try_empty_strided({size}, {1}, ScalarType::Int, aoti_torch_device_type_cuda(), device);
+  const auto try_words = [&](int64_t size) {
+    return try_empty({size}, {1}, ScalarType::Int, aoti_torch_device_type_cuda(), device);
   };
-  const std::optional<Tensor> made = try_empty(words);
+  const std::optional<Tensor> made = try_words(words);
   if (!made) {
-    raise_out_of_memory({words}, ScalarType::Int, /*like=*/try_empty(0).value());
+    raise_out_of_memory({words}, ScalarType::Int, /*like=*/try_words(0).value());
   }
   memory = std::make_shared<Tensor>(*made);
   return static_cast<uint32_t*>(made->mutable_data_ptr());
@@ -48,7 +48,12 @@ int64_t Launch::processors() const {
   return count;
 }
 
-OutOfWindowLaunches Launch::out_of_window_launches() const {
+OutOfWindowLaunches Launch::out_of_window_launches(uint32_t* own, int64_t flags) const {
+  if (is_captured && flags > kFewFlags) {
+    auto* const largest = reinterpret_cast<unsigned long long*>(own);
+    STD_CUDA_CHECK(cudaMemsetAsync(largest, 0, sizeof(*largest), stream));
+    return {.largest = largest, .launch = 1};
+  }
   static std::atomic<unsigned long long> launches = 0;
   return {.largest = largest_out_of_window_launch, .launch = ++launches};
 }
@@ -79,13 +84,15 @@ void unpool_on_device(const UnpoolCall& call, int32_t device) {
   const cudaStream_t stream = current_stream(device);
   DeviceErrors& errors = ErrorRecords::get().of(device);
   errors.raise_if_reported(stream);
+  const bool is_captured = is_capturing(stream);
   std::shared_ptr<void> memory;
   const Launch launch{
       .device = device,
       .stream = stream,
+      .is_captured = is_captured,
       .memory = memory,
       .largest_out_of_window_launch = &errors.words()->largest_out_of_window_launch};
-  unpool(launch, call, errors.for_call(stream), is_set("MAXUNPOOL_CUDA_SIMPLE_KERNELS"));
+  unpool(launch, call, errors.for_call(is_captured), is_set("MAXUNPOOL_CUDA_SIMPLE_KERNELS"));
   if (is_set("MAXUNPOOL_CUDA_SYNC_CHECK")) {
     raise_after_waiting(errors, stream);
   }
@@ -97,6 +104,7 @@ void pool_on_device(const PoolCall& call, int32_t device) {
   const Launch launch{
       .device = device,
       .stream = current_stream(device),
+      .is_captured = false, // which makes no difference here
       .memory = no_memory,
       .largest_out_of_window_launch = nullptr};
   pool(launch, call);

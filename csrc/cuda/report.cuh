@@ -90,7 +90,8 @@ struct Errors {
 // largest number of all launches that met an out-of-window index. Launches have numbers from 1 on,
 // no two the same. If the word is smaller than a launch's number, that launch met none. If it is
 // not, the word may come from another launch, on another stream, or from an earlier replay of the
-// same graph: then the launch's flags tell.
+// same graph: then the launch's flags tell. Launch says which launches of a graph have a word of
+// their own.
 struct OutOfWindowLaunches {
   unsigned long long* largest; // only grows
   unsigned long long launch;   // the number of this launch

@@ -129,6 +129,10 @@ cudaError_t cudaGetSymbolAddress(void** to, T& symbol) {
   *to = &symbol;
   return cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
+  std::memset(to, value, size);
+  return cudaSuccess;
+}
 inline cudaError_t cudaHostAlloc(void** to, size_t size, unsigned) {
   *to = std::memset(::operator new(size), 0xa5, size);
   return cudaSuccess;
