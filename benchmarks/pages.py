@@ -406,7 +406,7 @@ SENTENCES = (
     Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
     Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
     Sentence(PERFORMANCE, "Operators and networks on {title}.", "gpu_h100", titled),
-    Sentence(PERFORMANCE, "takes {} microseconds, and {} after", "gpu_h200_calls", of_replays),
+    Sentence(PERFORMANCE, "took {} microseconds, and {} after", "gpu_h200_calls", of_replays),
     Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Adaptive pools on {title}.", "comparisons", titled),

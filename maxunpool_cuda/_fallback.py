@@ -176,8 +176,8 @@ def _warn_of_cuda() -> None:
         return
     _has_warned = True
     way_out = (
-        '`pip install "cuda-toolkit[nvcc,cccl]"` installs nvcc for a CUDA 13 build of PyTorch; '
-        "`FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again"
+        '`pip install "cuda-toolkit[nvcc,cccl,cudart]"` installs nvcc for a build of PyTorch with '
+        "CUDA 13; `FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again"
     )
     if sys.platform != "linux":
         way_out = "CUDA kernels need Linux"

@@ -495,6 +495,10 @@ class Call:
         No input is changed.
         """
         call = self.moved(device)
+        if device.startswith("cuda"):
+            for result in call.on():  # whose memory PyTorch takes for the results of the next call
+                result.untyped_storage().fill_(0x7F)
+            del result
         results = call.on()
         devices = {tensor.device for tensor in (*results, *call.tensors)}
         assert len(devices) == 1, "a result on another device"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What all tests run under: seeds, devices, poisoned memory."""
+"""What all tests run under: seeds, devices, poisoned memory, deterministic algorithms."""
 
 import contextlib
 import ctypes
@@ -31,6 +31,7 @@ os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for the processes of pytest-xdist
 
 
 # What new memory of the host holds: a byte that makes large numbers of floats and of integers.
+# cases.py does the same for results on a GPU.
 POISON = 0x7F
 M_PERTURB = -6  # of mallopt in glibc, which fills new memory with the complement of the argument
 if set_malloc_option := getattr(ctypes.CDLL(None), "mallopt", None):
@@ -164,20 +165,16 @@ def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Memory of CUDA is filled: an output left unwritten is NaN or the largest integer.
-
-    Deterministic mode does that. Memory of the host is POISON, which needs no mode.
-    """
-    deterministic = torch.are_deterministic_algorithms_enabled()
+def deterministic_algorithms() -> Iterator[None]:
+    """A test runs under them, unless it switches them off: no call of the package may need that."""
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(deterministic)
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture
-def single_threaded_torch(poisoned_memory: None) -> None:
+def single_threaded_torch(deterministic_algorithms: None) -> None:
     """Makes torch.nn's unpooling deterministic."""
     torch.use_deterministic_algorithms(False)  # torch.nn's unpooling raises an error under them
     torch.set_num_threads(1)  # with more threads any of the values that share an index may win

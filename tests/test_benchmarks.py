@@ -43,7 +43,7 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def few_rounds(poisoned_memory: None, monkeypatch: Patch) -> None:
+def few_rounds(deterministic_algorithms: None, monkeypatch: Patch) -> None:
     """Tests time few rounds of one set of data, and compile nothing.
 
     They allow torch.nn's nondeterministic algorithms.

@@ -130,6 +130,21 @@ def test_the_first_call_of_a_process_may_be_captured() -> None:
     subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, cwd=Path(__file__).parent)
 
 
+def test_replays_after_out_of_window_indices() -> None:
+    """A launch of so many blocks has a word of its own in a graph (csrc/cuda/launch.cuh)."""
+    x = torch.rand(1, 1, 2048, 2056, device="cuda", dtype=torch.float64)
+    values, near = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    far, indices = near.flip(-1), near.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = F.max_unpool2d(values, indices, 2)
+    for replayed in (near, far, near):
+        F.max_unpool2d(values, far, 2)  # another launch
+        indices.copy_(replayed)
+        graph.replay()
+        assert same(output, F.max_unpool2d(values, replayed, 2))
+
+
 def test_a_training_step_in_graphs() -> None:
     """Pooling, unpooling and both gradients, replayed on other values."""
 

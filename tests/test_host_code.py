@@ -89,6 +89,72 @@ for name, call in calls.items():
         print(name, str(error).partition(". GPU")[0])
 """
 
+DETERMINISTIC = """
+torch.use_deterministic_algorithms(True)
+assert torch.utils.deterministic.fill_uninitialized_memory
+operators = ("unpool", "gradient", "unpool offsets", "gradient offsets", "pool") * 20
+drawn = [cases.draw(rng, operator, layout="contiguous") for operator in operators]
+calls = [call.moved("cuda") for call in drawn if needs_no_copy(call)]
+for call in calls:
+    runtime.take_log()
+    results = call.on()
+    log = runtime.take_log()
+    kernels = [symbol for symbol in log if "maxunpool_cuda" in symbol]
+    is_flat = call.name != "max_pool" and call.tensors[1].dtype != torch.uint8
+    has_fixup = is_flat and (call.name == "max_unpool" or call.arguments[-1] == "last")
+    assert len(kernels) == 1 + has_fixup, (call.name, call.arguments, log)
+    allocations = ["cudaMalloc"] * (len(results) + has_fixup)
+    assert sorted(log) == sorted(allocations + kernels), (call.name, call.arguments, log)
+print("calls:", len(calls))
+torch.empty(5, device="cuda")  # which PyTorch fills
+print("PyTorch's:", *runtime.take_log())
+"""
+
+CAPTURED = """
+x = torch.rand(2, 3, 16, 16)
+pooled, indices = F.max_pool2d(x, 2, return_indices=True)
+there = pooled.cuda(), indices.cuda()
+graph = torch.cuda.CUDAGraph()
+runtime.take_log()
+with torch.cuda.graph(graph):
+    output = F.max_unpool2d(*there, 2)
+assert not any("maxunpool_cuda" in name for name in runtime.take_log())
+graph.replay()
+assert torch.equal(output.cpu(), F.max_unpool2d(pooled, indices, 2))
+print("the first call was captured")
+"""
+
+REPLAYS = """
+def pooled(*shape):
+    x = torch.rand(shape, dtype=torch.float64)
+    return F.max_pool2d(x, 2, return_indices=True)
+
+def barriers_of_fixup():
+    runtime.take_log()
+    graph.replay()
+    fixup = runtime.take_log()[-1]
+    assert "slots" in fixup, fixup
+    assert torch.equal(output.cpu(), F.max_unpool2d(values, indices_there.cpu(), 2))
+    return emulation.library().most_barriers()
+
+values, indices = pooled(1, 1, 2048, 1028)
+values_there, indices_there = values.cuda(), indices.cuda()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    output = F.max_unpool2d(values_there, indices_there, 2)
+assert barriers_of_fixup() == 1  # after which a block knows that there is nothing to do
+
+small, places = (tensor.cuda() for tensor in pooled(1, 1, 8, 8))
+F.max_unpool2d(small, places.flip(-1), 2)  # another launch meets out-of-window indices
+assert barriers_of_fixup() == 1
+
+indices_there.copy_(indices.flip(-1))
+assert barriers_of_fixup() > 1
+indices_there.copy_(indices)
+assert barriers_of_fixup() == 1
+print("replays read flags only where they have to")
+"""
+
 GRADIENTS = """
 x, weight = torch.rand(2, 2, 3, 12, 16)
 
@@ -111,9 +177,9 @@ os._exit(0)
 """
 
 
-def run(script: str) -> str:
+def run(script: str, caches_memory: bool = False) -> str:
     """What a script prints, in a process that has a device "cuda"."""
-    done = runtime.run("-c", BEGIN + script + END)
+    done = runtime.run("-c", BEGIN + script + END, caches_memory=caches_memory)
     # The end alone tells whether the process got there: exit(1) prints nothing.
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}"
     return done.stdout
@@ -144,7 +210,25 @@ def test_an_out_of_bounds_index_is_named() -> None:
 def test_too_little_memory_is_the_error_of_pytorch() -> None:
     said = "CUDA out of memory. Tried to allocate 4194304.00 GiB"
     expected = {f"{name} {said}" for name in ("function", "operator", "torch")}
-    assert expected <= {*run(OUT_OF_MEMORY).splitlines()}  # PyTorch's warnings come in between
+    printed = run(OUT_OF_MEMORY, caches_memory=True)
+    assert expected <= {*printed.splitlines()}  # PyTorch's warnings come in between
+
+
+def test_deterministic_mode_fills_nothing() -> None:
+    """A call allocates and launches its own kernels alone: one, and a fix-up for flat indices."""
+    calls, pytorch = run(DETERMINISTIC).splitlines()[-2:]
+    assert int(calls.removeprefix("calls: ")) > 50
+    assert pytorch.startswith("PyTorch's: cudaMalloc _Z")
+
+
+def test_the_first_call_of_a_process_may_be_captured() -> None:
+    assert run(CAPTURED, caches_memory=True).endswith("the first call was captured\n")
+
+
+def test_replays_after_out_of_window_indices() -> None:
+    """A graph keeps the number of a launch; others get larger ones (csrc/cuda/launch.cuh)."""
+    printed = run(REPLAYS, caches_memory=True)
+    assert printed.endswith("replays read flags only where they have to\n")
 
 
 def test_gradients_on_another_stream() -> None:

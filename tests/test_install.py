@@ -122,7 +122,7 @@ def test_cuda_kernels_for_another_cuda(
     info = _library.build_info()
     assert (info["kernels"], info["cuda"], info["cuda_version"]) == ("cpu", False, None)
     assert info["note"] == (
-        "no CUDA kernels: expected PyTorch with CUDA 13, which they were built for, but got "
+        "no CUDA kernels: expected PyTorch with CUDA 13 but got "
         f"PyTorch {torch.__version__} {theirs}"
     )
     monkeypatch.setattr(_fallback, "_has_warned", False)
@@ -173,14 +173,15 @@ def cuda_13(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **kw: name != "nvcc" and which(name, **kw))
     paths = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
     for name in ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "DEBUG", "LINEINFO", *paths):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
-PIP_LINE = '`pip install "cuda-toolkit[nvcc,cccl]"` installs one'
+PIP_LINE = '`pip install "cuda-toolkit[nvcc,cccl,cudart]"` installs one beside PyTorch'
 # What is in the place where PyTorch looks for a toolkit, and what setup.py says about it.
 UNFIT = {
     "no folder": (None, "got no nvcc in {beside}"),
@@ -196,11 +197,10 @@ def test_toolkits_that_do_not_fit(found: str, cuda_13: Path, monkeypatch: Patch)
     version, words = UNFIT[found]
     home, beside = cuda_13 / "cuda", cuda_13 / "nvidia/cu13"
     if version is not None:
-        home.mkdir()
-        monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(home))
+        monkeypatch.setenv("CUDA_HOME", str(home))
     if version:
         toolkit(home, version)
-    words = "expected a CUDA 13 toolkit for PyTorch 9.9.0 but " + words
+    words = "expected a CUDA 13 toolkit but " + words
     words = words.format(home=home, beside=beside) + f": {PIP_LINE}"
     assert setup_functions()["plan"]() == (None, "", f"no CUDA kernels: {words}")
     monkeypatch.setenv("FORCE_CUDA", "1")
@@ -210,27 +210,30 @@ def test_toolkits_that_do_not_fit(found: str, cuda_13: Path, monkeypatch: Patch)
     assert planned == ((str(beside), "13.2.131"), "7.5;8.0;9.0;10.0;12.0+PTX", "")
 
 
-def test_a_toolkit_that_pytorch_finds_comes_first(cuda_13: Path, monkeypatch: Patch) -> None:
+def test_a_toolkit_on_path_comes_first(cuda_13: Path, monkeypatch: Patch) -> None:
     """Where its nvcc is a script, the toolkit that nvcc itself names is taken."""
     behind = toolkit(cuda_13 / "cuda-13.0", "13.0")
     wrapper = (
         f'test "$1" != --dryrun || echo "#$ TOP={behind}/bin/.." >&2\nexec {behind}/bin/nvcc $@'
     )
-    program(cuda_13 / "local/bin/nvcc", wrapper)
+    nvcc = program(cuda_13 / "local/bin/nvcc", wrapper)
     toolkit(cuda_13 / "nvidia/cu13", "13.2")
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "local"))
+    monkeypatch.setattr(shutil, "which", lambda name, **_: str(nvcc))
     assert setup_functions()["plan"]().toolkit == (str(behind), "13.0.131")
     monkeypatch.setenv("CUDA_HOME", str(cuda_13 / "local"))
     assert setup_functions()["plan"]().toolkit == (str(cuda_13 / "local"), "13.0.131")
 
 
-def test_pytorch_without_a_fitting_nvcc_in_pip(cuda_13: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("FORCE_CUDA", "1")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    words = f"got no nvcc in {cuda_13}/nvidia/cu12: install one, and name its folder in CUDA_HOME"
-    setup_fails(f"expected a CUDA 12 toolkit for PyTorch 9.9.0 but {words} (FORCE_CUDA=1 asks")
+def test_pytorch_of_another_cuda(cuda_13: Path, monkeypatch: Patch) -> None:
+    """CUDA 13 kernels are of no use to it. With a PyTorch for the CPU, FORCE_CUDA=1 builds them."""
+    toolkit(cuda_13 / "nvidia/cu13", "13.0")
+    words = "expected PyTorch with CUDA 13 but got PyTorch 9.9.0"
     monkeypatch.setattr(torch.version, "cuda", None)
-    setup_fails("expected a CUDA build of PyTorch but got PyTorch 9.9.0 (FORCE_CUDA=1 asks")
+    assert setup_functions()["plan"]() == (None, "", f"no CUDA kernels: {words} without CUDA")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    assert setup_functions()["plan"]().toolkit == (str(cuda_13 / "nvidia/cu13"), "13.0.131")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    setup_fails(f"{words} with CUDA 12.8 (FORCE_CUDA=1 asks for CUDA kernels)")
 
 
 def test_setup_looks_no_further_than_it_must(cuda_13: Path, monkeypatch: Patch) -> None:
@@ -290,7 +293,7 @@ def test_builds_for_debuggers_and_profilers(asked: str, cuda_13: Path, monkeypat
     """Each has its flags, so that ninja compiles everything again."""
     toolkit(cuda_13 / "nvidia/cu13", "13.0")
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "nvidia/cu13"))
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(cuda_13 / "nvidia/cu13"))  # for PyTorch
     if asked:
         monkeypatch.setenv(asked, "1")
     functions = setup_functions()
@@ -415,7 +418,7 @@ def test_when_check_cuda_builds(has_nvcc: bool, tmp_path: Path) -> None:
     for given, builds in ((), has_nvcc), (("CUDA=1",), True):
         command = ["make", "--dry-run", "check-cuda", *given]
         output = subprocess.check_output(command, cwd=ROOT, env=alone, text=True)
-        assert (" test WHEEL= CUDA=1 " in output) == builds
+        assert (" dist/.wheel-1 CUDA=1 " in output) == builds
 
 
 def tools_without_nvcc(folder: Path) -> list[Path]:
@@ -437,10 +440,7 @@ cuda = types.SimpleNamespace(
     get_device_name=lambda i: "A Card",
 )
 """
-STUB_CPP_EXTENSION = """
-class BuildExtension: pass
-CUDA_HOME = {home!r}
-"""
+STUB_CPP_EXTENSION = "class BuildExtension: pass"
 # Installs an nvcc, or builds: so much of it as depends on this machine. In a process of its own, as
 # pip does: setuptools takes a process that has imported a module named pip for pip itself.
 STUB_PIP = """
@@ -488,7 +488,7 @@ class Machine:
     torch: str = "2.15.0+cu132"
     cuda: str = "13.2"
     driver: str = "580.65.06"
-    home: str | None = None  # the toolkit that PyTorch finds
+    home: str = "/no/toolkit"  # that CUDA_HOME names
     sees_gpu: bool = True
 
     def write(self) -> None:
@@ -499,7 +499,7 @@ class Machine:
                 version=self.torch, cuda=self.cuda, sees_gpu=self.sees_gpu
             ),
             "torch/utils/__init__.py": "",
-            "torch/utils/cpp_extension.py": STUB_CPP_EXTENSION.format(home=self.home),
+            "torch/utils/cpp_extension.py": STUB_CPP_EXTENSION,
             "pip/__init__.py": "",
             "pip/__main__.py": STUB_PIP,
             "build.py": STUB_BUILD,
@@ -524,7 +524,8 @@ class Machine:
         targets = ("demo", "test", "bench")
         command = ["make", "--keep-going", *targets, f"VENV={self.folder / 'venv'}", *given]
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, cwd=ROOT, env={"PATH": path}, text=True, **both)
+        variables = {"PATH": path, "CUDA_HOME": self.home}
+        done = subprocess.run(command, cwd=ROOT, env=variables, text=True, **both)
         return done.returncode == 0, done.stdout
 
     def passes(self, *given: str, builds: str) -> str:
@@ -589,7 +590,7 @@ def test_first_run_before_nvcc_is_installed(machine: Machine) -> None:
     """pip cannot install it; make stops, and builds once there is a toolkit."""
     (machine.folder / "site/online").unlink()
     machine.stops(says="ERROR: No matching distribution found for cuda-toolkit\nmaxunpool_cuda: ")
-    machine.stops(says=f"got no nvcc in {machine.folder}/site/nvidia/cu13: {PIP_LINE}{LEAVES_OUT}")
+    machine.stops(says=f" no nvcc in {machine.folder}/site/nvidia/cu13: {PIP_LINE}{LEAVES_OUT}")
     machine.home = str(toolkit(machine.folder / "cuda", "13.0"))
     machine.write()
     assert "Installing nvcc" not in machine.passes(builds="CUDA")
@@ -601,8 +602,7 @@ def test_first_run_with_an_old_driver(machine: Machine) -> None:
     machine.write()
     machine.stops(
         says="maxunpool_cuda: expected PyTorch 2.15.0+cu132 to see the GPU that nvidia-smi lists, "
-        "which needs driver 580 or later, but got driver 570.86.15: update the driver; an older "
-        f"PyTorch needs a CUDA 12 toolkit: TORCH=torch==2.10.0{LEAVES_OUT}"
+        f"which needs driver 580 or later, but got driver 570.86.15: update the driver{LEAVES_OUT}"
     )
     machine.passes("CUDA=0", builds="CPU")
     machine.stops(says="got driver 570.86.15")  # not taken for built
@@ -612,23 +612,15 @@ def test_first_run_with_an_old_driver(machine: Machine) -> None:
     machine.stops("CUDA_VISIBLE_DEVICES=", says=f"with CUDA_VISIBLE_DEVICES=''{LEAVES_OUT}")
 
 
-def test_first_run_with_a_pytorch_of_cuda_12(machine: Machine) -> None:
-    """pip has no nvcc for it."""
-    machine.torch, machine.cuda = "2.10.0+cu128", "12.8"
-    machine.driver = "535.104.05"
+@pytest.mark.parametrize(("cuda", "theirs"), [("12.8", "with CUDA 12.8"), ("", "without CUDA")])
+def test_first_run_with_a_pytorch_of_another_cuda(cuda: str, theirs: str, machine: Machine) -> None:
+    """make says so, and builds for the CPU if it is told to."""
+    machine.torch, machine.cuda, machine.sees_gpu = "2.10.0", cuda, bool(cuda)
+    machine.home = str(toolkit(machine.folder / "cuda", "13.0"))
     machine.write()
-    words = "got no nvcc in {}/site/nvidia/cu12: install one, and name its folder in CUDA_HOME"
-    machine.stops(says=words.format(machine.folder) + LEAVES_OUT)
-    machine.home = str(toolkit(machine.folder / "cuda", "12.8"))
-    machine.write()
-    machine.passes(builds="CUDA")
-
-
-def test_first_run_with_a_pytorch_for_the_cpu(machine: Machine) -> None:
-    machine.torch, machine.cuda, machine.sees_gpu = "2.15.0+cpu", "", False
-    machine.write()
-    words = "maxunpool_cuda: expected a CUDA build of PyTorch but got PyTorch 2.15.0+cpu"
+    words = f"maxunpool_cuda: expected PyTorch with CUDA 13 but got PyTorch 2.10.0 {theirs}"
     machine.stops(says=words + LEAVES_OUT)
+    machine.passes("CUDA=0", builds="CPU")
 
 
 def test_first_run_for_the_cpu_on_a_machine_with_a_gpu(machine: Machine) -> None:

@@ -54,7 +54,7 @@ def test_kernels_take_functions_in_c_alone(name: str) -> None:
     """Functions of PyTorch in C++ are of one release, those of Python of one version."""
     taken = without_version(name)
     assert "aoti_torch_empty_strided" in taken
-    assert [each for each in taken if not re.match(r"(aoti_)?torch_[a-z]", each)] == []
+    assert [each for each in taken if not re.match(r"(aoti_)?torch_\w", each)] == []
 
 
 @pytest.mark.skipif(not MODULE, reason="this build has no compiled module")
@@ -62,6 +62,29 @@ def test_the_module_takes_functions_of_python_alone() -> None:
     taken = without_version(MODULE)
     assert "PyModuleDef_Init" in taken or "PyModule_Create2" in taken
     assert [each for each in taken if not re.match("_?Py[A-Z_]", each)] == []
+
+
+# The libraries of PyTorch and of CUDA that each library of the package names. They are there before
+# it is loaded. If one is not named, functions of it are undefined symbols, though it is there.
+NEEDED = {
+    _library.CPU_KERNELS: {"libtorch_cpu.so"},
+    _library.CUDA_KERNELS: {
+        "libtorch_cpu.so",
+        "libtorch_cuda.so",
+        f"libcudart.so.{_library.CUDA_MAJOR}",
+    },
+    MODULE: set(),
+}
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *filter(None, [MODULE])])
+def test_the_libraries_that_are_needed(name: str) -> None:
+    if not shutil.which("readelf"):
+        pytest.skip("readelf is not installed: it comes with GCC's binutils")
+    command = ["readelf", "--dynamic", "--wide", _library.PACKAGE / name]
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", subprocess.check_output(command, text=True))
+    c_library = r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux.*)\.so\.\d+"
+    assert {each for each in needed if not re.fullmatch(c_library, each)} == NEEDED[name]
 
 
 # The newest C libraries that a wheel of this tag may need.
@@ -100,8 +123,8 @@ def cuobjdump(argument: str) -> str:
     )
 
 
-# The releases of nvcc that the kernels were tuned with. Others may take more registers.
-TUNED = ("13.0", "13.2")
+# The release of nvcc that the kernels were tuned with. Others may take more registers.
+TUNED = "13.0"
 # Families of kernels by the most registers of a thread that they may have, of 255. With at most 64,
 # half of the threads that a processor can hold run at once, and hide the latency of memory; with at
 # most 80, three eighths; with at most 128, a quarter. Strips are bound by instructions, and

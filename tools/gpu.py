@@ -3,7 +3,8 @@
 
 make runs it with the environment's Python before it builds with CUDA=1. A GPU that nvidia-smi lists
 must be one that PyTorch can use: with a driver older than PyTorch's CUDA each test that needs a GPU
-would be skipped. If no CUDA toolkit fits PyTorch, pip installs nvcc beside it.
+would be skipped. If there is no CUDA 13 toolkit, pip installs nvcc beside PyTorch. For a wheel this
+alone is done (python tools/gpu.py wheel), as its kernels need not run here.
 """
 
 import logging
@@ -64,11 +65,8 @@ def install_nvcc() -> None:
     subprocess.run([*pip, SETUP["PIP_TOOLKIT"]], check=False)
 
 
-def why_not() -> str:
-    """Why no CUDA kernels can be built and used, after pip did what it can; empty if they can."""
-    unusable = SETUP["LIBRARY"]["misfit_of_cuda"]() or hidden_gpu()
-    if unusable:
-        return unusable
+def why_no_toolkit() -> str:
+    """Why there is no toolkit, after pip did what it can; empty if there is one."""
     toolkit, missing = SETUP["find_toolkit"]()
     if not toolkit:
         install_nvcc()
@@ -78,7 +76,9 @@ def why_not() -> str:
 
 def main() -> None:
     """Stops make by one sentence."""
-    reason = why_not()
+    is_run_here = sys.argv[1:] != ["wheel"]
+    unusable = (SETUP["LIBRARY"]["misfit_of_cuda"]() or hidden_gpu()) if is_run_here else ""
+    reason = unusable or why_no_toolkit()
     if reason:
         raise SystemExit(f"maxunpool_cuda: {reason}; CUDA=0 leaves out the CUDA kernels")
 

@@ -83,6 +83,7 @@ const std::function<void()>* body;
 std::mt19937 random;
 std::vector<std::string> launched; // kernels
 std::vector<Launch> launches;
+int64_t most_barriers;      // that a block of the last grid met
 bool skips_a_block = false; // a mistake on purpose
 
 unsigned below(unsigned end) {
@@ -128,6 +129,7 @@ void run_block(unsigned threads, size_t shared_bytes) {
     makecontext(&fiber.context, run_fiber, 0);
     ready.push_back(&fiber);
   }
+  int64_t barriers = 0;
   while (!ready.empty()) {
     std::swap(ready[below(ready.size())], ready.back());
     running = ready.back();
@@ -139,6 +141,7 @@ void run_block(unsigned threads, size_t shared_bytes) {
       ready.swap(block->waiting);
       block->turn ^= 1;
       block->any[block->turn] = 0;
+      most_barriers = std::max(most_barriers, ++barriers);
     }
   }
   if (!block->waiting.empty()) {
@@ -173,6 +176,7 @@ void run_grid(
   gridDim = {blocks};
   blockDim = {threads};
   body = &thread;
+  most_barriers = 0;
   scheduler_thread = __tsan_get_current_fiber();
   std::vector<unsigned> order = shuffled(blocks);
   order.resize(skips_a_block ? blocks - 1 : blocks);
@@ -246,6 +250,10 @@ void forget_launches() {
   launches.clear();
 }
 
+int64_t get_most_barriers() {
+  return most_barriers;
+}
+
 int64_t divide(int64_t n, int64_t divisor) {
   return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
 }
@@ -261,6 +269,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
   m.def("take_launched() -> str[]");
   m.def("launches() -> (str[] kernels, int[] blocks, int[] threads)");
   m.def("forget_launches() -> ()");
+  m.def("most_barriers() -> int");
   m.def("divide(int n, int divisor) -> int");
   m.def("let_others_leave_window(bool others) -> ()");
   m.def("check_errors() -> ()");
@@ -271,6 +280,7 @@ STABLE_TORCH_LIBRARY_IMPL(emulated, CompositeExplicitAutograd, m) {
   m.impl("take_launched", TORCH_BOX(&take_launched));
   m.impl("launches", TORCH_BOX(&list_launches));
   m.impl("forget_launches", TORCH_BOX(&forget_launches));
+  m.impl("most_barriers", TORCH_BOX(&get_most_barriers));
   m.impl("divide", TORCH_BOX(&divide));
   m.impl("let_others_leave_window", TORCH_BOX(&let_others_leave_window));
   m.impl("check_errors", TORCH_BOX(&maxunpool_cuda::check_errors));

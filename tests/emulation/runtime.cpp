@@ -2,7 +2,8 @@
 // CUDA's runtime on a machine without a GPU: enough of it for PyTorch to have one device, whose
 // memory is the host's, and for nvcc's host code to launch kernels there. It is preloaded, so its
 // functions take the place of libcudart's. A kernel of this package runs on the emulated GPU; those
-// of PyTorch do not run. Each call is done when it returns.
+// of PyTorch do not run. Each call is done when it returns, but what a stream gets while it
+// captures a graph is done when the graph is launched.
 //
 // Example: `kernel<<<10, 128, 64, stream>>>(plan, input)`, as nvcc compiles it, is
 //
@@ -16,9 +17,11 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -34,8 +37,12 @@ struct Configuration {
   cudaStream_t stream;
 };
 
-// Runs a kernel of this package: see invoke.cpp.
-using Runner = void (*)(
+// What a stream gets to do.
+using Work = std::function<void()>;
+using Graph = std::vector<Work>;
+
+// Makes the work of a launch of a kernel of this package: see invoke.cpp.
+using WorkOfLaunch = Work (*)(
     const char* symbol, unsigned blocks, unsigned threads, size_t shared_bytes, void** arguments);
 
 // What libraries register before this one is initialized.
@@ -43,7 +50,10 @@ struct Registry {
   std::mutex lock;
   std::unordered_map<const void*, std::string> kernels; // symbols, by the host's function
   std::unordered_map<const void*, void*> variables;     // addresses, by the host's variable
-  Runner runner = nullptr;
+  WorkOfLaunch work_of_launch = nullptr;
+  cudaStream_t capturing = nullptr; // a stream that captures this graph
+  Graph* graph = nullptr;
+  std::string log; // a line for each allocation, and for each work that was done
 };
 Registry& registry() {
   static auto* const only = new Registry;
@@ -62,9 +72,38 @@ void make_handle(Handle* handle) {
   *handle = static_cast<Handle>(std::malloc(1));
 }
 
+void add_to_log(const std::string& line) {
+  const std::lock_guard<std::mutex> guard(registry().lock);
+  registry().log += line + '\n';
+}
+
+// Does the work, or captures it.
+cudaError_t get(cudaStream_t stream, const std::string& name, const Work& work) {
+  const Work logged = [=] {
+    add_to_log(name);
+    work();
+  };
+  if (registry().graph != nullptr && registry().capturing == stream) {
+    registry().graph->push_back(logged);
+  } else {
+    logged();
+  }
+  return cudaSuccess;
+}
+
+cudaStreamCaptureStatus status_of(cudaStream_t stream) {
+  const bool captures = registry().graph != nullptr && registry().capturing == stream;
+  return captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+}
+
 // What a GPU refuses is an error here, too.
 cudaError_t launch(
-    const void* function, dim3 grid, dim3 block, size_t shared_bytes, void** arguments) {
+    const void* function,
+    dim3 grid,
+    dim3 block,
+    size_t shared_bytes,
+    void** arguments,
+    cudaStream_t stream) {
   std::string symbol;
   {
     const std::lock_guard<std::mutex> guard(registry().lock);
@@ -75,18 +114,27 @@ cudaError_t launch(
   if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
     return cudaErrorInvalidConfiguration;
   }
-  if (symbol.find("maxunpool_cuda") != std::string::npos) {
-    registry().runner(symbol.c_str(), grid.x, threads, shared_bytes, arguments);
-  }
-  return cudaSuccess;
+  const bool runs = symbol.find("maxunpool_cuda") != std::string::npos;
+  const Work work =
+      runs ? registry().work_of_launch(symbol.c_str(), grid.x, threads, shared_bytes, arguments)
+           : [] {};
+  return get(stream, symbol, work);
 }
 
 } // namespace
 
 extern "C" {
 
-void set_runner(Runner runner) {
-  registry().runner = runner;
+void set_work_of_launch(WorkOfLaunch work_of_launch) {
+  registry().work_of_launch = work_of_launch;
+}
+
+// The log, which is empty then.
+const char* take_log() {
+  static std::string taken;
+  const std::lock_guard<std::mutex> guard(registry().lock);
+  taken = std::exchange(registry().log, "");
+  return taken.c_str();
 }
 
 // ---- what nvcc's host code calls
@@ -140,8 +188,8 @@ cudaError_t __cudaLaunchKernel(
     dim3 block,
     void** arguments,
     size_t shared_bytes,
-    cudaStream_t) {
-  return launch(kernel, grid, block, shared_bytes, arguments);
+    cudaStream_t stream) {
+  return launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
 cudaError_t cudaLaunchKernel(
     const void* function,
@@ -149,8 +197,8 @@ cudaError_t cudaLaunchKernel(
     dim3 block,
     void** arguments,
     size_t shared_bytes,
-    cudaStream_t) {
-  return launch(function, grid, block, shared_bytes, arguments);
+    cudaStream_t stream) {
+  return launch(function, grid, block, shared_bytes, arguments, stream);
 }
 cudaError_t cudaGetSymbolAddress(void** address, const void* variable) {
   *address = registry().variables[variable];
@@ -225,6 +273,11 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
   if (bytes > kMemory) {
     return cudaErrorMemoryAllocation;
   }
+  if (bytes == 0) {
+    *address = nullptr;
+    return cudaSuccess;
+  }
+  add_to_log("cudaMalloc");
   *address = allocated(bytes, 512);
   return cudaSuccess;
 }
@@ -242,12 +295,45 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(
-    void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  std::memcpy(to, from, bytes);
+    void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return get(stream, "cudaMemcpyAsync", [=] { std::memcpy(to, from, bytes); });
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return get(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
+}
+
+// ---- graphs, of which one at a time is captured
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  registry().capturing = stream;
+  registry().graph = new Graph;
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  std::memset(to, value, bytes);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(registry().graph, nullptr));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+  *count = reinterpret_cast<Graph*>(graph)->size();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(
+    cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  *made = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  for (const Work& work : *reinterpret_cast<Graph*>(graph)) {
+    work();
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 
@@ -257,19 +343,22 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   make_handle(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = status_of(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t,
+    cudaStream_t stream,
     cudaStreamCaptureStatus* status,
-    unsigned long long*,
+    unsigned long long* id,
     cudaGraph_t*,
     const cudaGraphNode_t**,
     const cudaGraphEdgeData**,
     size_t*) {
-  *status = cudaStreamCaptureStatusNone;
+  *status = status_of(stream);
+  if (id != nullptr) {
+    *id = 1;
+  }
   return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {

@@ -86,11 +86,17 @@ def build() -> tuple[Path, Path]:
     return folder / "runtime.so", folder / "driver" / "libcuda.so.1"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process that has the device. It calls connect() first."""
+def run(*arguments: str, caches_memory: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process that has the device. It calls connect() first.
+
+    Unless PyTorch caches memory there, each tensor has its own, which is filled with a pattern. A
+    graph needs the cache, which keeps the memory of its calls.
+    """
     runtime, driver = build()
     paths = [str(driver.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     environment = {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    if not caches_memory:
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
@@ -104,6 +110,21 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def connect() -> None:
     """Let launches of nvcc's host code run emulated kernels."""
     emulation.library()
-    runtime = Path(os.environ["LD_PRELOAD"])
-    ctypes.CDLL(str(runtime)).set_runner(ctypes.CDLL(str(runtime.parent / "invoke.so")).run_kernel)
+    invoke = ctypes.CDLL(str(Path(os.environ["LD_PRELOAD"]).parent / "invoke.so"))
+    stand_in().set_work_of_launch(invoke.work_of_launch)
     assert torch.cuda.get_device_name() == "a stand-in without a GPU"
+
+
+def stand_in() -> ctypes.CDLL:
+    """The library that stands for CUDA's runtime, in a process that has the device."""
+    return ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+
+def take_log() -> list[str]:
+    """What the device did since the last call: symbols of kernels, names of other functions.
+
+    Such as ["cudaMalloc", "_ZN14maxunpool_cuda8backwardI...", "cudaMemcpyAsync"].
+    """
+    take = stand_in().take_log
+    take.restype = ctypes.c_char_p
+    return take().decode().splitlines()
