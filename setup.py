@@ -32,11 +32,11 @@ LIBRARY = runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
 CPU_KERNELS, CUDA_KERNELS = LIBRARY["CPU_KERNELS"], LIBRARY["CUDA_KERNELS"]  # files
 # The major and the minor number of the oldest release, a byte each: 0x020a000000000000 is 2.10.
 TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
-# PyTorch compiles C++17 by default until 2.11.
+# PyTorch compiles C++17 by default up to 2.11.
 CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 CUDA_MAJOR = LIBRARY["CUDA_MAJOR"]
 # What pip installs beside PyTorch: nvcc, its headers, and CUDA's runtime, which PyTorch may bring.
-PIP_TOOLKIT = "cuda-toolkit[nvcc,cccl,cudart]"
+PIP_TOOLKIT = f"cuda-toolkit[nvcc,cccl,cudart]=={CUDA_MAJOR}.*"
 # Compute capabilities to build for where no GPU is visible. Kernels run on later GPUs of the same
 # major number, so these serve all from Turing to Blackwell; the last gets PTX, for those to come.
 WITHOUT_A_GPU = ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0))
@@ -214,11 +214,14 @@ def default_arch_list(toolkit: Toolkit) -> tuple[str, str]:
 
 def plan() -> Plan:
     """Decides which kernels are built. FORCE_CPU=1 looks neither for a toolkit nor for a GPU."""
-    if os.environ.get("FORCE_CPU") == "1":
-        return Plan(None, "", "no CUDA kernels, as FORCE_CPU=1 says")
     is_forced = os.environ.get("FORCE_CUDA") == "1"
+    if os.environ.get("FORCE_CPU") == "1":
+        if is_forced:
+            raise SystemExit("maxunpool_cuda: expected FORCE_CPU=1 or FORCE_CUDA=1 but got both")
+        return Plan(None, "", "no CUDA kernels, as FORCE_CPU=1 says")
     toolkit, missing = None, LIBRARY["misfit_of_cuda"]()
-    if not missing or (is_forced and not torch.version.cuda):
+    is_for_cpu = not (torch.version.cuda or torch.version.hip)
+    if not missing or (is_forced and is_for_cpu):
         toolkit, missing = find_toolkit()
     if toolkit:
         arch_list, note = os.environ.get("TORCH_CUDA_ARCH_LIST"), ""

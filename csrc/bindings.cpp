@@ -37,7 +37,7 @@ pybind11::dict build_info() {
 #ifdef CUDA_VERSION_STRING
   info["kernels"] = "cpu and cuda";
   info["cuda"] = true;
-  info["cuda_version"] = CUDA_VERSION_STRING; // the release that PyTorch was built with
+  info["cuda_version"] = CUDA_VERSION_STRING; // of the toolkit, such as 13.0
   info["nvcc_version"] = NVCC_VERSION_STRING;
   info["arch_list"] = ARCH_LIST;
 #else

@@ -51,7 +51,7 @@ inline size_t element_size(ScalarType type) {
   return aoti_torch_dtype_element_size(static_cast<int32_t>(type));
 }
 
-// Returns the number of a kind of devices: aoti_torch_device_type_cpu or
+// Returns PyTorch's number for a kind of device: aoti_torch_device_type_cpu or
 // aoti_torch_device_type_cuda.
 using DeviceTypeFunction = int32_t (*)();
 
@@ -101,7 +101,7 @@ inline std::optional<Tensor> try_empty_strided(
 
 #ifdef USE_CUDA
 
-// Gives the storage of a tensor without elements so many bytes. Returns whether PyTorch could.
+// Gives the storage of a tensor without elements this many bytes. Returns whether PyTorch could.
 inline bool try_grow(const Tensor& tensor, int64_t bytes) {
   StableIValue stack[] = {torch::stable::detail::from(tensor), torch::stable::detail::from(bytes)};
   const char* const op = "inductor::resize_storage_bytes_";
@@ -110,9 +110,10 @@ inline bool try_grow(const Tensor& tensor, int64_t bytes) {
 
 #endif
 
-// A tensor that nothing has written to, as try_empty_strided() gives it on the CPU. The strides are
-// dense. On CUDA deterministic mode fills every new tensor, but not a storage that grows. A release
-// without the operator of try_grow(), which PyTorch does not document, would fill the tensor.
+// A tensor that nothing has written to, whose strides are dense. None if PyTorch cannot make it. On
+// the CPU try_empty_strided() makes it. On CUDA deterministic mode fills every new tensor, but not
+// a storage that grows, so an empty tensor's storage does. A release without the operator of
+// try_grow(), which PyTorch does not document, would fill the tensor.
 inline std::optional<Tensor> try_empty(
     IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
 #ifdef USE_CUDA

@@ -511,12 +511,12 @@ def usage(kernels: dict[str, int], stack: int = 0) -> str:
 def test_kernels_must_fit_with_an_nvcc_that_they_were_tuned_with(
     printed: str, words: str, monkeypatch: Patch
 ) -> None:
-    info = {"cuda_version": "13.2"}
+    info = {"nvcc_version": "13.0.88"}
     monkeypatch.setattr(maxunpool_cuda, "build_info", lambda: info)
     monkeypatch.setattr(test_library, "cuobjdump", lambda argument: printed)
     with pytest.raises(AssertionError, match=words):
         test_library.test_kernels_fit_the_registers()
-    info["nvcc_version"] = "13.1"
+    info["nvcc_version"] = "13.2.86"
     with pytest.warns(UserWarning, match=words):
         test_library.test_kernels_fit_the_registers()
     monkeypatch.setattr(test_library, "cuobjdump", lambda argument: usage(FITTING))

@@ -3,8 +3,8 @@
 
 make runs it with the environment's Python before it builds with CUDA=1. A GPU that nvidia-smi lists
 must be one that PyTorch can use: with a driver older than PyTorch's CUDA each test that needs a GPU
-would be skipped. If there is no CUDA 13 toolkit, pip installs nvcc beside PyTorch. For a wheel this
-alone is done (python tools/gpu.py wheel), as its kernels need not run here.
+would be skipped. If there is no CUDA 13 toolkit, pip installs nvcc beside PyTorch. That is all that
+python tools/gpu.py toolkit does: for a wheel, whose kernels need not run here.
 """
 
 import logging
@@ -32,7 +32,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def sees_a_gpu() -> bool:
-    """Whether PyTorch can use a GPU. It warns about an old driver, as hidden_gpu says, too."""
+    """Whether PyTorch can use a GPU. Its warning of an old driver is left to hidden_gpu."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.cuda.is_available()
@@ -56,11 +56,12 @@ def hidden_gpu() -> str:
 
 
 def install_nvcc() -> None:
-    """Installs nvcc into the environment of this Python, at the release of PyTorch's own CUDA.
+    """Installs nvcc into the environment of this Python, at the release that its PyTorch asks for.
 
     If pip fails it says why, and the toolkit stays missing.
     """
-    print(f"Installing nvcc, since none here fits PyTorch {torch.__version__}.", flush=True)
+    major = SETUP["CUDA_MAJOR"]
+    print(f"Installing nvcc, since there is no CUDA {major} toolkit.", flush=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*pip, SETUP["PIP_TOOLKIT"]], check=False)
 
@@ -76,7 +77,7 @@ def why_no_toolkit() -> str:
 
 def main() -> None:
     """Stops make by one sentence."""
-    is_run_here = sys.argv[1:] != ["wheel"]
+    is_run_here = sys.argv[1:] != ["toolkit"]
     unusable = (SETUP["LIBRARY"]["misfit_of_cuda"]() or hidden_gpu()) if is_run_here else ""
     reason = unusable or why_no_toolkit()
     if reason:

@@ -106,8 +106,8 @@ class DeviceErrors {
   DeviceWords* words_;
 };
 
-// Records of the devices that have been asked to unpool. Asks nothing of CUDA before one
-// has: a process that has used CUDA cannot be forked.
+// Records of the devices that have been asked to unpool. Before one has, no function of CUDA is
+// called, as a process that has used CUDA cannot be forked.
 class ErrorRecords {
  public:
   static ErrorRecords& get() {

@@ -21,7 +21,7 @@ namespace maxunpool_cuda {
 struct Launch {
   // Out-of-window flags that a block reads in about a microsecond: on an H200, 131,072 took 40.
   static constexpr int64_t kFewFlags = 4096;
-  // Of a workspace, in front of so many flags, for out_of_window_launches().
+  // Words at the begin of a workspace for flags: out_of_window_launches() may use them.
   static constexpr int64_t kOwnWords = sizeof(unsigned long long) / sizeof(uint32_t);
 
   int32_t device;

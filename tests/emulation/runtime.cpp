@@ -61,6 +61,8 @@ Registry& registry() {
 }
 
 thread_local std::vector<Configuration> pushed;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 
 void* allocated(size_t bytes, size_t alignment) {
   const size_t whole = (bytes / alignment + 1) * alignment;
@@ -96,6 +98,11 @@ cudaStreamCaptureStatus status_of(cudaStream_t stream) {
   return captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
 }
 
+// While a graph is captured, CUDA refuses some calls of threads that have not relaxed their mode.
+bool is_refused() {
+  return registry().graph != nullptr && mode != cudaStreamCaptureModeRelaxed;
+}
+
 // What a GPU refuses is an error here, too.
 cudaError_t launch(
     const void* function,
@@ -112,7 +119,7 @@ cudaError_t launch(
   const unsigned threads = block.x * block.y * block.z;
   const bool fits_grid = grid.x > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
   if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
-    return cudaErrorInvalidConfiguration;
+    return last_error = cudaErrorInvalidConfiguration;
   }
   const bool runs = symbol.find("maxunpool_cuda") != std::string::npos;
   const Work work =
@@ -247,10 +254,10 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaPeekAtLastError() {
-  return cudaSuccess;
+  return last_error;
 }
 // PyTorch asks for functions of the driver by name, and calls few of them.
 cudaError_t cudaGetDriverEntryPointByVersion(
@@ -270,6 +277,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(
 // ---- memory
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
+  if (is_refused()) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
   if (bytes > kMemory) {
     return cudaErrorMemoryAllocation;
   }
@@ -286,6 +296,10 @@ cudaError_t cudaFree(void* address) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+  if (is_refused()) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  add_to_log("cudaHostAlloc");
   *address = allocated(bytes, 4096);
   return cudaSuccess;
 }
@@ -361,11 +375,12 @@ cudaError_t cudaStreamGetCaptureInfo(
   }
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* next) {
+  *next = std::exchange(mode, *next);
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
+  return is_refused() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
   return cudaSuccess;
