@@ -176,7 +176,7 @@ def _warn_of_cuda() -> None:
         return
     _has_warned = True
     way_out = (
-        '`pip install "cuda-toolkit[nvcc,cccl,cudart]==13.*"` installs nvcc for a PyTorch with '
+        '`pip install "cuda-toolkit[nvcc,cccl]==13.*"` installs nvcc for a PyTorch with '
         "CUDA 13; `FORCE_CUDA=1 pip install --no-build-isolation .` in the source tree builds again"
     )
     if sys.platform != "linux":

@@ -119,7 +119,7 @@ def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
                 _fallback._check_kinds("max_pool", x)
     (words,) = (str(warning.message) for warning in warned)
     assert words.startswith("maxunpool_cuda: CUDA tensors run PyTorch's operators")
-    assert '`pip install "cuda-toolkit[nvcc,cccl,cudart]==13.*"`' in words
+    assert '`pip install "cuda-toolkit[nvcc,cccl]==13.*"`' in words
     assert "as this build has no " in words
 
 
