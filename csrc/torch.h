@@ -112,17 +112,21 @@ inline bool try_grow(const Tensor& tensor, int64_t bytes) {
 
 // A tensor that nothing has written to, whose strides are dense. None if PyTorch cannot make it. On
 // the CPU try_empty_strided() makes it. On CUDA deterministic mode fills every new tensor, but not
-// a storage that grows, so an empty tensor's storage does. A release without the operator of
-// try_grow(), which PyTorch does not document, would fill the tensor.
+// a storage that grows, so an empty tensor's storage does. In a release without the operator of
+// try_grow(), which PyTorch does not document, the tensor would be filled.
 inline std::optional<Tensor> try_empty(
     IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
 #ifdef USE_CUDA
-  int64_t bytes = static_cast<int64_t>(element_size(type));
-  for (const int64_t size : sizes) {
-    bytes *= size;
-  }
   const std::optional<Tensor> storage = try_empty_strided({0}, {1}, type, device_type, device);
-  if (storage && try_grow(*storage, bytes)) {
+  static const bool has_operator = storage && try_grow(*storage, 0);
+  if (has_operator) {
+    int64_t bytes = static_cast<int64_t>(element_size(type));
+    for (const int64_t size : sizes) {
+      bytes *= size;
+    }
+    if (!storage || !try_grow(*storage, bytes)) {
+      return std::nullopt;
+    }
     AtenTensorHandle handle = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch__alloc_from_pool(
         storage->get(),

@@ -92,6 +92,22 @@ for name, call in calls.items():
         call()
     except torch.OutOfMemoryError as error:
         print(name, str(error).partition(". GPU")[0])
+
+# From now on there is room for what is cached alone, in blocks of 512 bytes. The first one that is
+# freed is for the result, the second one for the flags of the fix-up kernel.
+torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / 2**33)
+blocks = []
+try:
+    while True:
+        blocks.append(torch.empty(512, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    del blocks[-1]
+try:
+    F.max_unpool2d(cell, index, 2)
+except torch.OutOfMemoryError as error:
+    print("workspace", str(error).partition(". GPU")[0])
+del blocks[-1]
+assert F.max_unpool2d(cell, index, 2).shape == (1, 1, 2, 2)
 """
 
 DETERMINISTIC = """
@@ -224,6 +240,7 @@ def test_an_out_of_bounds_index_is_named() -> None:
 def test_too_little_memory_is_the_error_of_pytorch() -> None:
     said = "CUDA out of memory. Tried to allocate 4194304.00 GiB"
     expected = {f"{name} {said}" for name in ("function", "operator", "torch")}
+    expected.add("workspace CUDA out of memory. Tried to allocate 2.00 MiB")
     printed = run(OUT_OF_MEMORY, caches_memory=True)
     assert expected <= {*printed.splitlines()}  # PyTorch's warnings come in between
 
