@@ -333,6 +333,9 @@ def test_builds_that_contradict(cuda_13: Path, monkeypatch: Patch) -> None:
     planned = functions["plan"]()
     note = functions["note_of"](planned, functions["chosen_build"](planned))
     assert note == f"{planned.note}; not optimized, as DEBUG=1 says"
+    monkeypatch.setenv("FORCE_CPU", "1")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    setup_fails("expected FORCE_CPU=1 or FORCE_CUDA=1 but got both")
 
 
 # GPUs by compute capability, the list to build for them, and what is said of those left out.
