@@ -47,9 +47,9 @@ EDITS = {  # what is replaced: by which pattern, with what
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
+SETUP = runpy.run_path(str(Path(__file__).parents[2] / "setup.py"))
 # The headers of PyTorch, without what its oldest release lacks, as setup.py has them.
-OLDEST = runpy.run_path(str(Path(__file__).parents[2] / "setup.py"))["TORCH_TARGET"]
-TORCH = [f"-DTORCH_TARGET_VERSION={OLDEST}"]
+TORCH = [f"-DTORCH_TARGET_VERSION={SETUP['TORCH_TARGET']}"]
 TORCH += [f"-isystem{path}" for path in cpp_extension.include_paths()]
 SHIM = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
 SHIM += ["-DUSE_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]

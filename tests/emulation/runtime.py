@@ -17,13 +17,12 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
 
 import emulation
 import maxunpool_cuda
 
 WRITTEN_FOR = "13.0"  # runtime.cpp has the functions of this release of CUDA
-NVCC = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
+TOOLKIT, _ = emulation.SETUP["find_toolkit"]()
 
 
 def why_not() -> str:
@@ -34,7 +33,7 @@ def why_not() -> str:
         return f"the stand-in is for CUDA {WRITTEN_FOR}, and this PyTorch has {torch.version.cuda}"
     if torch.cuda.is_available():
         return "there is a GPU"
-    if not NVCC.exists():
+    if not TOOLKIT:
         return "no nvcc is found, which knows the headers of CUDA's runtime"
     return ""
 
@@ -75,7 +74,8 @@ def build() -> tuple[Path, Path]:
         (folder / name).write_text(text)
     (folder / "driver").mkdir(exist_ok=True)
     # nvcc calls g++, and tells it where the headers of CUDA are.
-    nvcc = [NVCC, "-x", "c++", "-std=c++20", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    program = Path(TOOLKIT.home, "bin", "nvcc")
+    nvcc = [program, "-x", "c++", "-std=c++20", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
     gcc = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
     for command in (
         [*nvcc, "runtime.cpp", "-o", "runtime.so"],
