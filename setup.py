@@ -144,10 +144,7 @@ def behind_a_wrapper(home: Path) -> str:
 
 
 def toolkit_places() -> list[Path]:
-    """Where a toolkit may be: the one that the user names or has, and beside PyTorch.
-
-    There pip installs PIP_TOOLKIT.
-    """
+    """Where a toolkit may be: where the user has one, and beside PyTorch, where pip installs it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])

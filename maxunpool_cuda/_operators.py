@@ -321,7 +321,8 @@ def _explain_empty(like: Tensor, size: Ints, element_size: int) -> str:
         torch.empty((*size, element_size), dtype=torch.uint8, device=like.device)
     except RuntimeError as error:
         return str(error)
-    kind = like.device.type.upper()  # meanwhile there is enough
+    kind = like.device.type.upper()
+    # Memory has come free since the kernel asked.
     return f"{kind} out of memory: expected room for a tensor of shape {size} but got none"
 
 

@@ -21,7 +21,7 @@ namespace maxunpool_cuda {
 struct Launch {
   // Out-of-window flags that a block reads in about a microsecond: on an H200, 131,072 took 40.
   static constexpr int64_t kFewFlags = 4096;
-  // Words at the begin of a workspace for flags: out_of_window_launches() may use them.
+  // Words that a workspace for flags has in front of these, for out_of_window_launches().
   static constexpr int64_t kOwnWords = sizeof(unsigned long long) / sizeof(uint32_t);
 
   int32_t device;

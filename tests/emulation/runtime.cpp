@@ -79,8 +79,7 @@ void add_to_log(const std::string& line) {
   registry().log += line + '\n';
 }
 
-// Does the work, or captures it.
-cudaError_t get(cudaStream_t stream, const std::string& name, const Work& work) {
+cudaError_t do_or_capture(cudaStream_t stream, const std::string& name, const Work& work) {
   const Work logged = [=] {
     add_to_log(name);
     work();
@@ -125,7 +124,7 @@ cudaError_t launch(
   const Work work =
       runs ? registry().work_of_launch(symbol.c_str(), grid.x, threads, shared_bytes, arguments)
            : [] {};
-  return get(stream, symbol, work);
+  return do_or_capture(stream, symbol, work);
 }
 
 } // namespace
@@ -310,10 +309,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
 }
 cudaError_t cudaMemcpyAsync(
     void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return get(stream, "cudaMemcpyAsync", [=] { std::memcpy(to, from, bytes); });
+  return do_or_capture(stream, "cudaMemcpyAsync", [=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return get(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
+  return do_or_capture(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
 }
 
 // ---- graphs, of which one at a time is captured
