@@ -9,8 +9,8 @@ reference (reference.py). A failure describes the call (failures.py):
 
 A *plane* is one channel of one image. A *cell* is an element of a pooled plane: pooling makes it
 from a window of the larger plane, and unpooling writes it there. "Offset" is a uint8 index, which
-counts in its cell's window; others are flat positions in the larger plane. The table at the end of
-"A test for your bug" in docs/testing.md has the other words.
+counts in its cell's window; others are flat positions in the larger plane. docs/testing.md has the
+other words.
 """
 
 import functools
@@ -24,9 +24,11 @@ from typing import Any
 import pytest
 import reference
 import torch
-from failures import RESULTS, Comparison, WrongResultError, check_each, facts_of, layout_of, same
+from failures import Comparison, WrongResultError, check_each, facts_of, layout_of, same
 from reference import Sizes, default_output_size, pooled_size
 from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.gradcheck import GradcheckError
 from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda.functional as F
@@ -130,14 +132,12 @@ def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes,
     One of four is drawn: one of WINDOWS in all dimensions, a different one in each, windows that
     are disjoint, any windows. Pooling has a fifth: windows of more than half of the plane.
     """
-    dims = len(sizes)
-    kernel = tuple(rng.randint(1, 5) for _ in range(dims))
-    stride = tuple(rng.randint(1, 6) for _ in range(dims))
-    most_padding = (k // 2 if pools else k for k in kernel)
-    padding = tuple(rng.randint(0, most) for most in most_padding)
+    dims, none = len(sizes), (0,) * len(sizes)
+    kernel = tuple(rng.randint(1, 5) for _ in sizes)
+    stride = tuple(rng.randint(1, 6) for _ in sizes)
+    padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
     usual = [(n,) * dims for n in rng.choice(WINDOWS)]
     mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
-    none = (0,) * dims
     disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
     large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none
     return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
@@ -151,29 +151,24 @@ def random_geometry(
     Pooling may be dilated. Every window that offsets count in holds an element.
     """
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
-    most, most_dilation = (8 * most_cells, rng.choice((1, 1, 3))) if pools else (most_cells, 1)
+    most_dilation = rng.choice((1, 1, 3))
     # Until the sizes fit: most draws do.
     while True:
-        sizes: Sizes = ()
-        for _ in range(dims):
-            sizes += (rng.randint(1, max(1, min(longest, most // math.prod(sizes)))),)
-        sizes = tuple(rng.sample(sizes, dims))
+        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
         window = random_window(rng, sizes, pools)
         if pools:
             dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
             differs = rng.choice((0, 1))  # 1: from the default size, by less than a stride
-            output = tuple(
-                n + rng.randint(1 - step, step - 1) * differs
-                for n, step in zip(default_output_size(sizes, *window), window[1], strict=True)
-            )
+            axes = zip(default_output_size(sizes, *window), window[1], strict=True)
+            output = tuple(n + rng.randint(1 - step, step - 1) * differs for n, step in axes)
             geometry = Geometry(sizes, *window, output)
-        is_positive = min(*geometry.pooled, *geometry.output) > 0
-        is_small = math.prod(geometry.pooled) <= most_cells
-        is_small &= math.prod(geometry.output) <= max(2000, 32 * most_cells)
-        lacks_offsets = "offsets" in operator and is_positive and geometry.has_empty_window
-        if is_small and is_positive and not lacks_offsets:
+        if min(*geometry.pooled, *geometry.output) < 1 or math.prod(geometry.pooled) > most_cells:
+            continue
+        most_outputs = 8 * most_cells if pools else max(2000, 32 * most_cells)
+        lacks_offsets = "offsets" in operator and geometry.has_empty_window
+        if math.prod(geometry.output) <= most_outputs and not lacks_offsets:
             return geometry
 
 
@@ -186,25 +181,24 @@ def aimed(
     """
     way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
-    leading, layout = ((2, 16), "channels_last") if way == "channels" else ((2, 4), "contiguous")
-    is_even = way == "even rows"
-    _, stride, padding = window
+    is_even, stride = way == "even rows", window[1]
     columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
     pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
     *sizes, width = geometry_of(pooled, window).output
-    sizes = [n + rng.randrange(stride) for n in sizes]
     # An even row has exactly `stride` outputs for each of its cells; another one has more or fewer.
     # Unpooling allows widths that differ from the default by less than a stride. The last window
     # has to begin in the row.
-    begin_of_last_window = (columns - 1) * stride - padding
+    begin_of_last_window = (columns - 1) * stride - window[2]
     widths = range(max(width - stride, begin_of_last_window) + 1, width + stride)
-    fitting = [n for n in widths if (n == stride * columns) == is_even]
-    output = (*sizes, rng.choice(fitting or [width]))
+    widths = [n for n in widths if (n == stride * columns) == is_even] or [width]
+    output = (*(n + rng.randrange(stride) for n in sizes), rng.choice(widths))
     geometry = geometry_of(pooled, window, output)
     if operator == "pool":
         ceil = not is_even and rng.random() < 0.5
         geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
-    return {"geometry": geometry, "leading": leading, "layout": layout}
+    if way == "channels":
+        return {"geometry": geometry, "leading": (2, 16), "layout": "channels_last"}
+    return {"geometry": geometry, "leading": (2, 4), "layout": "contiguous"}
 
 
 @functools.lru_cache(maxsize=16)
@@ -220,13 +214,6 @@ def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(positions), torch.from_numpy(inside)
 
 
-def positions_of(offsets: Tensor, geometry: Geometry, table: Tensor | None = None) -> Tensor:
-    """Offsets as flat int64 indices. ``table`` is (cells, offsets): by default ``windows_of``'s."""
-    table = (windows_of(geometry)[0] if table is None else table).to(offsets.device)
-    each = torch.arange(len(table), device=offsets.device)
-    return table[each, offsets.flatten(-geometry.dims).long()].reshape(offsets.shape)
-
-
 def all_same(results: Any, expected: Any) -> Comparison:
     """Compare all tensors, of which there are equally many. The first that differs is named."""
     pairs = [*zip(leaves(results), leaves(expected), strict=True)]
@@ -239,47 +226,43 @@ def all_same(results: Any, expected: Any) -> Comparison:
     return Comparison()
 
 
-def _generator(rng: Random) -> torch.Generator:
+def generator_of(rng: Random) -> torch.Generator:
     return torch.Generator().manual_seed(rng.getrandbits(60))
 
 
-def random_values(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """Random numbers, among them subnormal ones and both zeros, whose sums are never NaN."""
+def choose(rng: Random, values: Sequence[float], dtype: torch.dtype, shape: Sizes) -> Tensor:
+    """A tensor of this dtype and shape, each of whose elements is one of the values."""
+    places = torch.randint(len(values), shape, generator=generator_of(rng))
+    return torch.tensor([*values], dtype=dtype)[places]
+
+
+def random_values(rng: Random, shape: Sizes, dtype: torch.dtype, any_bits: bool = False) -> Tensor:
+    """Random numbers, among them subnormal ones and both zeros, whose sums are never NaN.
+
+    With ``any_bits`` there are infinities and NaNs of all kinds too.
+    """
+    if dtype == torch.bool:
+        return choose(rng, (False, True), dtype, shape)
+    if any_bits or not (dtype.is_floating_point or dtype.is_complex):
+        values = SPECIAL_BYTES if any_bits else range(256)
+        return choose(rng, values, torch.uint8, (*shape, dtype.itemsize)).view(dtype)[..., 0]
     if dtype.is_complex:
         return torch.view_as_complex(random_values(rng, (*shape, 2), dtype.to_real()))
-    if dtype.is_floating_point:
-        scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
-        generator = _generator(rng)
-        drawn = torch.randint(len(scales), shape, generator=generator)
-        real = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return (real * torch.tensor(scales, dtype=torch.float64)[drawn]).to(dtype)
-    return random_bits(rng, shape, dtype, range(256))
-
-
-def random_bits(
-    rng: Random, shape: Sizes, dtype: torch.dtype, values: Sequence[int] = SPECIAL_BYTES
-) -> Tensor:
-    choices = torch.tensor([0, 1] if dtype == torch.bool else values, dtype=torch.uint8)
-    drawn = torch.randint(len(choices), (*shape, dtype.itemsize), generator=_generator(rng))
-    return choices[drawn].view(dtype)[..., 0]
+    scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
+    numbers = torch.randn(shape, generator=generator_of(rng), dtype=torch.float64)
+    return (numbers * choose(rng, scales, torch.float64, shape)).to(dtype)
 
 
 def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
     """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
     is_real = dtype.is_floating_point
     lowest = -math.inf if is_real else torch.iinfo(dtype).min
-    special = [-math.inf, math.inf, math.nan, -0.0] if is_real else [lowest]
-    numbers: dict[str, list[float]] = {
-        "any": [],
-        "few": [0, 1, 2, -0.0, lowest, lowest],
-        "special": [0, 1, *special],
-        "mostly the lowest": [0, *[lowest] * 9],
-    }
-    chosen = rng.choice([*numbers])
-    if chosen == "any":
+    special = [lowest, math.inf, math.nan, -0.0] if is_real else [lowest]
+    few, mostly_lowest = [0, 1, 2, -0.0, lowest, lowest], [0, *[lowest] * 9]
+    numbers = rng.choice((None, few, [0, 1, *special], mostly_lowest))
+    if numbers is None:
         return random_values(rng, shape, dtype)
-    drawn = torch.randint(len(numbers[chosen]), shape, generator=_generator(rng))
-    return torch.tensor(numbers[chosen], dtype=dtype)[drawn]
+    return choose(rng, numbers, dtype, shape)
 
 
 def distinct(like: Tensor) -> Tensor:
@@ -320,9 +303,7 @@ def moved(tensor: Tensor, device: str) -> Tensor:
     that needs no gradient.
     """
     assert type(tensor) is Tensor
-    assert not tensor.requires_grad
-    assert not tensor.is_conj()
-    assert not tensor.is_neg()
+    assert not any((tensor.requires_grad, tensor.is_conj(), tensor.is_neg()))
     whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     copied = whole.to(device, copy=True).untyped_storage()
     view = torch.empty(0, dtype=tensor.dtype, device=device)
@@ -336,12 +317,10 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     """
     plane, shape = math.prod(geometry.output), (*leading, *geometry.pooled)
     dtype = rng.choice((torch.int64, torch.int32))
-    # These do not look at the windows.
-    if kind in ("anywhere", "few"):
-        choices = torch.arange(plane)
-        if kind == "few":
-            choices = choices[rng.choices(range(plane), k=3)]
-        return choices[torch.randint(len(choices), shape, generator=_generator(rng))].to(dtype)
+    if kind == "anywhere":
+        return torch.randint(plane, shape, generator=generator_of(rng), dtype=dtype)
+    if kind == "few":
+        return choose(rng, rng.choices(range(plane), k=3), dtype, shape)
     positions, allowed = windows_of(geometry)
     if kind == "wrapped window":
         allowed = torch.ones_like(allowed)
@@ -351,14 +330,14 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     # or else for each element of each window.
     maxima = kind == "maxima" or (kind == "offset" and rng.random() < 0.5)
     drawn = (plane,) if maxima else positions.shape
-    values = torch.rand(math.prod(leading), *drawn, generator=_generator(rng))
+    values = torch.rand(math.prod(leading), *drawn, generator=generator_of(rng))
     if maxima:
         values = values[:, positions % plane]
-    offsets = values.where(allowed, -1).argmax(-1).reshape(shape)
+    offsets = values.where(allowed, -1).argmax(-1)
     if kind == "offset":
-        return offsets.byte()
+        return offsets.reshape(shape).byte()
     # A position beyond one side of the plane wraps around to the other side.
-    flat = positions_of(offsets, geometry).remainder(plane)
+    flat = positions[torch.arange(len(positions)), offsets].remainder(plane).reshape(shape)
     if kind == "one out of window" and flat.numel() > 0:
         # By chance this position may lie in the cell's window after all.
         flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
@@ -371,7 +350,7 @@ class Call:
 
     operator: Callable[..., Any]  # of _operators: max_pool, max_unpool or max_unpool_backward
     tensors: tuple[Tensor, ...]  # only the first may have a gradient
-    arguments: tuple[Any, ...]  # arguments_by_name() has their names
+    arguments: tuple[Any, ...]
     kind: str = ""  # of the indices: one of INDEX_KINDS, or "offset"
     error: str = ""  # a pattern of the error that the call has to raise, if it has to
 
@@ -397,30 +376,23 @@ class Call:
         output, *window, _reduce = self.arguments
         return Geometry(sizes, *window, output)
 
-    def arguments_by_name(self) -> str:
-        """The arguments as a failure shows them: ``kernel=(2,) stride=(2,) ...``."""
-        names = ("output", "kernel", "stride", "padding", "reduce")
-        if self.name == "max_pool":
-            names = ("kernel", "stride", "padding", "dilation", "ceil", "index_dtype")
-        pairs = zip(names, self.arguments, strict=True)
-        return " ".join(f"{name}={argument!r}" for name, argument in pairs)
-
     @property
     def positions(self) -> Tensor:
         """The indices of an unpooling as flat positions. An invalid offset becomes -1."""
-        indices, geometry = self.tensors[1], self.geometry
+        indices = self.tensors[1]
         if indices.dtype != torch.uint8:
             return indices
-        positions, inside = windows_of(geometry)
+        positions, inside = windows_of(self.geometry)
         table = torch.nn.functional.pad(positions.where(inside, -1), (0, 256), value=-1)
-        return positions_of(indices, geometry, table)
+        each = torch.arange(len(table), device=indices.device)
+        offsets = indices.flatten(-self.dims).long()
+        return table.to(indices.device)[each, offsets].reshape(indices.shape)
 
     def reference(self) -> tuple[Tensor, ...]:
         """All results, from the definition."""
         if self.operator is _operators.max_pool:
             return reference.max_pool(*self.tensors, *self.arguments)
-        forward = self.operator is _operators.max_unpool
-        unpool = reference.max_unpool if forward else reference.max_unpool_backward
+        unpool = getattr(reference, self.name)
         return (unpool(self.tensors[0], self.positions, self.arguments[0], self.arguments[-1]),)
 
     def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -433,21 +405,15 @@ class Call:
         return results if isinstance(results, tuple) else (results,)
 
     def function(self, *tensors: Tensor) -> Any:
-        """All results of the public function; of the gradient, which has none, of the operator.
-
-        The rank, such as 2 of max_pool2d, is the length of any of the arguments that has one from 1
-        to 3. test_bad_input.py puts wrong values in the place of some arguments, or of all.
-        """
-        ranks = [len(each) for each in self.arguments[:-1] if isinstance(each, tuple)]
-        rank = ([rank for rank in ranks if 1 <= rank <= 3] or [2])[0]
-        if self.operator is _operators.max_unpool:
-            size, *window, reduce = self.arguments
-            unpool = getattr(F, f"max_unpool{rank}d")
-            return unpool(*tensors, *window, size, reduce=reduce)
+        """All results of the public function; of the gradient, which has none, of the operator."""
         if self.operator is _operators.max_pool:
             *window, dtype = self.arguments
-            pool = getattr(F, f"max_pool{rank}d")
+            pool = getattr(F, f"max_pool{self.dims}d")
             return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
+        if self.operator is _operators.max_unpool:
+            size, *window, reduce = self.arguments
+            unpool = getattr(F, f"max_unpool{self.dims}d")
+            return unpool(*tensors, *window, size, reduce=reduce)
         return _operators.call(self.definition, tensors, self.arguments)
 
     def moved(self, device: str) -> "Call":
@@ -456,8 +422,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        # Tests may put what is no tensor in the place of one.
-        return sum(each.numel() for each in self.tensors if isinstance(each, Tensor))
+        return sum(tensor.numel() for tensor in self.tensors)
 
     def facts(self, error: BaseException) -> list[tuple[str, str]]:
         return facts_of(self, error)
@@ -466,20 +431,15 @@ class Call:
         """The call for half of its images or of its channels, laid out as before.
 
         There is none if the call has to raise an error, as that names a place in the whole call.
-        Nor is there one if test_bad_input.py has put another object in the place of a tensor.
         """
-        if self.error or not all(isinstance(each, Tensor) for each in self.tensors):
+        if self.error:
             return
+        layouts = [layout_of(tensor, self.dims) for tensor in self.tensors]
         for axis, size in enumerate(self.tensors[0].shape[: -self.dims]):
             for begin, end in ((0, size // 2), (size // 2, size)) if size > 1 else ():
-                yield self.part(axis, begin, end)
-
-    def part(self, axis: int, begin: int, end: int) -> "Call":
-        """The call for some images (axis 0 of a batch) or channels."""
-        parts = (tensor.narrow(axis, begin, end - begin).clone() for tensor in self.tensors)
-        layouts = (layout_of(tensor, self.dims) for tensor in self.tensors)
-        pairs = zip(parts, layouts, strict=True)
-        return replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))
+                parts = [each.narrow(axis, begin, end - begin).clone() for each in self.tensors]
+                pairs = zip(parts, layouts, strict=True)
+                yield replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))
 
     def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
         return self.moved(device).on()
@@ -488,6 +448,11 @@ class Call:
         """``verify`` it. If that fails, the error describes the call."""
         __tracebackhide__ = True
         check_each([self], lambda call: call.verify(device))
+
+    def check_gradient(self, device: str = "cpu") -> None:
+        """``verify_gradient`` it. If that fails, the error describes the call."""
+        __tracebackhide__ = True
+        check_each([self], lambda call: call.verify_gradient(device))
 
     def verify(self, device: str = "cpu") -> None:
         """Compare the results on a device. They lie there, in memory that no input has.
@@ -504,21 +469,37 @@ class Call:
         assert len(devices) == 1, "a result on another device"
         self.compare(results)
         assert all_same(call.tensors, self.tensors), "the call changed its input"
-        of_results, of_inputs = (
-            {tensor.untyped_storage().data_ptr() for tensor in tensors}
-            for tensors in (results, call.tensors)
-        )
-        shared = of_results & of_inputs
-        assert shared <= {0}, "a result shares memory with an input"  # 0: it has no elements
+        memory = {tensor.untyped_storage().data_ptr() for tensor in call.tensors if tensor.numel()}
+        for result in results:
+            address = result.untyped_storage().data_ptr()
+            assert address not in memory, "a result shares memory with an input"
 
     def compare(self, results: Sequence[Tensor]) -> None:
         """Compare with the reference, bit for bit."""
         __tracebackhide__ = True
-        names = RESULTS[self.name]
-        for name, result, right in zip(names, results, self.reference(), strict=True):
+        names = {"max_pool": ("values", "indices"), "max_unpool": ("output",)}
+        each = zip(names.get(self.name, ("gradient",)), results, self.reference(), strict=True)
+        for name, result, right in each:
             comparison = same(result, right)
             if not comparison:
-                raise WrongResultError(name, comparison)
+                raise WrongResultError(f"{name}: {comparison}", comparison.at)
+
+    def verify_gradient(self, device: str = "cpu") -> None:
+        """Compare the first result's derivatives with finite differences.
+
+        They are taken backward and forward, once and twice, also of batches of gradients. Small
+        changes of the values must leave every maximum where it is, as those of ``distinct`` do.
+        """
+        call = self.moved(device)
+        x = call.tensors[0].requires_grad_()
+        assert x.dtype in (torch.float64, torch.complex128), "finite differences of few digits"
+        once = {"check_forward_ad": True, "check_batched_forward_grad": True}
+        twice = {"check_fwd_over_rev": True}
+        try:
+            gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **once)
+            gradgradcheck(lambda x: call.on(x)[0].sin(), x, check_batched_grad=True, **twice)
+        except GradcheckError as error:
+            raise WrongResultError(f"gradient: {error}") from None
 
     def verify_error(self, device: str = "cpu") -> None:
         """Call it on a device, where it has to raise its error."""
@@ -576,20 +557,19 @@ def draw(
         shape = random_leading(rng)
     if operator == "pool":
         dtype = dtype or rng.choice(POOLED)
-        make = random_bits if any_bits else random_input
-        x = laid_out(make(rng, (*shape, *geometry.output), dtype), layout, geometry.dims)
-        return call_of(
-            operator, x, geometry=geometry, index_dtype=rng.choice(geometry.index_dtypes())
-        )
+        sizes = (*shape, *geometry.output)
+        x = random_values(rng, sizes, dtype, True) if any_bits else random_input(rng, sizes, dtype)
+        index_dtype = rng.choice(geometry.index_dtypes())
+        x = laid_out(x, layout, geometry.dims)
+        return call_of(operator, x, geometry=geometry, index_dtype=index_dtype)
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
     is_forward = operator.startswith("unpool")
-    spatial = geometry.pooled if is_forward else geometry.output
-    adds = is_forward and reduce == "sum"
-    make = random_bits if any_bits and not adds else random_values
-    values = laid_out(make(rng, (*shape, *spatial), dtype), layout, geometry.dims)
+    sizes = (*shape, *(geometry.pooled if is_forward else geometry.output))
+    values = random_values(rng, sizes, dtype, any_bits and not (is_forward and reduce == "sum"))
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
     indices = random_indices(rng, geometry, shape, kind)
+    values = laid_out(values, layout, geometry.dims)
     indices = laid_out(indices, layout_of_indices, geometry.dims)
     return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
 

@@ -8,7 +8,8 @@ import random
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import emulation
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import maxunpool_cuda
 from maxunpool_cuda import _fallback, _operators
 
-pytest_plugins = ("gpu_tests", "pytester")
+pytest_plugins = ("pytester",)
 pytest.register_assert_rewrite("cases", "published")  # their assertions show values, as tests' do
 
 # The seed of all random inputs.
@@ -38,6 +39,28 @@ if set_malloc_option := getattr(ctypes.CDLL(None), "mallopt", None):
     set_malloc_option(M_PERTURB, POISON ^ 0xFF)
 
 
+def why_no_gpu() -> str:
+    """Why no test can run on a GPU, or nothing if tests can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if not maxunpool_cuda.build_info()["cuda"]:
+        return "this build has no CUDA kernels"
+    return ""
+
+
+def skip_without_memory(needed: int) -> None:
+    """Skip a test if the GPU has fewer bytes free than it needs.
+
+    If not, they are its own: PyTorch keeps what a tensor had, so no other process takes them first.
+    """
+    torch.cuda.empty_cache()  # what PyTorch keeps of earlier tests is free for this one
+    try:
+        torch.empty(needed, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        free, _ = torch.cuda.mem_get_info()
+        pytest.skip(f"it needs {needed >> 20} MiB of GPU memory, and {free >> 20} MiB are free")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="slow tests too, and every random case")
 
@@ -47,15 +70,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    seed = f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
-    left_out = "left out: slow tests, and most of the random cases; make test-all has them"
-    return [seed] if config.getoption("--all") else [seed, left_out]
+    lines = [
+        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
+    ]
+    if not config.getoption("--all"):
+        lines.append("left out: slow tests, and most of the random cases; make test-all has them")
+    return [*lines, f"GPU: {why_no_gpu() or torch.cuda.get_device_name()}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if reason := why_no_gpu():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """Last, why tests were skipped, in a line for each reason. pytest has one for each place."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    # longrepr is the path, the line, and "Skipped: " with the reason.
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5} skipped: {reason}")
 
 
 def generator(node: pytest.Item, purpose: str = "") -> random.Random:

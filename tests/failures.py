@@ -1,40 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a failure says: how two tensors differ, which call was wrong, and the smallest of several.
 
-Takes from cases.py its calls, and from reference.py the bytes of a tensor and the windows of a
-geometry. ``check_each(calls, check)`` runs a check on every call. If it fails for 3 of 30, it
+``check_each(calls, check)`` runs a check on every call of cases.py. If it fails for 3 of 30, it
 raises one error, which describes the smallest of these:
 
     3 of 30 failed. The smallest, with fewer images or channels:
       operator    max_unpool
       input       float32 (1, 3), contiguous, strides (3, 1)
       indices     int64 (1, 3), contiguous, strides (3, 1), kind 'maxima'
-      arguments   output=(5,) kernel=(3,) stride=(1,) padding=(0,) reduce='last'
+      arguments   output_size=(5,) kernel_size=(3,) stride=(1,) padding=(0,) reduce='last'
       named by    [0] = 1, [2] = 2
-      error       output: 1 of 5 elements differs, the first is [0, 2]: expected 2 = 0x40000000 ...
+      error       output: 1 of 5 elements differ, the first is [0, 2]: expected 2 = 0x40000000 ...
       device      emulated
       launched    forward_last_slots<float, long><<<1, 8>>>
       again       MAXUNPOOL_SEED=0 pytest 'tests/test_operators.py::test_unusual_sizes[...]'
-
-The calls come from ``cases.draw``, in 0.1 to 0.5 ms each. Hypothesis, which could make a call still
-smaller, takes 1.5 to 2 ms to draw one (both measured on an x86-64 core), and draws others.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import math
 import os
 import re
 import shlex
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import emulation
-import numpy as np
 import pytest
 import reference
 import torch
@@ -44,85 +36,30 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cases import Call
 
-
-class Case(Protocol):
-    """What ``check_each`` checks, such as a Call of cases.py."""
-
-    @property
-    def size(self) -> int:
-        """The number of elements of its tensors."""
-
-    def facts(self, error: BaseException) -> list[tuple[str, str]]:
-        """Names and texts that describe it, and where the error comes from."""
-
-    def halves(self) -> Iterator[Any]:
-        """The same case with fewer images or channels."""
-
-
-C = TypeVar("C", bound=Case)
-
-
-@dataclass(frozen=True)
-class Named:
-    """A case that is anything with a name. It is made no smaller."""
-
-    name: str
-    value: Any
-    size: int = 0
-
-    def facts(self, error: BaseException) -> list[tuple[str, str]]:
-        return [("case", self.name)]
-
-    def halves(self) -> Iterator[Named]:
-        yield from ()
-
+Facts = list[tuple[str, str]]  # names and texts: the lines of a description
 
 # The device of the running test: cpu, cuda, emulated or fallback. Fixtures of conftest.py set it.
 device = "cpu"
-# What a failing check raises. If a block under pytest.raises raises nothing, then pytest.raises
-# raises pytest.fail.Exception, which is a BaseException.
-ERRORS = (Exception, pytest.fail.Exception)
-# The names of an operator's tensors, and of its results.
-TENSORS = {
-    "max_pool": ("input",),
-    "max_unpool": ("input", "indices"),
-    "max_unpool_backward": ("grad_output", "indices"),
-}
-RESULTS = {
-    "max_pool": ("values", "indices"),
-    "max_unpool": ("output",),
-    "max_unpool_backward": ("grad_input",),
-}
-# Lines of an error that are shown. An assertion has its news in the first three: pytest.raises says
-# what it expected, and an assert what was compared. gradcheck shows two Jacobian matrices.
-MOST_LINES_OF_ASSERTIONS = 3
-MOST_LINES = 40
-MOST_LISTED = 12  # elements of a window, or cells that share an index: more are counted
-
-
-class CallError(AssertionError):
-    """Its text describes a call."""
+MOST = 12  # lines of an error, elements of a window, cells that share an index
 
 
 class WrongResultError(AssertionError):
-    """A result of a call is not the reference's.
+    """A result of a call is wrong.
 
     Attributes:
-        name: which of RESULTS.
-        at: the coordinates of the first element that differs, or None if shape or dtype does.
+        at: the coordinates of the first element that differs from the reference's, if one does.
     """
 
-    def __init__(self, name: str, comparison: Comparison) -> None:
-        super().__init__(f"{name}: {comparison}")
-        self.name = name
-        self.at = comparison.at
+    def __init__(self, text: str, at: Sizes | None = None) -> None:
+        super().__init__(text)
+        self.at = at
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Whether two tensors have the same bits. If not, it is false, and its text says how.
 
-    So ``assert same(a, b)`` prints "assert 1 of 6 elements differs, the first is [0, 2]: ...".
+    So ``assert same(a, b)`` prints "assert 1 of 6 elements differ, the first is [0, 2]: ...".
     """
 
     difference: str = ""  # empty if there is none
@@ -141,22 +78,14 @@ def same(result: Tensor, expected: Tensor) -> Comparison:
         got, wanted = getattr(result, name), getattr(expected, name)
         if got != wanted:
             return Comparison(f"expected {name} {wanted} but got {got}")
-    got_bytes, wanted_bytes = as_bytes(result), as_bytes(expected)
-    if torch.equal(got_bytes, wanted_bytes):
+    shape = (*result.shape, result.itemsize)
+    differ = (as_bytes(result) != as_bytes(expected)).view(shape).any(-1)
+    if not differ.any():
         return Comparison()
-    each_element = (each.view(-1, result.itemsize) for each in (got_bytes, wanted_bytes))
-    wrong = torch.ne(*each_element).any(1).nonzero().flatten()
-    at = unraveled(int(wrong[0]), tuple(result.shape))
-    elements = "1 element" if result.numel() == 1 else f"{result.numel()} elements"
-    verb = "differs" if len(wrong) == 1 else "differ"
+    at = tuple(differ.nonzero()[0].tolist())
     numbers = f"expected {in_bits(expected[at])} but got {in_bits(result[at])}"
-    text = f"{len(wrong)} of {elements} {verb}, the first is {[*at]}: {numbers}"
-    return Comparison(text, at)
-
-
-def unraveled(position: int, sizes: Sizes) -> Sizes:
-    """The coordinates of a flat position."""
-    return tuple(map(int, np.unravel_index(position, sizes)))
+    count = f"{differ.sum()} of {differ.numel()} elements differ"
+    return Comparison(f"{count}, the first is {[*at]}: {numbers}", at)
 
 
 def in_bits(element: Tensor) -> str:
@@ -167,28 +96,35 @@ def in_bits(element: Tensor) -> str:
 
 def in_digits(element: Tensor) -> str:
     """A tensor of one element as a number, in as many digits as tell its dtype's numbers apart."""
-    dtype = element.dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not (element.is_floating_point() or element.is_complex()):
         return str(element.item())
-    widest = torch.complex128 if dtype.is_complex else torch.float64
-    digits = 17 if dtype in (torch.float64, torch.complex128) else 9
-    return f"{element.detach().cpu().to(widest).item():.{digits}g}"
+    digits = 17 if element.dtype in (torch.float64, torch.complex128) else 9
+    return f"{element.item():.{digits}g}"
 
 
 @dataclass(frozen=True)
-class Failure(Generic[C]):
+class Failure:
     """What a check raised for a case, and which kernels the emulated GPU had launched for it."""
 
-    case: C
+    case: Any
     error: BaseException
-    launches: list[str]
+    launched: list[str]
+
+    def facts(self) -> Facts:
+        """The case, the error, the device, its kernels, and how to run the test again."""
+        launched = [("launched", each) for each in self.launched]
+        error, place = ("error", text_of(self.error)), ("device", device)
+        return [*self.case.facts(self.error), error, place, *launched, ("again", command_again())]
 
 
-def check_each(cases: Iterable[C], check: Callable[[C], object]) -> None:
-    """Run a check on every case. If it fails, raise one error: how often, and the smallest case."""
+def check_each(cases: Iterable[Any], check: Callable[[Any], object]) -> None:
+    """Run a check on every case. If it fails, raise one error: how often, and the smallest case.
+
+    A case is a Call of cases.py, or has a size, facts and halves as a Call does.
+    """
     __tracebackhide__ = True
     checked, failed = 0, 0
-    smallest: Failure[C] | None = None  # the others are not kept, as an error keeps its tensors
+    smallest: Failure | None = None  # the others are not kept, as an error keeps its tensors
     for case in cases:
         checked += 1
         found = failure_of(case, check)
@@ -201,23 +137,23 @@ def check_each(cases: Iterable[C], check: Callable[[C], object]) -> None:
     failure = shrunk(smallest, check)
     heading = f"{failed} of {checked} failed. The smallest"
     heading += ":" if failure is smallest else ", with fewer images or channels:"
-    lines = [*failure.case.facts(failure.error), *circumstances(failure, check)]
-    table = [f"  {name:<11} {text}" for name, text in lines]
+    lines = [f"  {name:<11} {text}" for name, text in failure.facts()]
     cause = None if isinstance(failure.error, WrongResultError) else failure.error
-    raise CallError("\n".join((heading, *table))) from cause
+    raise AssertionError("\n".join((heading, *lines))) from cause
 
 
-def failure_of(case: C, check: Callable[[C], object]) -> Failure[C] | None:
+def failure_of(case: Any, check: Callable[[Any], object]) -> Failure | None:
     """Run a check on a case. Returns what it raised, or None if the case passed."""
     emulation.forget_launches()
     try:
         check(case)
-    except ERRORS as error:
-        return Failure(case, error, launched())
+    except (Exception, pytest.fail.Exception) as error:  # the latter of a pytest.raises
+        launched = dict.fromkeys(kernel(*each) for each in emulation.launches())  # each once
+        return Failure(case, error, [*launched])
     return None
 
 
-def shrunk(failure: Failure[C], check: Callable[[C], object]) -> Failure[C]:
+def shrunk(failure: Failure, check: Callable[[Any], object]) -> Failure:
     """A failure with fewer images or channels, or the same one if no half of its case fails.
 
     A half counts if its check raises an error of the same type. Halves are cut in turn.
@@ -229,34 +165,22 @@ def shrunk(failure: Failure[C], check: Callable[[C], object]) -> Failure[C]:
     return failure
 
 
-def circumstances(failure: Failure[C], check: Callable[[C], object]) -> list[tuple[str, str]]:
-    """The error, the device, its kernels, and how to run the test again."""
-    first_line, *more_lines = lines_of(failure.error)
-    launches = failure.launches
-    if device == "cuda":
-        launches = profiled(lambda: check(failure.case))
-    return [
-        ("error", first_line),
-        *(("", line) for line in more_lines),
-        ("device", device),
-        *(("launched", each) for each in launches),
-        ("again", command_again()),
-    ]
+def kernel(signature: str, blocks: int, threads: int) -> str:
+    """Its name, its template arguments and its grid: ``forward<float><<<3, 256>>>``."""
+    name, closing, _ = signature.removeprefix("void ").partition(">(")
+    name = re.sub(r"\b(maxunpool_cuda|emulated)::", "", name)
+    return f"{name}{closing[:1]}<<<{blocks}, {threads}>>>"
 
 
-def lines_of(error: BaseException) -> list[str]:
-    """The type and the text of an error, without empty lines. The last says how many are left out.
+def text_of(error: BaseException) -> str:
+    """The type of an error and the first lines of its text, which are indented but for the first.
 
-    pytest shows all of the error above its description: it is the cause of the CallError.
+    pytest shows all of the error above its description: it is its cause.
     """
-    text = str(error)
-    if not isinstance(error, WrongResultError):
-        text = f"{type(error).__name__}: {text}"
-    lines = [line for line in text.split("\n") if line.strip()]
-    most = MOST_LINES_OF_ASSERTIONS if isinstance(error, AssertionError) else MOST_LINES
-    if len(lines) <= most:
-        return lines
-    return [*lines[:most], f"... (lines left out: {len(lines) - most}; pytest shows all above)"]
+    is_result = isinstance(error, WrongResultError)
+    text = str(error) if is_result else f"{type(error).__name__}: {error}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return ("\n" + " " * 14).join(first(lines))
 
 
 def command_again() -> str:
@@ -266,13 +190,15 @@ def command_again() -> str:
     return f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {options}{shlex.quote(test)}"
 
 
-def facts_of(call: Call, error: BaseException) -> list[tuple[str, str]]:
-    """Names and texts that describe a call: the first lines of a description."""
+def facts_of(call: Call, error: BaseException) -> Facts:
+    """The first lines of the description of a call."""
+    names = [argument.name for argument in call.operator._schema.arguments]
     facts = [("operator", call.name)]
-    for name, tensor in zip(TENSORS[call.name], call.tensors, strict=True):
-        kind = f", kind {call.kind!r}" if name == "indices" and call.kind else ""
-        facts.append((name, placed(tensor, call.dims) + kind))
-    facts.append(("arguments", call.arguments_by_name()))
+    facts += [(name, placed(t, call.dims)) for name, t in zip(names, call.tensors, strict=False)]
+    if call.kind:
+        facts[-1] = (facts[-1][0], f"{facts[-1][1]}, kind {call.kind!r}")
+    arguments = zip(names[len(call.tensors) :], call.arguments, strict=True)
+    facts.append(("arguments", " ".join(f"{name}={value!r}" for name, value in arguments)))
     if call.error:
         facts.append(("must raise", call.error))
     if isinstance(error, WrongResultError) and error.at is not None:
@@ -280,10 +206,8 @@ def facts_of(call: Call, error: BaseException) -> list[tuple[str, str]]:
     return facts
 
 
-def placed(tensor: Any, dims: int) -> str:
+def placed(tensor: Tensor, dims: int) -> str:
     """Dtype, shape and place in memory of a tensor."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-        return repr(tensor)  # a strange argument of test_bad_input.py
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     offset = tensor.storage_offset()
     beginning = f" from element {offset} of the storage" if offset else ""
@@ -300,81 +224,43 @@ def layout_of(tensor: Tensor, dims: int) -> str:
     return "strided"
 
 
-def origin(call: Call, at: Sizes) -> list[tuple[str, str]]:
+def origin(call: Call, at: Sizes) -> Facts:
     """The inputs that the definition makes the element ``at`` of a result from.
 
     The lines ``window`` of a pooling, ``named by`` of an unpooling, ``index`` and ``named by`` of
     its gradient.
     """
     plane, place = at[: -call.dims], at[-call.dims :]
-    geometry = call.geometry
-    values = call.tensors[0][plane]
+    geometry, values = call.geometry, call.tensors[0][plane]
     if call.name == "max_pool":
-        return [("window", listed(values, window_of(call, place)))]
+        dilation = geometry.dilation[: call.dims]
+        windows = reference.windows(geometry.output, geometry.pooled, *geometry.window, dilation)
+        cell = numbered(geometry.pooled)[place]
+        positions, inside = (torch.from_numpy(table)[cell] for table in windows[:2])
+        return [("window", listed(values, torch.isin(numbered(values.shape), positions[inside])))]
     positions = call.positions[plane]
     if call.name == "max_unpool":
-        position = int(np.ravel_multi_index(place, geometry.output))
-        return [("named by", listed(values, (positions == position).nonzero().tolist()))]
-    position = int(positions[place])
-    if not 0 <= position < values.numel():
-        return [("index", f"{position}, out of bounds")]
-    output = unraveled(position, geometry.output)
-    cells = (positions == position).nonzero().tolist()
-    return [("index", listed(values, [output])), ("named by", ", ".join(map(str, cells)))]
-
-
-def window_of(call: Call, cell: Sizes) -> list[Sizes]:
-    """The coordinates of the elements of a cell's window."""
-    geometry = call.geometry
-    positions, inside, _ = reference.windows(
-        geometry.output, geometry.pooled, *geometry.window, geometry.dilation[: call.dims]
-    )
-    number = np.ravel_multi_index(cell, geometry.pooled)
-    return [unraveled(n, geometry.output) for n in positions[number][inside[number]]]
-
-
-def listed(plane: Tensor, places: Sequence[Sequence[int]]) -> str:
-    """Elements of a plane: ``[0, 1] = 2.5, [1, 1] = 3``."""
-    texts = [f"{[*place]} = {in_digits(plane[tuple(place)])}" for place in places[:MOST_LISTED]]
-    more = len(places) - MOST_LISTED
-    return ", ".join(texts) + (f" and {more} more" if more > 0 else "") or "nothing"
-
-
-def profiled(run: Callable[[], object]) -> list[str]:
-    """The kernels that a GPU runs in a call, which is made again for that."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    # Nothing that goes wrong here hides the failure, as after an error the GPU may be unusable.
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Exception):
-        with torch.profiler.profile(activities=activities) as profile:
-            with contextlib.suppress(*ERRORS):  # as before
-                run()
-            torch.cuda.synchronize()
-        path = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(path))
-        return launches_in(json.loads(path.read_text()))
-    return ["what the profiler did not tell"]
-
-
-def launches_in(trace: dict[str, Any]) -> list[str]:
-    """The kernels of this package, with their grids, in what PyTorch's profiler exports."""
-    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+        return [("named by", listed(values, positions == int(numbered(geometry.output)[place])))]
+    named = int(positions[place])
     return [
-        launch(event["name"], event["args"]["grid"][0], event["args"]["block"][0])
-        for event in sorted(kernels, key=lambda event: event["ts"])
-        if "maxunpool_cuda::" in event["name"]
+        ("index", listed(values, numbered(values.shape) == named)),
+        ("named by", listed(positions, positions == named)),
     ]
 
 
-def launched() -> list[str]:
-    """The kernels that the emulated GPU has launched since ``check_each`` began the current case.
-
-    They are in the order of their launches, and as ``launch`` writes them.
-    """
-    return [launch(*each) for each in emulation.launches()]
+def numbered(sizes: Sizes) -> Tensor:
+    """The flat position of each place in a plane."""
+    return torch.arange(math.prod(sizes)).view(sizes)
 
 
-def launch(signature: str, blocks: int, threads: int) -> str:
-    """The kernel's name, its template arguments and its grid: ``forward<float><<<3, 256>>>``."""
-    name, closing, _ = signature.removeprefix("void ").partition(">(")
-    name = re.sub(r"\b(maxunpool_cuda|emulated)::", "", name)
-    return f"{name}{closing[:1]}<<<{blocks}, {threads}>>>"
+def listed(plane: Tensor, mask: Tensor) -> str:
+    """The elements of a plane where a mask is true: ``[0, 1] = 2.5, [1, 1] = 3``."""
+    places = mask.nonzero().tolist()
+    texts = first([f"{place} = {in_digits(plane[tuple(place)])}" for place in places])
+    return ", ".join(texts) or "nothing"
+
+
+def first(texts: list[str]) -> list[str]:
+    """The first of these texts, and how many more there are."""
+    more = [f"... ({len(texts) - MOST} more)"] if len(texts) > MOST else []
+    return [*texts[:MOST], *more]

@@ -28,8 +28,7 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = convolved(3, 4)
-        self.pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True)
+        self.conv, self.pool = convolved(3, 4), nn.MaxPool2d(2, 2, return_indices=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         skip = self.conv(x)
@@ -42,7 +41,7 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unpool, self.conv = nn.MaxUnpool2d(kernel_size=2, stride=2), convolved(4, 3)
+        self.unpool, self.conv = nn.MaxUnpool2d(2, 2), convolved(4, 3)
 
     def forward(self, x: Tensor, skip: Tensor, indices: Tensor) -> Tensor:
         return self.conv(torch.maximum(self.unpool(x, indices, output_size=skip.size()), skip))
@@ -57,38 +56,6 @@ class PhotoWCT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(*self.encoder(x))
-
-
-class FastSurfer(PhotoWCT):
-    """Deep-MI/FastSurfer, FastSurferCNN/models: it calls its blocks' forward, without hooks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder.forward(*self.encoder.forward(x))
-
-
-class QuickNATBlock(nn.Module):
-    """Pools, calls its children but the pools and unpools, which isinstance tells, and unpools."""
-
-    def __init__(self, inside: nn.Module, pool: nn.Module, unpool: nn.Module) -> None:
-        super().__init__()
-        self.conv, self.inside, self.pool, self.unpool = convolved(4, 4), inside, pool, unpool
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, indices = self.pool(x)
-        for child in self.children():
-            if not isinstance(child, (nn.MaxPool2d, nn.MaxUnpool2d)):
-                x = child(x)
-        return self.unpool(x, indices)
-
-
-class QuickNAT(nn.Sequential):
-    """Project-MONAI/MONAI, networks/nets/quicknat.py: blocks share one pool and one unpool."""
-
-    def __init__(self) -> None:
-        pool = nn.MaxPool2d(kernel_size=2, stride=2, return_indices=True, ceil_mode=True)
-        unpool = nn.MaxUnpool2d(kernel_size=2, stride=2)
-        inner = QuickNATBlock(nn.Dropout2d(), pool, unpool)
-        super().__init__(convolved(3, 4), QuickNATBlock(inner, pool, unpool))
 
 
 class SegResNet(nn.Module):
@@ -145,48 +112,27 @@ class UNet3d(nn.Module):
         return torch.cat((skip1, self.unpool(x, indices1, output_size=skip1.size())), 1)
 
 
-class FunctionalSegNet(nn.Module):
-    """delta-onera/segnet_pytorch, segnet.py: it pools and unpools by functions alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = convolved(3, 4), convolved(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, indices = F.max_pool2d(self.down(x), kernel_size=2, stride=2, return_indices=True)
-        return self.up(F.max_unpool2d(x, indices, kernel_size=2, stride=2))
-
-
 ALONE = "there is no MaxUnpool2d to take the indices"
 
 
 class Published(NamedTuple):
-    """A model, the shape of its input, and facts about it.
+    """A model, and the shape of its input.
 
     reasons: the dict that explain_conversion(model, index_dtype=torch.uint8) returns. parts: the
-    submodules that are converted, each by itself. functions: whether its forward calls functions
-    that pool or unpool. leaves_windows: whether indices lie outside the unpool's windows, where
-    offsets mean nothing.
+    submodules that are converted, each by itself.
     """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     reasons: dict[str, str] | None = None
     parts: tuple[str, ...] = ("",)
-    functions: bool = False
-    leaves_windows: bool = False
 
 
 PUBLISHED = {
-    "FastSurfer": Published(FastSurfer, (2, 3, 8, 12)),
-    "QuickNAT": Published(QuickNAT, (2, 3, 8, 12)),
-    "SegResNet": Published(
-        SegResNet, (2, 3, 16, 24), {"first.1": ALONE}, functions=True, leaves_windows=True
-    ),
     "PhotoWCT": Published(PhotoWCT, (2, 3, 9, 14), {"pool": ALONE}, ("encoder", "decoder")),
+    "SegResNet": Published(SegResNet, (2, 3, 16, 24), {"first.1": ALONE}),
     "InceptionTime": Published(InceptionTime, (2, 2, 17)),
     "UNet3d": Published(UNet3d, (2, 2, 5, 8, 7)),
-    "functional SegNet": Published(FunctionalSegNet, (2, 3, 8, 12), parts=(), functions=True),
 }
 
 Results = dict[str, Tensor]

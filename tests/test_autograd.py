@@ -4,31 +4,42 @@
 from random import Random
 from typing import Any
 
+import cases
 import pytest
 import torch
-from cases import DIFFERENTIABLE, OPERATORS, Call, draw_differentiable, scaled
+from cases import DIFFERENTIABLE, OPERATORS, Geometry, draw_differentiable, geometry_of, scaled
 from failures import check_each
-from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp
 
 import maxunpool_cuda.functional as F
 
+FEW_PLANES = ((2,), (1, 2))  # finite differences of more take seconds
+
 
 @pytest.mark.parametrize(("operator", "reduce"), DIFFERENTIABLE)
-def test_gradients(real_device: str, operator: str, reduce: str, rng: Random) -> None:
-    count = scaled(24 if operator == "pool" else 8)
+def test_gradients(device: str, operator: str, reduce: str, rng: Random) -> None:
+    count = scaled(16 if operator == "pool" else 8)
     dtypes = (torch.float64, torch.float64 if operator == "pool" else torch.complex128)
+    calls = (
+        draw_differentiable(rng, operator, dtypes[n % 2], reduce, leading=rng.choice(FEW_PLANES))
+        for n in range(count)
+    )
+    check_each(calls, lambda call: call.verify_gradient(device))
 
-    def check(call: Call) -> None:
-        call = call.moved(real_device)
-        x = call.tensors[0].detach().requires_grad_()
-        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
-        assert gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **forward)
-        twice = {"check_fwd_over_rev": True, "check_batched_grad": True}
-        assert gradgradcheck(lambda x: call.on(x)[0].sin(), x, **twice)
 
-    calls = (draw_differentiable(rng, operator, dtypes[n % 2], reduce) for n in range(count))
-    check_each(calls, check)
+def test_the_gradient_of_two_cells_that_share_an_output(device: str) -> None:
+    x = torch.tensor([[[1.0, 5.0, 2.0]]], dtype=torch.float64)  # (batch, channels, cells)
+    indices = torch.tensor([[[2, 3, 2]]])
+    geometry = geometry_of(pooled=(3,), window=(3, 1, 0))  # kernel, stride and padding
+    cases.call_of("unpool", x, indices, geometry=geometry, reduce="last").check_gradient(device)
+
+
+def test_the_gradient_of_two_windows_that_share_a_maximum(device: str) -> None:
+    x = torch.tensor([[[1.0, 5.0, 2.0, 4.0]]], dtype=torch.float64)
+    geometry = Geometry.of_pooling(
+        sizes=(4,), kernel=(3,), stride=(1,), padding=(0,), dilation=(1,), ceil=False
+    )
+    cases.call_of("pool", x, geometry=geometry).check_gradient(device)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

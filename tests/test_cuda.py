@@ -111,25 +111,6 @@ def test_a_capture_raises_nothing(monkeypatch: Patch) -> None:
         assert output.sum() == 4
 
 
-FIRST_CALL = """
-import torch
-import maxunpool_cuda.functional as F
-x = torch.rand(2, 4, 64, 64, device="cuda")
-values, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
-expected = torch.nn.functional.max_unpool2d(values, indices, 2)
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    output = F.max_unpool2d(values, indices, 2)
-graph.replay()
-assert torch.equal(output, expected)
-"""
-
-
-def test_the_first_call_of_a_process_may_be_captured() -> None:
-    """It makes what later calls find: the place of errors, and the word of the last launch."""
-    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, cwd=Path(__file__).parent)
-
-
 def test_replays_after_out_of_window_indices() -> None:
     """A launch of so many blocks has a word of its own in a graph (csrc/cuda/launch.cuh)."""
     x = torch.rand(1, 1, 2048, 2056, device="cuda", dtype=torch.float64)

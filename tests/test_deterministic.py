@@ -5,8 +5,8 @@ It is right about PyTorch's own calls, in the release that is installed.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,90 +21,53 @@ from torch.profiler import profile
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 ALWAYS, NEVER = (0,), (99,)  # every release that is known, and none
+double = functools.partial(interpolate, scale_factor=2)
+# Calls of PyTorch, whose backward on CUDA raises the error unless they are decomposed. Of each the
+# dimensions, the operator that a decomposition has not, and the first release that decomposes it.
+CALLS = {
+    "MaxPool3d": (nn.MaxPool3d(2), 3, "max_pool3d_with_indices", NEVER),
+    "MaxPool3d with indices": (
+        nn.MaxPool3d(2, return_indices=True),
+        3,
+        "max_pool3d_with_indices",
+        (2, 13),
+    ),
+    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d(1), 2, "adaptive_max_pool2d", NEVER),
+    "linear": (functools.partial(double, mode="linear"), 1, "upsample_linear1d", NEVER),
+    "bilinear": (functools.partial(double, mode="bilinear"), 2, "upsample_bilinear2d", ALWAYS),
+    "bilinear, antialias": (
+        functools.partial(double, mode="bilinear", antialias=True),
+        2,
+        "_upsample_bilinear2d_aa",
+        NEVER,
+    ),
+    "trilinear": (functools.partial(double, mode="trilinear"), 3, "upsample_trilinear3d", ALWAYS),
+    "bicubic": (functools.partial(double, mode="bicubic"), 2, "upsample_bicubic2d", NEVER),
+}
 
 
-def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
-    """The operators that ``call`` dispatches for a CUDA tensor under deterministic algorithms.
-
-    The tensor is fake, so no GPU is needed. A build of PyTorch without CUDA stops in the middle of
-    a decomposition, but not at an operator.
-    """
-    stops = (
-        contextlib.suppress(RuntimeError) if not torch.version.cuda else contextlib.nullcontext()
-    )
+def dispatched(call: Callable[[Tensor], Any], dims: int) -> str:
+    """The operators that ``call`` dispatches for a CUDA tensor, which is fake: no GPU is needed."""
+    # Without CUDA, PyTorch stops in the middle of a decomposition, but not at an operator.
+    stops = contextlib.nullcontext() if torch.version.cuda else contextlib.suppress(RuntimeError)
     with FakeTensorMode(), Record() as record:
         x = torch.empty(1, 2, *[8] * dims, device="cuda")
         record.names.clear()
         with stops:
             call(x)
-    return record.names
-
-
-@dataclass(frozen=True)
-class Known:
-    """A call of PyTorch, whose backward on CUDA raises the error unless it is decomposed."""
-
-    call: Callable[[Tensor], Any]
-    dims: int
-    operator: str  # which a decomposition has not
-    decomposed_since: tuple[int, ...] = NEVER  # the first release
-
-
-CALLS = {
-    "MaxPool3d": Known(nn.MaxPool3d(2), 3, "aten::max_pool3d_with_indices"),
-    "MaxPool3d with indices": Known(
-        nn.MaxPool3d(2, return_indices=True), 3, "aten::max_pool3d_with_indices", (2, 13)
-    ),
-    "AdaptiveMaxPool2d": Known(nn.AdaptiveMaxPool2d(1), 2, "aten::adaptive_max_pool2d"),
-    "linear": Known(
-        lambda x: interpolate(x, scale_factor=2, mode="linear"), 1, "aten::upsample_linear1d"
-    ),
-    "bilinear": Known(
-        lambda x: interpolate(x, scale_factor=2, mode="bilinear"),
-        2,
-        "aten::upsample_bilinear2d",
-        ALWAYS,
-    ),
-    "bilinear, antialias": Known(
-        lambda x: interpolate(x, scale_factor=2, mode="bilinear", antialias=True),
-        2,
-        "aten::_upsample_bilinear2d_aa",
-    ),
-    "trilinear": Known(
-        lambda x: interpolate(x, scale_factor=2, mode="trilinear"),
-        3,
-        "aten::upsample_trilinear3d",
-        ALWAYS,
-    ),
-    "bicubic": Known(
-        lambda x: interpolate(x, scale_factor=2, mode="bicubic"), 2, "aten::upsample_bicubic2d"
-    ),
-}
+    return " ".join(record.names)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_raises_on_cuda(name: str) -> None:
     """A failure means that PyTorch has changed: docs/deterministic.md must say so, then CALLS."""
-    known = CALLS[name]
-    torch.use_deterministic_algorithms(True)
-    names = dispatched(known.call, known.dims)
-    decomposed = not any(each.startswith(known.operator) for each in names)
-    # Each decomposition computes the coordinates of its windows.
-    assert not decomposed or "aten::arange" in names, names
-    found = "decomposes it" if decomposed else f"dispatches {known.operator}"
-    page = "decomposes it" if known.decomposed_since <= RELEASE else f"dispatches {known.operator}"
-    assert found == page, (
-        f"{name}: docs/deterministic.md says that PyTorch {torch.__version__} {page} for a CUDA "
-        f"tensor under deterministic algorithms, but it {found}: correct the page and CALLS"
-    )
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_only_deterministic_mode_decomposes(name: str) -> None:
-    """The check above sees a difference: without the mode, every call has its operator."""
+    call, dims, operator, decomposed_since = CALLS[name]
+    with_mode = dispatched(call, dims)
     torch.use_deterministic_algorithms(False)
-    names = dispatched(CALLS[name].call, CALLS[name].dims)
-    assert any(each.startswith(CALLS[name].operator) for each in names), names
+    assert f"aten::{operator}" in dispatched(call, dims)
+    assert (f"aten::{operator}" not in with_mode) == (decomposed_since <= RELEASE), with_mode
+    # Each decomposition computes the coordinates of its windows.
+    assert f"aten::{operator}" in with_mode or "aten::arange" in with_mode
 
 
 @needs_library

@@ -42,28 +42,34 @@ def test_two_threads_run_backward_through_one_graph(unpool: bool) -> None:
             assert {call.exception() for call in calls} == {None}
 
 
-@pytest.mark.parametrize("way", ["short", "dispatched"])
-def test_a_profiler_shows_the_operators(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_operators, "has_short_way", way == "short")
+def pool_and_unpool() -> None:
+    """A forward and a backward. The gradient of pooling is an unpooling."""
     x = torch.rand(1, 1, 4, 4, requires_grad=True)
+    values, indices = F.max_pool2d(x, 2, return_indices=True)
+    F.max_unpool2d(values, indices, 2).sum().backward()
+
+
+CALLED = ("max_pool", "max_unpool", "max_unpool_backward", "max_unpool")
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_profiler_shows_the_operators(is_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the short way their names begin with an underscore."""
+    monkeypatch.setattr(_operators, "has_short_way", is_short)
     with profile() as profiled:
-        values, indices = F.max_pool2d(x, 2, return_indices=True)
-        F.max_unpool2d(values, indices, 2).sum().backward()
+        pool_and_unpool()
     names = [event.name for event in profiled.events()]
-    ours = [name.removeprefix("maxunpool_cuda::") for name in names if "maxunpool_cuda::" in name]
-    short = ["_max_pool", "_max_unpool", "_max_unpool_backward", "_max_unpool"]
-    assert [name for name in ours if name in short] == (short if way == "short" else [])
-    assert {name.removeprefix("_") for name in ours} == {name.removeprefix("_") for name in short}
+    short = [f"maxunpool_cuda::_{name}" for name in CALLED]
+    assert [name for name in names if name in short] == (short if is_short else [])
+    ours = {name.replace("::_", "::") for name in names if name.startswith("maxunpool_cuda::")}
+    assert ours == {f"maxunpool_cuda::{name}" for name in CALLED}
 
 
 def test_a_dispatch_mode_sees_the_operators_as_they_are_documented() -> None:
-    x = torch.rand(1, 1, 4, 4, requires_grad=True)
     with Record() as record:
-        values, indices = F.max_pool2d(x, 2, return_indices=True)
-        F.max_unpool2d(values, indices, 2).sum().backward()
+        pool_and_unpool()
     ours = [name for name in record.names if name.startswith("maxunpool_cuda::")]
-    names = ("max_pool", "max_unpool", "max_unpool_backward", "max_unpool")
-    assert ours == [f"maxunpool_cuda::{name}" for name in names]
+    assert ours == [f"maxunpool_cuda::{name}" for name in CALLED]
 
 
 class Tagged(Tensor):
@@ -107,93 +113,65 @@ def test_tensor_subclasses(kind: str, which: int, dims: int, calls_torch_nn: boo
 
 
 @pytest.mark.usefixtures("single_threaded_torch")
-@pytest.mark.parametrize("device", ["mps", "xpu", "cpu"])
-def test_other_devices_run_torch_nns_calls(device: str) -> None:
-    """The call is torch.nn's if it asks for nothing that torch.nn lacks.
-
-    Fake tensors stand for tensors of devices that are not there.
-    """
+@pytest.mark.parametrize(("device", "ours"), [("mps", set()), ("cpu", OPERATORS)])
+def test_other_devices_run_torch_nns_calls(device: str, ours: set[str]) -> None:
+    """The call is torch.nn's if it asks for nothing that torch.nn lacks."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         pooled, indices = F.max_pool2d(x, 2, return_indices=True)
-        return F.max_pool2d(x, 2), pooled, indices, F.max_unpool2d(pooled, indices, 2)
+        return F.max_pool2d(x, 2), F.max_unpool2d(pooled, indices, 2)
 
-    with FakeTensorMode():
+    with FakeTensorMode():  # stands for a device that is not there
         x = torch.empty(1, 1, 4, 4, device=device)
-        assert [tuple(t.shape[2:]) for t in function(x)] == [(2, 2), (2, 2), (2, 2), (4, 4)]
-        assert {t.device.type for t in function(x)} == {device}
+        assert [tuple(t.shape[2:]) for t in function(x)] == [(2, 2), (4, 4)]
         called = pooling_in(make_fx(function)(x))
     assert called
-    assert called & OPERATORS == (OPERATORS if device == "cpu" else set())
+    assert called & OPERATORS == ours
 
 
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, None, 0, 1, True)])
+@pytest.mark.parametrize("kind", ["mkldnn", "quantized"])
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("kind", [torch.quint8, torch.qint8, "mkldnn"], ids=str)
-@pytest.mark.parametrize(
-    "window",
-    [
-        pytest.param((3, 2, 1), id="padded"),
-        pytest.param((2, None, 0, 1, True), id="ceil mode"),
-    ],
-)
-def test_other_kinds_are_pooled_by_torch(window: tuple[Any, ...], kind: Any, dims: int) -> None:
-    x = torch.rand(2, 3, *[9] * dims) - 0.5
-    if kind == "mkldnn":
-        if dims == 1 or not torch.backends.mkldnn.is_available():
-            pytest.skip("PyTorch has no 1d pooling of mkldnn tensors, and some builds have none")
-        x, name, plain = x.to_mkldnn(), "mkldnn", Tensor.to_dense
+def test_other_kinds_are_pooled_by_torch(kind: str, window: tuple[Any, ...]) -> None:
+    """What torch.nn has no call for is refused."""
+    x = torch.rand(2, 3, 9, 9) - 0.5
+    if kind == "quantized":
+        x, plain = torch.quantize_per_tensor(x, 0.01, 7, torch.qint8), Tensor.dequantize
+    elif torch.backends.mkldnn.is_available():
+        x, plain = x.to_mkldnn(), Tensor.to_dense
     else:
-        x, name, plain = torch.quantize_per_tensor(x, 0.01, 7, kind), "quantized", Tensor.dequantize
-    ours, theirs = (getattr(of, f"max_pool{dims}d") for of in (F, nn.functional))
-    expected = theirs(x, *window)
+        pytest.skip("this build of PyTorch has no mkldnn tensors")
+    expected = nn.functional.max_pool2d(x, *window)
     with patched(), patched(index_dtype=torch.uint8):  # no endless loop
-        within = theirs(x, *window)
-    got = (ours(x, *window), within)
-    assert [(t.dtype, t.layout) for t in got] == [(expected.dtype, expected.layout)] * 2
-    assert all_same([*map(plain, got)], [plain(expected)] * 2)
-    check_refused(x, f"{name} tensor on cpu")
+        within = nn.functional.max_pool2d(x, *window)
+    for got in (F.max_pool2d(x, *window), within):
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout)
+        assert same(plain(got), plain(expected))
+    indices, refused = torch.zeros(x.shape, dtype=torch.int64), f".* a {kind} tensor on cpu$"
+    with pytest.raises(NotImplementedError, match=f"^max_pool2d: .*uint8 {refused}"):
+        F.max_pool2d(x, 2, return_indices=True, index_dtype=torch.uint8)
+    with pytest.raises(NotImplementedError, match=f"^max_unpool2d: .*int32 {refused}"):
+        F.max_unpool2d(x, indices.int(), 2)
+    with pytest.raises(NotImplementedError, match=f"^max_unpool2d: .*'sum',{refused}"):
+        F.max_unpool2d(x, indices, 2, reduce="sum")
 
 
-def check_refused(x: Tensor, kind: str) -> None:
-    dims, indices = x.dim() - 2, torch.zeros(x.shape, dtype=torch.int64)
-    pool, unpool = (getattr(F, f"max_{name}{dims}d") for name in ("pool", "unpool"))
-    with pytest.raises(NotImplementedError, match=f"^max_pool{dims}d: .*uint8 .* a {kind}$"):
-        pool(x, 2, return_indices=True, index_dtype=torch.uint8)
-    with pytest.raises(NotImplementedError, match=f"^max_unpool{dims}d: .*int32 .* a {kind}$"):
-        unpool(x, indices.int(), 2)
-    with pytest.raises(NotImplementedError, match=f"^max_unpool{dims}d: .*'sum', .* a {kind}$"):
-        unpool(x, indices, 2, reduce="sum")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_autocast_leaves_the_dtype(
-    real_device: str, dims: int, index_dtype: torch.dtype, dtype: torch.dtype
-) -> None:
-    """Convolutions return the dtype of autocast; pooling and unpooling keep what they are given."""
+def test_autocast_leaves_the_dtype(real_device: str, dims: int, dtype: torch.dtype) -> None:
     pool, unpool = (getattr(F, f"max_{kind}pool{dims}d") for kind in ("", "un"))
-    conv = getattr(nn, f"Conv{dims}d")(2, 3, 3, padding=1, device=real_device)
-    x = torch.rand(2, 2, *[9] * dims, device=real_device)
+    x = torch.rand(2, 3, *[9] * dims, device=real_device, dtype=dtype, requires_grad=True)
 
-    def step(values: Tensor) -> list[Tensor]:
-        pooled, indices = pool(values, 3, 2, 1, return_indices=True, index_dtype=index_dtype)
-        output = unpool(pooled * 2, indices, 3, 2, 1, values.shape)
-        summed = unpool(pooled, indices, 3, 2, 1, values.shape, reduce="sum")
-        (grad,) = torch.autograd.grad((output * summed).sum(), values, retain_graph=True)
-        return [pooled, output, summed, grad]
+    def step() -> list[Tensor]:
+        pooled, indices = pool(x, 3, 2, 1, return_indices=True, index_dtype=torch.uint8)
+        output, summed = (
+            unpool(pooled, indices, 3, 2, 1, x.shape, reduce=reduce) for reduce in ("last", "sum")
+        )
+        return [pooled, output, summed, *torch.autograd.grad((output * summed).sum(), x)]
 
-    with torch.autocast(real_device, dtype):
-        values, single = conv(x), x.clone().requires_grad_()
-        within = step(values)
-        assert {tensor.dtype for tensor in step(single)} == {torch.float32}
-    assert {tensor.dtype for tensor in within} == {dtype}
-    leaf = values.detach().requires_grad_()
-    assert all_same(within, step(leaf))
-    within[1].sum().backward()
-    assert conv.weight.grad.dtype == torch.float32
-    assert conv.weight.grad.any()
+    expected = step()
+    with torch.autocast(real_device, torch.bfloat16):
+        assert all_same(step(), expected)
 
 
 IMAGES = torch.rand(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)

@@ -23,14 +23,14 @@ from cases import (
     UNPOOLING,
     Call,
     Geometry,
+    all_same,
     draw,
     geometry_of,
     laid_out,
     scaled,
 )
-from conftest import GPUS, HAS_LIBRARY, needs_library
+from conftest import GPUS, needs_library, skip_without_memory
 from failures import check_each
-from gpu_tests import skip_without_memory
 from reference import Sizes
 from torch import Tensor
 
@@ -55,58 +55,47 @@ def test_operators_equal_the_reference(
     check_each(calls, lambda call: call.verify(device))
 
 
-ONE_ROW_DEEP = Geometry((4, 1, 3), (3, 1, 2), (3, 1, 2), (0, 0, 0), (12, 1, 6))
 GEOMETRIES = {
     "windows of one row": Geometry((4, 1, 3), (1, 1, 2), (1, 1, 2), (0, 0, 0), (4, 1, 6)),
-    "windows of one row, deep": ONE_ROW_DEEP,
     "outputs between windows, in planes that are cut up": geometry_of(
         (20, 30), (2, 4, 0), (100, 140)
     ),
-    "overlap in depth": Geometry((3, 2, 3), (2, 2, 2), (1, 2, 2), (0, 0, 0), (4, 4, 6)),
     "apart in depth": Geometry((2, 2, 3), (1, 2, 2), (3, 2, 2), (0, 0, 0), (6, 4, 6)),
     "padded in depth": Geometry((2, 2, 3), (3, 2, 2), (3, 2, 2), (1, 0, 0), (4, 4, 6)),
     "deeper than the output": Geometry((1, 2, 3), (3, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 6)),
     "more offsets than a word has bits": geometry_of((8, 8), (7, 4, 0)),
-    "2x2 dilated in the rows": Geometry.of_pooling(
-        (9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False
-    ),
-    "3x3 dilated in the columns": Geometry.of_pooling(
-        (9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False
-    ),
     "overlap beyond the next window, in rows": Geometry((5, 4), (3, 2), (1, 2), (1, 0), (5, 8)),
     "overlap beyond the next window, in columns": Geometry((4, 5), (2, 3), (2, 1), (0, 1), (8, 5)),
-    "more windows in a row than are pooled at once": geometry_of((2, 1101), (3, 2, 1)),
-    "more elements in a window than in a vector": Geometry(
-        (3, 9), (1, 40), (1, 7), (0, 20), (3, 56)
-    ),
+    "a stride beyond 32 bits": Geometry((1,), (2,), (2**40,), (0,), (4,)),
+    "a stride of 32 bits, padded": Geometry((1, 4), (2, 2), (2**31, 1), (1, 0), (5, 5)),
 }
-# How many calls, before scaled(), and the arguments of draw().
-SIZES = [
-    pytest.param(4, {"leading": (0, 3)}, id="an empty batch"),
-    *(
-        pytest.param(4, {"most_cells": 4000, "longest": longest}, id=f"sides up to {longest}")
-        for longest in (20, 100, 4000)
-    ),
-    *(pytest.param(16, {"geometry": each}, id=name) for name, each in GEOMETRIES.items()),
+# By names, how many calls, before scaled(), and the arguments of draw().
+SIZES: dict[str, tuple[int, dict[str, Any]]] = {
+    "an empty batch": (4, {"leading": (0, 3)}),
+    "sides up to 20": (4, {"most_cells": 4000, "longest": 20}),
+    "sides up to 4000": (4, {"most_cells": 4000, "longest": 4000}),
+    **{name: (16, {"geometry": each}) for name, each in GEOMETRIES.items()},
     # The vector kernels refuse windows of one row that are deep, and rows that divide into vectors
     # but have one window more.
-    pytest.param(
+    "vectors of windows of one row, deep": (
         64,
-        {"geometry": ONE_ROW_DEEP, "leading": (1, 8), "layout": "channels_last"},
-        id="vectors of windows of one row, deep",
+        {
+            "geometry": Geometry((4, 1, 3), (3, 1, 2), (3, 1, 2), (0, 0, 0), (12, 1, 6)),
+            "leading": (1, 8),
+            "layout": "channels_last",
+        },
     ),
-    pytest.param(
+    "vectors and one window more": (
         64,
         {
             "geometry": Geometry.of_pooling((4, 8), (3, 3), (2, 2), (1, 1), (1, 1), ceil=True),
             "layout": "contiguous",
         },
-        id="vectors and one window more",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("count", "chosen"), SIZES)
+@pytest.mark.parametrize(("count", "chosen"), SIZES.values(), ids=SIZES)
 @every_operator
 def test_unusual_sizes(
     device: str, operator: str, count: int, chosen: dict[str, Any], rng: Random
@@ -115,10 +104,35 @@ def test_unusual_sizes(
     check_each(calls, lambda call: call.verify(device))
 
 
-PLANES = [  # sizes of the batch and the channels, and of the pooled planes
-    *(((2, 1), (34, 31)), ((2, 33), (5, 40)), ((1, 1100), (2, 4)), ((1, 1100), (1, 1))),
-    *(((1, 2), (1101,)), ((1, 2), (2, 601))),
-    *(pytest.param((1, 1), n, marks=pytest.mark.slow) for n in ((17000,), (85, 105), (17, 16, 18))),
+POOLS = {
+    "2x2 dilated in the rows": Geometry.of_pooling(
+        (9, 32), (2, 2), (2, 2), (0, 0), (2, 1), ceil=False
+    ),
+    "3x3 dilated in the columns": Geometry.of_pooling(
+        (9, 32), (3, 3), (2, 2), (0, 0), (1, 2), ceil=False
+    ),
+    "more windows in a row than are pooled at once": geometry_of((2, 1101), (3, 2, 1)),
+    "more elements in a window than in a vector": Geometry(
+        (3, 9), (1, 40), (1, 7), (0, 20), (3, 56)
+    ),
+}
+
+
+@pytest.mark.parametrize("geometry", POOLS.values(), ids=POOLS)
+def test_pools_of_unusual_sizes(device: str, geometry: Geometry, rng: Random) -> None:
+    calls = (draw(rng, "pool", geometry=geometry) for _ in range(scaled(16)))
+    check_each(calls, lambda call: call.verify(device))
+
+
+# Sizes of the batch and the channels, and of the pooled planes. The CPU cuts such tensors into rows
+# of cells, into cells, into single elements, and rows into cells; the last ones also among threads.
+PLANES = [
+    ((2, 1), (34, 31)),
+    ((2, 33), (5, 40)),
+    ((1, 1100), (2, 4)),
+    ((1, 2), (2, 601)),
+    pytest.param((1, 1), (85, 105), marks=pytest.mark.slow),
+    pytest.param((1, 1), (17, 16, 18), marks=pytest.mark.slow),
 ]
 
 
@@ -139,8 +153,17 @@ def test_planes_cut_among_threads_and_blocks(
     check_each(calls(), lambda call: call.verify(device))
 
 
-@pytest.mark.parametrize("pooled", [(6,), (2, 3), (2, 1, 2)], ids=str)
-@pytest.mark.parametrize("window", [(2, 2, 0), (3, 3, 0), (3, 4, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "pooled"),
+    [
+        ((2, 2, 0), (6,)),
+        ((3, 4, 0), (6,)),
+        ((3, 3, 0), (2, 3)),
+        ((3, 4, 0), (2, 3)),
+        ((2, 2, 0), (2, 1, 2)),
+    ],
+    ids=str,
+)
 def test_every_index_in_the_window_of_another(
     device: str, window: Sizes, pooled: Sizes, rng: Random
 ) -> None:
@@ -165,29 +188,6 @@ def test_every_index_in_the_window_of_another(
     check_each(calls(), lambda call: call.verify(device))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_gradients_of_windows_that_do_not_overlap(
-    device: str, dims: int, layout: str, rng: Random
-) -> None:
-    """Every index lies in its own window. The CPU gathers the gradients of contiguous tensors."""
-    windows = ((2, 2, 0), (3, 3, 0), (3, 4, 0))
-    calls = (
-        draw(
-            rng,
-            "gradient",
-            dtype,
-            reduce="last",
-            kind="own window",
-            layout=layout,
-            leading=(2, 3),
-            geometry=geometry_of((3, 4, 5)[:dims], window),
-        )
-        for window, dtype in product(windows, (torch.float32, torch.bfloat16, torch.float64))
-    )
-    check_each(calls, lambda call: call.verify(device))
-
-
 def layouts_of(tensor: Tensor, dims: int) -> list[str]:
     batch = tensor.reshape(-1, *tensor.shape[-dims - 1 :])
     return [n for n in LAYOUTS[:2] if laid_out(batch, n, dims).stride() == batch.stride()]
@@ -199,7 +199,6 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one channel": lambda x: x[:, :1],
     "transposed": lambda x: x.transpose(-1, -2),
     "without a batch": lambda x: x[0],
-    "some channels without a batch": lambda x: x[0, ::2],
     "expanded": lambda x: x[:, :1, ..., :1, :1].expand(x.shape),
 }
 
@@ -214,33 +213,19 @@ def test_the_layout_is_the_one_that_strides_suggest(dims: int, layout: str, part
     kept = layouts_of(getattr(torch.nn.functional, f"max_pool{dims}d")(x, 2), dims)
     assert kept == [layout] or part != "whole"
     values, indices = pool(x, 2, return_indices=True)
-    output = unpool(values, indices, 2, output_size=x.shape[-dims:])
-
-    def layouts_of_gradients(grad_output: Tensor) -> list[list[str]]:
-        """An expanded grad_output has no layout of its own."""
-        gradients = torch.autograd.grad(output, (values, x), grad_output, retain_graph=True)
-        return [layouts_of(gradient, dims) for gradient in gradients]
-
-    found = {
-        "results": [layouts_of(tensor, dims) for tensor in (values, indices, output)],
-        "gradients": layouts_of_gradients(torch.rand_like(output)),
-        "gradients of one that is expanded": layouts_of_gradients(
-            output.new_ones(()).expand_as(output)
-        ),
-    }
-    assert found == {name: [kept] * len(layouts) for name, layouts in found.items()}
+    output = unpool(values, indices, 2)
+    results = [values, indices, output, unpool(values, indices.contiguous(), 2)]
+    # An expanded grad_output has no layout of its own.
+    for grad_output in (torch.rand_like(output), output.new_ones(()).expand_as(output)):
+        results += torch.autograd.grad(output, (values, x), grad_output, retain_graph=True)
+    assert [layouts_of(each, dims) for each in results] == [kept] * len(results)
     # The layout of an output is that of the values, not of the indices.
-    output = unpool(values.contiguous(), indices, 2, output_size=x.shape[-dims:])
-    assert output.is_contiguous()
-    output = unpool(values, indices.contiguous(), 2, output_size=x.shape[-dims:])
-    assert layouts_of(output, dims) == kept
+    assert unpool(values.contiguous(), indices, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5, 16])
 @every_operator
-def test_threads_do_not_matter(operator: str, threads: int, rng: Random) -> None:
+def test_threads_do_not_matter(operator: str, rng: Random) -> None:
     """Results are large enough for 16 threads and for huge pages. Windows overlap at the cuts."""
-    torch.set_num_threads(threads)
     geometry = geometry_of((60, 60), (13, 12, 0))
     if operator == "pool":
         geometry = Geometry.of_pooling((252, 252), (12, 12), (4, 4), (0, 0), (1, 1), ceil=False)
@@ -248,13 +233,25 @@ def test_threads_do_not_matter(operator: str, threads: int, rng: Random) -> None
         draw(rng, operator, torch.float32, geometry=geometry, leading=leading, layout=layout)
         for leading, layout in product(((1, 1), (2, 8)), LAYOUTS[:2])
     ]
-    check_each(calls, Call.verify)
-    call = calls[-1]
-    if operator != "pool":  # of many out-of-bounds indices the first is named
-        values, indices = call.tensors[0], call.tensors[1].contiguous()
-        indices.view(16, -1)[1:, 7:] = 255 if "offsets" in operator else -1
-        with pytest.raises(RuntimeError, match=r"at position 7 of plane 1\b"):
-            call.on(values, indices)
+
+    def check(call: Call) -> None:
+        expected = call.reference()
+        for threads in (1, 2, 5, 16):
+            torch.set_num_threads(threads)
+            assert all_same(call.results(), expected), f"{threads} threads"
+
+    check_each(calls, check)
+
+
+@every_unpooling
+def test_threads_name_the_first_of_many_bad_indices(operator: str, rng: Random) -> None:
+    torch.set_num_threads(16)
+    geometry = geometry_of((60, 60), (2, 2, 0))
+    call = draw(rng, operator, torch.float32, geometry=geometry, leading=(2, 8))
+    values, indices = call.tensors[0], call.tensors[1].contiguous()
+    indices.view(16, -1)[1:, 7:] = 255 if "offsets" in operator else -1
+    with pytest.raises(RuntimeError, match=r"at position 7 of plane 1\b"):
+        call.on(values, indices)
 
 
 COUNT_THREADS = """
@@ -285,8 +282,10 @@ def test_windows_far_larger_than_the_planes() -> None:
     x, offsets = torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.uint8)
     output = _operators.max_unpool(x, offsets, (2**17,), (2,), (2**40,), (0,), "last")
     assert output.flatten().nonzero().tolist() == [[0]]
-    if not HAS_LIBRARY:
-        return  # PyTorch's pooling, which computes there, takes windows of fewer than 2^31 elements
+
+
+@needs_library  # PyTorch's pooling takes windows of fewer than 2^31 elements
+def test_pooling_by_windows_far_larger_than_the_planes() -> None:
     x = torch.rand(1, 1, 8, 8)  # all of the padding is around one window
     assert F.max_pool2d(x, 2**40, 2**39, 2**39).flatten()[0] == x.max()
     x = torch.rand(1, 1, 8, 8, 128)  # products of these kernel sizes are 0 and 1 in 64 bits
@@ -309,13 +308,10 @@ def test_padding_far_larger_than_the_plane() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("index_dtype", "first", "step"),
-    [pytest.param(torch.int64, 7, 8, id="int64"), pytest.param(torch.uint8, 7, 0, id="uint8")],
-)
+@pytest.mark.parametrize(("index_dtype", "step"), [(torch.int64, 8), (torch.uint8, 0)], ids=str)
 @pytest.mark.parametrize("channels", [1, 16])
 def test_more_than_two_to_the_31_elements(
-    real_device: str, channels: int, index_dtype: torch.dtype, first: int, step: int
+    real_device: str, channels: int, index_dtype: torch.dtype, step: int
 ) -> None:
     """One plane has as many, more than int32 counts, or all channels of a channels_last image."""
     if real_device == "cuda":
@@ -329,7 +325,7 @@ def test_more_than_two_to_the_31_elements(
     window = ((1, 8), (1, 8), (0, 0))
     values, indices = _operators.max_pool(x, *window, (1, 1), False, index_dtype)
     assert bool((values == 1).all())
-    each = torch.arange(cells, device=real_device) * step + first
+    each = torch.arange(cells, device=real_device) * step + 7
     assert bool((indices == each).all())
     assert torch.equal(_operators.max_unpool(values, indices, x.shape[2:], *window, "last"), x)
     grad = _operators.max_unpool_backward(x, indices, x.shape[2:], *window, "last")
@@ -357,17 +353,18 @@ def test_of_many_bad_indices_one_is_named(device: str) -> None:
 
 
 RACES = """
-import itertools, threading, time
+import itertools, threading
 import numpy as np, torch
 from maxunpool_cuda import _operators
 
 FAR = {torch.int64: (2**40, -2**40), torch.int32: (2**31 - 1, -2**31), torch.uint8: (27, 255)}
-FORMATS = [None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
+FORMATS = [torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
+SIZES = [(), (32768,), (256, 128), (32, 32, 32)]
 
-def race(call, indices, seconds):
+def race(call, indices):
     changed = indices.numpy()  # autograd does not see what is written there
-    good, bad = changed.copy(), np.empty_like(changed)
-    bad[:] = np.random.default_rng(0).choice(FAR[indices.dtype], bad.shape)
+    good = changed.copy()
+    bad = np.resize(FAR[indices.dtype], changed.shape).astype(changed.dtype)
     ended = threading.Event()
 
     def change():
@@ -377,8 +374,7 @@ def race(call, indices, seconds):
 
     thread = threading.Thread(target=change)
     thread.start()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    for _ in range(40):
         try:
             call()
         except RuntimeError as error:
@@ -386,26 +382,17 @@ def race(call, indices, seconds):
     ended.set()
     thread.join()
 
-def races(dtype, dims, layout, numbers):
-    size = [(32768,), (256, 128), (32, 32, 32)][dims - 1]
+torch.set_num_threads(1)
+CALLS = [(1, 0, (2, 2, 0)), (2, 1, (2, 2, 0)), (3, 2, (2, 2, 0)), (2, 0, (3, 2, 1))]
+for dtype, (dims, format, numbers) in itertools.product(FAR, CALLS):
+    print(dtype, dims, FORMATS[format], numbers, flush=True)
     window = [(number,) * dims for number in numbers]
-    x = torch.rand(1, 16, *size).contiguous(memory_format=FORMATS[layout])
-    x.requires_grad_()
+    x = torch.rand(1, 16, *SIZES[dims]).contiguous(memory_format=FORMATS[format])
     pooled, indices = _operators.max_pool(x, *window, (1,) * dims, False, dtype)
     for reduce in ("last", "sum"):
-        unpool = lambda: _operators.max_unpool(pooled, indices, size, *window, reduce)
-        output = unpool()
-        print(dtype, dims, FORMATS[layout], numbers, reduce, "forward", flush=True)
-        race(unpool, indices, 0.02)
-        print("backward", flush=True)
-        gradient = lambda: torch.autograd.grad(output, pooled, x, retain_graph=True)
-        race(gradient, indices, 0.06)
-
-torch.set_num_threads(1)
-for dtype, dims in itertools.product(FAR, (1, 2, 3)):
-    for layout in (1, dims) if dims > 1 else (1,):
-        races(dtype, dims, layout, (2, 2, 0))
-    races(dtype, dims, 1, (3, 2, 1))
+        arguments = (indices, SIZES[dims], *window, reduce)
+        race(lambda: _operators.max_unpool(pooled, *arguments), indices)
+        race(lambda: _operators.max_unpool_backward(x, *arguments), indices)
 """
 
 
@@ -417,26 +404,12 @@ def test_indices_that_another_thread_changes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-200:] + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("stride", "size"), [(2, (6, 8)), (2, (8, 6)), (2, (6, 8, 8)), (2**32, (5,))], ids=str
-)
-def test_an_offset_in_a_window_beyond_the_output_is_bad(
-    device: str, stride: int, size: Sizes
-) -> None:
-    """In 32 bits 2**32 is 0, and would lead into the plane."""
-    x = torch.ones(1, 4, *[4] * len(size), device=device)
-    window = ((n,) * len(size) for n in (2, stride, 0))
-    with pytest.raises(RuntimeError, match="but got 0, an offset in its window, "):
-        _operators.max_unpool(x, x.byte() * 0, size, *window, "last")
-
-
 CLIPPED = {
     "2x2x2/2": geometry_of((2, 2, 2), (2, 2, 0), (3, 3, 3)),
     "3x3x3/2, padded": geometry_of((2, 2, 2), (3, 2, 1), (3, 4, 4)),
     "4x4/4": geometry_of((2, 2), (4, 4, 0), (7, 6)),
     "3x3/2, in rows that divide into vectors": geometry_of((2, 4), (3, 2, 0), (5, 8)),
     "apart in depth": Geometry((2, 2, 2), (1, 2, 2), (3, 2, 2), (0, 0, 0), (4, 3, 4)),
-    "clipped in depth": Geometry((2, 2, 2), (2, 2, 2), (3, 2, 2), (0, 0, 0), (4, 4, 4)),
 }
 # The last windows have no output, so no offset in them is good.
 BEYOND = {
@@ -446,10 +419,11 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("name", [*CLIPPED, *BEYOND])
-@pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [(torch.float32, "channels_last"), (torch.bfloat16, "contiguous")]
+)
 def test_what_a_window_has_outside_of_the_plane_is_bad(
-    device: str, layout: str, name: str, dtype: torch.dtype
+    device: str, dtype: torch.dtype, layout: str, name: str
 ) -> None:
     """One index of one plane is bad: each in turn that its window would have without the clip."""
     is_beyond = name in BEYOND
@@ -467,9 +441,8 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
         indices = good.flatten().repeat(planes, 1)
         indices[plane, cell] = bad
         indices = laid_out(indices.reshape(x.shape), layout, geometry.dims)
-        arguments = (geometry.output, *geometry.window, "last")
         error = rf"got {bad}\b.* position {cell} of plane {plane} "
-        return Call(_operators.max_unpool, (x, indices), arguments, error=error)
+        return replace(cases.call_of("unpool", x, indices, geometry=geometry), error=error)
 
     def calls() -> Iterator[Call]:
         for cell, offset in (~inside).nonzero().tolist():
@@ -482,39 +455,44 @@ def test_what_a_window_has_outside_of_the_plane_is_bad(
     check_each(calls(), lambda call: call.verify_error(device))
 
 
+WITHOUT_OUTPUTS = {
+    "below": geometry_of((4, 4), (2, 2, 0), (6, 8)),
+    "on the right": geometry_of((4, 4), (2, 2, 0), (8, 6)),
+    "behind": geometry_of((4, 4, 4), (2, 2, 0), (6, 8, 8)),
+    "beyond 32 bits, of which the lower ones would lead into the plane": Geometry(
+        (4,), (2,), (2**32,), (0,), (5,)
+    ),
+    "in the padding": Geometry((1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("geometry", WITHOUT_OUTPUTS.values(), ids=WITHOUT_OUTPUTS)
 @pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("operator", [_operators.max_unpool, _operators.max_unpool_backward])
-def test_no_offset_is_good_in_a_window_that_is_all_padding(
-    device: str, operator: Any, reduce: str
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+def test_no_offset_is_good_in_a_window_without_outputs(
+    device: str, operator: str, reduce: str, geometry: Geometry
 ) -> None:
-    geometry = Geometry((1, 2, 2), (1, 2, 2), (1, 2, 2), (1, 0, 0), (1, 4, 4))
-    sizes = geometry.pooled if operator is _operators.max_unpool else geometry.output
-    tensors = torch.ones(1, 1, *sizes), torch.zeros(1, 1, *geometry.pooled, dtype=torch.uint8)
-    arguments = (geometry.output, *geometry.window, reduce)
-    Call(operator, tensors, arguments, error="invalid max index: 0").verify_error(device)
-
-
-DROPPED = [
-    *(
-        pytest.param(geometry, operator, id=f"{operator}-{name}")
-        for name, geometry in {"any": None, **CLIPPED}.items()
-        for operator in UNPOOLING
-    ),
-    *(
-        pytest.param(geometry, operator, id=f"{operator}-{name}")
-        for name, geometry in BEYOND.items()
-        for operator in ("unpool", "gradient")
-    ),
-]
+    sizes = geometry.pooled if operator == "unpool" else geometry.output
+    offsets = torch.zeros(1, 4, *geometry.pooled, dtype=torch.uint8)
+    tensors = torch.ones(1, 4, *sizes), offsets
+    call = cases.call_of(operator, *tensors, geometry=geometry, reduce=reduce)
+    replace(call, error="but got 0, an offset in its window, ").verify_error(device)
 
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
-@pytest.mark.parametrize(("geometry", "operator"), DROPPED)
+@pytest.mark.parametrize("name", ["any", *CLIPPED, *BEYOND])
 def test_bad_indices_are_dropped_and_named_later(
-    device: str, geometry: Geometry | None, operator: str, rng: Random, monkeypatch: Patch
+    device: str, name: str, rng: Random, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
+    geometry = (CLIPPED | BEYOND).get(name)
+    operators = ("unpool", "gradient") if name in BEYOND else UNPOOLING
+
+    def calls() -> Iterator[Call]:
+        for operator in operators * scaled(40 if geometry else 120):
+            call = draw(rng, operator, rng.choice(cases.ARITHMETIC), geometry=geometry)
+            yield cases.with_invalid_index(call, rng)
 
     def check(call: Call) -> None:
         results = call.results(device)
@@ -522,22 +500,18 @@ def test_bad_indices_are_dropped_and_named_later(
             maxunpool_cuda.check_errors()
         call.compare(results)
 
-    count = scaled(40 if geometry else 120)
-    dtypes = (rng.choice(cases.ARITHMETIC) for _ in range(count))
-    drawn = (draw(rng, operator, dtype, geometry=geometry) for dtype in dtypes)
-    check_each((cases.with_invalid_index(call, rng) for call in drawn), check)
+    check_each(calls(), check)
 
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
 @pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("window", [(3, 1, 1), (5, 1, 2)], ids=str)
 def test_an_index_whose_lower_half_is_in_its_window_is_dropped(
-    device: str, window: Sizes, reduce: str, rng: Random, monkeypatch: Patch
+    device: str, reduce: str, rng: Random, monkeypatch: Patch
 ) -> None:
     """A kernel that compares lower halves alone has to see the upper one, too."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
-    chosen = {"geometry": geometry_of((6, 7), window), "leading": (2, 3), "kind": "own window"}
+    chosen = {"geometry": geometry_of((6, 7), (3, 1, 1)), "leading": (2, 3), "kind": "own window"}
     call = draw(rng, "unpool", torch.float32, reduce=reduce, **chosen)
     values, indices = call.tensors
     indices = indices.long()
@@ -549,23 +523,17 @@ def test_an_index_whose_lower_half_is_in_its_window_is_dropped(
     bad.compare(results)
 
 
-MALLINFO2 = (  # of glibc, which returns them as a struct
-    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-)
-
-
 class MallocInfo(ctypes.Structure):
-    """How much memory malloc has given out; ``uordblks`` are the bytes in use."""
+    """What mallinfo2 of glibc returns: ten sizes."""
 
-    _fields_ = tuple((name, ctypes.c_size_t) for name in MALLINFO2)
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
 
 
 def bytes_in_use() -> int:
-    """What this process has allocated in C and C++ and not freed."""
+    """What this process has allocated in C and C++ and not freed: ``uordblks``."""
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = MallocInfo
-    return int(ask().uordblks)
+    return int(ask().sizes[7])
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -51,54 +51,42 @@ def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
 OURS = gradient(partial(loss, of=F, index_dtype=torch.uint8))
 
 
-class Form(NamedTuple):
-    """A way to call pooling through torch.nn.functional, and whether it returns indices."""
-
-    function: Callable[..., Any]
-    returns_indices: bool
-
-
-def forms_of(name: str) -> dict[str, Form]:
-    """The forms of a function such as max_pool2d; torch has some of them too."""
+def forms_of(name: str) -> dict[str, Callable[..., Any]]:
+    """The forms of a function such as max_pool2d. torch has some of them too."""
     plain, with_indices = getattr(torch_F, name), getattr(torch_F, f"{name}_with_indices")
     return {
-        "without indices": Form(plain, False),
-        "return_indices by name": Form(partial(plain, return_indices=True), True),
-        "return_indices by position": Form(lambda *arguments: plain(*arguments, True), True),
-        "with_indices": Form(with_indices, True),
-        "with_indices, asked for none": Form(partial(with_indices, return_indices=False), True),
-        # torch.adaptive_max_pool1d, alone of these, returns indices.
-        "torch": Form(getattr(torch, name, plain), name == "adaptive_max_pool1d"),
-        "torch, with_indices": Form(getattr(torch, f"{name}_with_indices", with_indices), True),
+        "without indices": plain,
+        "return_indices by name": partial(plain, return_indices=True),
+        "return_indices by position": lambda *arguments: plain(*arguments, True),
+        "with_indices, asked for none": partial(with_indices, return_indices=False),
+        "torch": getattr(torch, name, plain),
+        "torch, with_indices": getattr(torch, f"{name}_with_indices", with_indices),
     }
 
 
-FORMS = [*forms_of("max_pool2d")]
 # Positional arguments up to return_indices; max_pool's in ceil mode.
 BEFORE_RETURN_INDICES = {"max_pool": (3, 2, 1, 1, True), "adaptive_max_pool": (3,)}
 
 
 @pytest.mark.usefixtures("composed")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("form", forms_of("max_pool2d"))
 @pytest.mark.parametrize("kind", BEFORE_RETURN_INDICES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_form_of_pooling(dims: int, kind: str, dtype: torch.dtype, form: str) -> None:
-    """Results are equal, and come from the same operator.
-
-    Indices of adaptive pooling are flat where those of max pooling are offsets.
-    """
-    name, is_adaptive = f"{kind}{dims}d", kind == "adaptive_max_pool"
-    arguments = BEFORE_RETURN_INDICES[kind]
+def test_every_form_of_pooling(dims: int, kind: str, form: str) -> None:
+    """Results are equal, and come from the same operator."""
+    name, arguments = f"{kind}{dims}d", BEFORE_RETURN_INDICES[kind]
     x = torch.rand(2, 3, *[8] * dims, requires_grad=True)
-    function, returns_indices = forms_of(name)[form]
-    with patched(index_dtype=dtype):
-        got = leaves(function(x, *arguments))
-    returned = torch.int64 if is_adaptive and dtype == torch.uint8 else dtype
-    ours = partial(getattr(F, name), return_indices=returns_indices, index_dtype=returned)
-    expected = leaves(ours(x, *arguments))
-    assert all_same(got, expected)
-    assert got[0].grad_fn.name() == expected[0].grad_fn.name()
+    function = forms_of(name)[form]
+    returns_indices = isinstance(function(x, *arguments), tuple)  # as PyTorch's own does
+    ours = partial(getattr(F, name), return_indices=returns_indices)
+    for dtype in INDEX_DTYPES:
+        with patched(index_dtype=dtype):
+            got = leaves(function(x, *arguments))
+        has_offsets = kind == "max_pool"  # indices of adaptive pooling are flat
+        returned = torch.int64 if dtype == torch.uint8 and not has_offsets else dtype
+        expected = leaves(ours(x, *arguments, index_dtype=returned))
+        assert all_same(got, expected)
+        assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
 def test_every_name_of_the_functions_is_in_the_table() -> None:
@@ -159,40 +147,26 @@ async def async_generator() -> Any:
     yield
 
 
-class Begins:
-    """An object whose call only begins the work."""
-
+class Generates:
     def __call__(self) -> Any:
         yield
 
 
-class BeginsLater(nn.Module):
-    """A module whose call only begins the work."""
-
+class Awaits(nn.Module):
     async def forward(self) -> None:
         """Nothing."""
 
 
-# A subclass that does not implement the function. Others are in test_ecosystem.
-Unpoolable = type("Unpoolable", (Tensor,), {"__torch_function__": lambda *_: NotImplemented})
+NOT_DONE = r"^patched: expected a function that is done"
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        pytest.param(lambda: (yield), id="a generator"),
-        pytest.param(asyncio.sleep, id="a coroutine"),
-        pytest.param(async_generator, id="an async generator"),
-        pytest.param(Begins(), id="an object"),
-        pytest.param(BeginsLater(), id="a module"),
-        pytest.param(partial(Begins()), id="a partial"),
-        pytest.param(Begins().__call__, id="a method"),
-        pytest.param(nn.ReLU, id="a class"),
-        pytest.param(3, id="no function"),
-    ],
+    [lambda: (yield), asyncio.sleep, async_generator, partial(Generates()), Awaits(), nn.ReLU, 3],
 )
 def test_what_it_cannot_decorate(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
+    """What only begins its work when it is called, a class, and what is no function."""
+    with pytest.raises(TypeError, match=NOT_DONE):
         patched()(wrong)
 
 
@@ -201,31 +175,27 @@ def test_what_is_done_too_late() -> None:
     coroutine = asyncio.sleep(0)
     for begun in ((n for n in (1, 2)), coroutine, async_generator()):
         function = patched()(lambda begun=begun: begun)
-        with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):
+        with pytest.raises(TypeError, match=NOT_DONE):
             function()
     coroutine.close()
 
 
-def test_the_parentheses_are_not_forgotten() -> None:
+def test_arguments_are_checked() -> None:
     with pytest.raises(
         TypeError, match=r"^patched: .*, as in patched\(\)\(function\), but got <fun"
     ):
         patched(pool_of)
-
-
-def test_index_dtype_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^patched: expected index_dtype .* got torch.int16$"):
         patched(index_dtype=torch.int16)
-
-
-def test_reduce_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^patched: expected reduce .* got 'mean'$"):
         patched(reduce="mean")
 
 
 def test_a_subclass_that_does_not_implement_the_function() -> None:
-    with patched(), pytest.raises(TypeError, match=r"^max_unpool2d: .* got \['Unpoolable'\]"):
-        torch_F.max_unpool2d(ROW.as_subclass(Unpoolable), TWICE, 2)
+    """Other subclasses are in test_ecosystem."""
+    lacking: Any = type("Lacking", (Tensor,), {"__torch_function__": lambda *_: NotImplemented})
+    with patched(), pytest.raises(TypeError, match=r"^max_unpool2d: .* got \['Lacking'\]"):
+        torch_F.max_unpool2d(ROW.as_subclass(lacking), TWICE, 2)
 
 
 def test_graph_breaks() -> None:
@@ -292,14 +262,11 @@ Compile = Callable[..., Callable[[Tensor], Any]]
 @pytest.fixture(params=["around", "inside"])
 def compiled(request: pytest.FixtureRequest) -> Compile:
     """Compiles a function, and patches torch.nn.functional around the compiled code or inside."""
+    mode = patched(index_dtype=torch.uint8)
 
     def compile(function: Callable[[Tensor], Any], backend: str = "aot_eager") -> Any:
-        mode, compiler = (
-            patched(index_dtype=torch.uint8),
-            torch.compile(fullgraph=True, backend=backend),
-        )
-        is_around = request.param == "around"
-        return mode(compiler(function)) if is_around else compiler(mode(function))
+        compiler = torch.compile(fullgraph=True, backend=backend)
+        return mode(compiler(function)) if request.param == "around" else compiler(mode(function))
 
     return compile
 
@@ -358,3 +325,13 @@ def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("maxunpool_cuda._patch._redispatch", None)
         assert same(vmap(Pools.apply)(IMAGE[:, None])[:, 0], POOLED * torch.int64.itemsize)
     assert graph(IMAGE)[1].dtype == torch.uint8
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.overrides, "redispatch_function"), reason="no mode in a backward"
+)
+def test_what_a_checkpoint_computes_again() -> None:
+    x = IMAGE.clone().requires_grad_()
+    with patched(index_dtype=torch.uint8):
+        checkpoint(loss, x, use_reentrant=False).backward()
+    assert same(x.grad, OURS)

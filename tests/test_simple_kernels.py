@@ -6,20 +6,19 @@
 
 import itertools
 import math
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
 
 import cases
 import emulation
+import failures
 import pytest
 import torch
 from cases import LAYOUTS, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, geometry_of, scaled
-from conftest import GPUS
+from conftest import GPUS, skip_without_memory
 from failures import check_each
-from gpu_tests import skip_without_memory
 from reference import Sizes
+from test_dispatch import launched
 from torch import Tensor
 
 import maxunpool_cuda
@@ -56,94 +55,122 @@ def test_simple_kernels_give_the_same_results(
     check_each(calls, check)
 
 
+# Planes so small that a block does several, in the emulation too, whose blocks have 128 slots or
+# fewer.
+SMALL_PLANES = {
+    "3x3/1": geometry_of((3, 4), (3, 1, 1)),
+    "9x9/1, of sets of three words": geometry_of((4, 4), (9, 1, 4)),
+    "3x3/3": geometry_of((2, 2), (3, 3, 0)),
+    "3x3x3/2": geometry_of((2, 2, 2), (3, 2, 1)),
+    "windows that cover no output": geometry_of((3, 3), (2, 3, 1), (2, 4)),
+    "windows above the only slice": Geometry(
+        (1, 3, 3), kernel=(1, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), output=(1, 3, 3)
+    ),
+}
+
+
+@on_gpus
+@pytest.mark.parametrize("window", SMALL_PLANES)
+@every_unpooling
+def test_several_small_planes_of_a_block(
+    device: str, operator: str, window: str, rng: Random, monkeypatch: Patch
+) -> None:
+    """Of 35 planes, or of 2 images of 33 channels, the last block has fewer than the others."""
+    geometry = SMALL_PLANES[window]
+    if "offsets" in operator and geometry.has_empty_window:
+        pytest.skip("a window without outputs has no offset")
+    choose(monkeypatch, simple=True)
+    calls = (
+        draw(
+            rng,
+            operator,
+            torch.float32,
+            geometry=geometry,
+            layout=rng.choice(LAYOUTS[:2]),
+            kind=rng.choice(("maxima", "one out of window", "few")),
+            leading=rng.choice(((5, 7), (2, 32), (2, 33))),
+        )
+        for _ in range(scaled(24))
+    )
+    check_each(calls, lambda call: call.verify(device))
+
+
 @on_gpus
 @every_unpooling
 def test_simple_kernels_name_bad_indices(
     device: str, operator: str, rng: Random, monkeypatch: Patch
 ) -> None:
+    """Also of small planes, which are counted in the whole call, not in those of the block."""
     choose(monkeypatch, simple=True)
-    drawn = (draw(rng, operator, rng.choice(cases.ARITHMETIC)) for _ in range(scaled(60)))
-    calls = (cases.with_invalid_index(call, rng) for call in drawn)
+    drawn = [draw(rng, operator, rng.choice(cases.ARITHMETIC)) for _ in range(scaled(60))]
+    for layout in LAYOUTS[:2]:
+        chosen = {"geometry": SMALL_PLANES["3x3/1"], "leading": (5, 8), "layout": layout}
+        drawn.append(draw(rng, operator, torch.float32, **chosen))
+    calls = [cases.with_invalid_index(call, rng) for call in drawn]
+    if "offsets" in operator:  # no offset of an empty window is valid
+        geometry = SMALL_PLANES["windows above the only slice"]
+        call = draw(rng, operator, torch.float32, geometry=geometry, leading=(2, 3))
+        calls.append(replace(call, error=r"^max_unpool3d: .*invalid max index"))
     check_each(calls, lambda call: call.verify_error(device))
 
 
-def take_launched() -> set[str]:
-    """The symbols of the emulated kernels that ran since the last call."""
-    return {*emulation.library().take_launched()}
-
-
-def is_fast(kernel: str) -> bool:
-    """Whether a symbol is that of a fast kernel of unpooling or of its gradient."""
-    return re.search(r"\d(forward|forward_strips|backward)I", kernel) is not None
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@on_emulation
+def test_the_fix_up_kernel_looks_at_the_flags_of_all_images_of_a_block(
+    device: str, operator: str, rng: Random
+) -> None:
+    """The fast kernel of 2x2 windows has other blocks, so each image has flags of its own."""
+    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (4, 10)}
+    chosen |= {"geometry": geometry_of((2, 3), (2, 2, 0)), "reduce": "last"}
+    check_each((draw(rng, operator, torch.float32, **chosen) for _ in range(8)), Call.verify)
 
 
 @on_emulation
-@pytest.mark.parametrize("way", cases.WAYS)
+@pytest.mark.parametrize("reduce", REDUCES)
 @every_unpooling
 def test_the_variable_chooses_simple_kernels(
-    device: str, operator: str, way: str, rng: Random, monkeypatch: Patch
+    device: str, operator: str, reduce: str, rng: Random, monkeypatch: Patch
 ) -> None:
     """It is read at each call. Other values than 1, and none, leave the choice to the call."""
-
-    def launched_with(value: str | None, call: Call) -> set[str]:
+    aim = cases.aimed(rng, operator, window=(3, 2, 1), dims=2)
+    call = draw(rng, operator, torch.float32, reduce=reduce, **aim)
+    for value, is_simple in (("1", True), ("0", False), ("1", True), (None, False)):
         monkeypatch.delenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", raising=False)
         if value is not None:
             monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", value)
-        take_launched()
-        call.on()
-        return take_launched()
-
-    def check(call: Call) -> None:
-        for value, is_simple in (("1", True), ("0", False), ("1", True), (None, False)):
-            launched = launched_with(value, call)
-            assert launched, value
-            assert all("_slots" in kernel for kernel in launched) == is_simple, (value, launched)
-            assert any(map(is_fast, launched)) != is_simple, (value, launched)
-
-    aims = [cases.aimed(rng, operator, way, window, dims=2) for window in ((2, 2, 0), (3, 2, 1))]
-    check_each((draw(rng, operator, torch.float32, **aim) for aim in aims), check)
+        first, *fixup = launched(call)
+        assert first.endswith("_slots") == is_simple, (value, first)
+        assert all(kernel.endswith("_slots") for kernel in fixup)
 
 
 # What 32 bits count on a GPU, and what the emulation allows in place of it: elements.
 MOST = {"cuda": 2**31, "emulated": 2**17}
 
 
-@dataclass(frozen=True)
-class Large:
-    """A kind of call whose output has a given number of elements, roughly."""
-
-    way: str  # one of WAYS
-    window: Sizes
-    index_dtype: torch.dtype
-    dtype: torch.dtype = torch.uint8
-
-    def shape(self, elements: int, most: int) -> Sizes:
-        """Of the output: some 500 planes, which are the larger, the larger ``most`` is."""
-        side = math.isqrt(most // 512)
-        channels = 16 if self.way == "channels" else 2
-        width = side - 1 if self.way == "uneven rows" else side
-        return (elements // (channels * side * width), channels, side, width)
-
-    def bytes(self, elements: int) -> int:
-        """The memory that check_large() needs at most."""
-        pooled = elements // self.window[1] ** 2
-        outputs = 3 * elements * self.dtype.itemsize  # the pooled input and two results
-        comparison = elements  # a bool for each
-        return outputs + comparison + pooled * (self.dtype.itemsize + self.index_dtype.itemsize)
-
-
+# The way, the window, and the dtypes of indices and of elements. There are fast kernels for sums of
+# overlapping windows, and for windows that are 1 apart, of bfloat16, but not of uint8.
 LARGE = [
-    Large(way, window, index_dtype)
-    for way in cases.WAYS
-    for window in ((2, 2, 0), (3, 2, 1))
-    for index_dtype in (torch.uint8, torch.int32)
+    ("even rows", (2, 2, 0), torch.int32, torch.uint8),
+    ("uneven rows", (2, 2, 0), torch.uint8, torch.uint8),
+    ("channels", (2, 2, 0), torch.uint8, torch.uint8),
+    ("even rows", (3, 2, 1), torch.uint8, torch.bfloat16),
+    ("uneven rows", (3, 2, 1), torch.int32, torch.bfloat16),
+    ("channels", (3, 2, 1), torch.int32, torch.bfloat16),
+    ("uneven rows", (3, 2, 1), torch.uint8, torch.uint8),
+    ("uneven rows", (3, 1, 1), torch.int32, torch.bfloat16),
 ]
-# Sums of overlapping windows have fast kernels for floating-point numbers alone.
-LARGE += [Large(way, (3, 2, 1), torch.uint8, torch.bfloat16) for way in cases.WAYS]
-# Windows that are 1 apart have fast kernels for numbers of 2 and 4 bytes.
-LARGE += [
-    Large("uneven rows", (3, 1, 1), index, torch.bfloat16) for index in (torch.uint8, torch.int32)
-]
+# Shares of the elements that 32 bits count. Calls of more are cut into launches that fit.
+SHARES = [pytest.param((0.9, 0.99), id="below"), pytest.param((1.01, 1.2), id="above")]
+
+
+def large_input(way: str, elements: int, most: int, device: str) -> Tensor:
+    """Of roughly so many elements: 500 planes, which are the larger, the larger ``most`` is."""
+    side = math.isqrt(most // 512)
+    channels = 16 if way == "channels" else 2
+    width = side - 1 if way == "uneven rows" else side
+    shape = (elements // (channels * side * width), channels, side, width)
+    x = torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 100)
+    return x.contiguous(memory_format=torch.channels_last) if way == "channels" else x
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -152,62 +179,45 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.stride() == b.stride() and torch.equal(a.view(bits), b.view(bits))
 
 
-def check_large(large: Large, elements: int, most: int, device: str, patch: Patch) -> None:
-    """Compare fast and simple kernels, forward and backward, on indices that pooling found.
-
-    There is no reference, as a CPU would take minutes.
-    """
-    shape = large.shape(elements, most)
-    x = torch.empty(shape, dtype=torch.uint8, device=device).random_(0, 100).to(large.dtype)
-    if large.way == "channels":
-        x = x.contiguous(memory_format=torch.channels_last)
-    window = tuple((n, n) for n in large.window)
-    values, indices = _operators.max_pool(x, *window, (1, 1), False, large.index_dtype)
-    wrong = []
-    for reduce in REDUCES:
-        for operator, tensor in (
-            (_operators.max_unpool, values),
-            (_operators.max_unpool_backward, x),
-        ):
-            results = []
-            for simple in (False, True):
-                choose(patch, simple)
-                results.append(operator(tensor, indices, shape[2:], *window, reduce))
-            if not (same_bits(*results) and results[0].any()):
-                wrong.append((operator, reduce))
-            del results
-    maxunpool_cuda.check_errors()
-    assert wrong == []
-
-
-# Shares of the elements that 32 bits count. Calls of more are cut into launches that fit.
-SHARES = [pytest.param((0.9, 0.99), id="below"), pytest.param((1.01, 1.2), id="above")]
-
-
-@pytest.mark.slow
-@pytest.mark.cuda
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("large", LARGE, ids=str)
+@pytest.mark.parametrize(("way", "window", "index_dtype", "dtype"), LARGE, ids=str)
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.slow]), GPUS[1]],
+    indirect=True,
+)
 def test_fast_kernels_near_the_limit_of_32_bits(
-    large: Large, share: tuple[float, float], rng: Random, monkeypatch: Patch
+    device: str,
+    way: str,
+    window: Sizes,
+    index_dtype: torch.dtype,
+    dtype: torch.dtype,
+    share: tuple[float, float],
+    rng: Random,
+    monkeypatch: Patch,
 ) -> None:
-    most = MOST["cuda"]
+    """Forward and backward, on indices that pooling found. A reference would take minutes."""
+    most = MOST[failures.device]
     elements = int(most * rng.uniform(*share))
-    skip_without_memory(large.bytes(elements))
-    check_large(large, elements, most, "cuda", monkeypatch)
-
-
-@on_emulation
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("large", LARGE, ids=str)
-def test_emulated_kernels_near_the_limit_of_32_bits(
-    device: str, large: Large, share: tuple[float, float], rng: Random, monkeypatch: Patch
-) -> None:
-    """The test above, with the emulation's limit. Where there are fast kernels, they are run."""
-    most = MOST["emulated"]
-    take_launched()
-    check_large(large, int(most * rng.uniform(*share)), most, device, monkeypatch)
-    assert any(map(is_fast, take_launched()))
+    if device == "cuda":
+        pooled = elements // window[1] ** 2
+        outputs = 3 * elements * dtype.itemsize  # the pooled input and two results
+        comparison = elements  # a bool for each
+        bytes_of_cell = dtype.itemsize + index_dtype.itemsize
+        skip_without_memory(outputs + comparison + pooled * bytes_of_cell)
+    x = large_input(way, elements, most, device).to(dtype)
+    windows = tuple((n, n) for n in window)
+    values, indices = _operators.max_pool(x, *windows, (1, 1), False, index_dtype)
+    calls = ((_operators.max_unpool, values), (_operators.max_unpool_backward, x))
+    for (operator, tensor), reduce in itertools.product(calls, REDUCES):
+        choose(monkeypatch, simple=False)
+        fast = operator(tensor, indices, x.shape[2:], *windows, reduce)
+        choose(monkeypatch, simple=True)
+        simple = operator(tensor, indices, x.shape[2:], *windows, reduce)
+        assert same_bits(fast, simple), (operator, reduce)
+        assert fast.any()
+        del fast, simple  # there may be room for two results alone
+    maxunpool_cuda.check_errors()
 
 
 @on_emulation
@@ -227,106 +237,26 @@ def test_a_bad_index_of_a_call_that_is_cut_is_named(
     check_each(calls, Call.verify_error)
 
 
-def counted_in(kernels: Iterable[str]) -> set[int]:
-    """The bits of the numbers that these kernels of slots.cuh count in, by their symbols."""
-    bits = {"own_sum_slotsI": 32, "any_sum_slotsI": 64, "last_slotsIj": 32, "last_slotsIm": 64}
-    return {next(bits[word] for word in bits if word in kernel) for kernel in kernels}
-
-
 @on_emulation
-@pytest.mark.parametrize(("width", "bits"), [(510, 32), (513, 64)])
 @pytest.mark.parametrize(
-    ("operator", "reduce"),
-    [("unpool", "last"), ("unpool from offsets", "sum"), ("gradient", "last")],
+    ("operator", "reduce", "in_32", "in_64"),
+    [
+        ("unpool", "last", "forward_last_slots<unsigned int,", "forward_last_slots<unsigned long,"),
+        ("unpool from offsets", "sum", "forward_own_sum_slots<", "forward_any_sum_slots<"),
+        ("gradient", "last", "backward_last_slots<unsigned int,", "backward_last_slots<unsigned l"),
+    ],
 )
 def test_slots_count_in_32_bits_where_these_suffice(
-    device: str, operator: str, reduce: str, width: int, bits: int, rng: Random
+    device: str, operator: str, reduce: str, in_32: str, in_64: str, rng: Random, monkeypatch: Patch
 ) -> None:
     """Of a plane that is a little smaller, or larger, than 32 bits count in the emulation."""
-    geometry = geometry_of((256, width), (3, 1, 1))
-    assert (math.prod(geometry.output) < MOST["emulated"]) == (bits == 32)
-    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (1, 1)}
-    call = draw(rng, operator, torch.float64, reduce=reduce, geometry=geometry, **chosen)
-    take_launched()
-    call.check()
-    assert counted_in(take_launched()) == {bits}
-
-
-# Planes so small that a block does several, in the emulation too, whose blocks have 128 slots or
-# fewer. Of 35 planes, or of 2 images of 33 channels, the last block has fewer than the others.
-SMALL_PLANES = {
-    "3x3/1": geometry_of((3, 4), (3, 1, 1)),
-    "5x5/1": geometry_of((2, 5), (5, 1, 2)),
-    "9x9/1, of sets of three words": geometry_of((4, 4), (9, 1, 4)),
-    "3x3/3": geometry_of((2, 2), (3, 3, 0)),
-    "3x3x3/2": geometry_of((2, 2, 2), (3, 2, 1)),
-    "windows that cover no output": geometry_of((3, 3), (2, 3, 1), (2, 4)),
-    "windows above the only slice": Geometry(
-        (1, 3, 3), kernel=(1, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), output=(1, 3, 3)
-    ),
-}
-
-
-@on_gpus
-@pytest.mark.parametrize("leading", [(5, 7), (2, 32), (2, 33)], ids=str)
-@pytest.mark.parametrize("window", SMALL_PLANES)
-@every_unpooling
-def test_several_small_planes_of_a_block(
-    device: str, operator: str, window: str, leading: Sizes, rng: Random, monkeypatch: Patch
-) -> None:
-    """Indices are in their own windows, or one is not, or all may lie anywhere."""
-    if "offsets" in operator and SMALL_PLANES[window].has_empty_window:
-        pytest.skip("a window without outputs has no offset")
     choose(monkeypatch, simple=True)
-    geometry = SMALL_PLANES[window]
-    aims = itertools.product(LAYOUTS[:2], REDUCES, ("maxima", "one out of window", "few"))
-    calls = (
-        draw(
-            rng,
-            operator,
-            torch.float32,
-            reduce=reduce,
-            geometry=geometry,
-            layout=layout,
-            kind=kind,
-            leading=leading,
-        )
-        for layout, reduce, kind in aims
-    )
-    check_each(calls, lambda call: call.verify(device))
-
-
-@on_gpus
-def test_offsets_of_windows_above_the_only_slice_are_out_of_bounds(
-    device: str, rng: Random, monkeypatch: Patch
-) -> None:
-    choose(monkeypatch, simple=True)
-    chosen = {"geometry": SMALL_PLANES["windows above the only slice"], "leading": (2, 3)}
-    for reduce in REDUCES:
-        call = draw(rng, "unpool from offsets", torch.float32, reduce=reduce, **chosen)
-        with pytest.raises(RuntimeError, match=r"^max_unpool3d: .*invalid max index"):
-            call.results(device)
-
-
-@pytest.mark.parametrize("operator", ["unpool", "gradient"])
-@on_emulation
-def test_the_fix_up_kernel_looks_at_the_flags_of_all_images_of_a_block(
-    device: str, operator: str, rng: Random
-) -> None:
-    """The fast kernel of 2x2 windows has other blocks, so each image has flags of its own."""
-    chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (4, 10)}
-    chosen |= {"geometry": geometry_of((2, 3), (2, 2, 0)), "reduce": "last"}
-    check_each((draw(rng, operator, torch.float32, **chosen) for _ in range(8)), Call.verify)
-
-
-@on_gpus
-@every_unpooling
-def test_a_bad_index_of_a_small_plane_is_named(
-    device: str, operator: str, rng: Random, monkeypatch: Patch
-) -> None:
-    """Its plane is counted in the whole call, not in those of the block."""
-    choose(monkeypatch, simple=True)
-    for layout in LAYOUTS[:2]:
-        chosen = {"geometry": SMALL_PLANES["3x3/1"], "leading": (5, 8), "layout": layout}
-        call = draw(rng, operator, torch.float32, **chosen)
-        cases.with_invalid_index(call, rng).verify_error(device)
+    for width, kernel in ((510, in_32), (514, in_64)):
+        geometry = geometry_of((32, 64), (9, 8, 2), (256, width))
+        assert (math.prod(geometry.output) < MOST["emulated"]) == (kernel == in_32)
+        chosen = {"kind": "one out of window", "layout": "contiguous", "leading": (1, 1)}
+        call = draw(rng, operator, torch.float64, reduce=reduce, geometry=geometry, **chosen)
+        call.check()
+        emulation.forget_launches()
+        call.on()
+        assert all(f"::{kernel}" in signature for signature, _, _ in emulation.launches())

@@ -3,7 +3,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from inspect import getfullargspec
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import POOLED, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, moved, same, scaled
-from failures import Named, check_each
+from failures import check_each
 from reference import Sizes, max_unpool
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -24,9 +23,8 @@ KINDS = ("max_pool", "max_unpool", "adaptive_max_pool")
 FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("operator", UNPOOLING[:2])
 @pytest.mark.parametrize("dtype", POOLED[:4], ids=str)
-def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Random) -> None:
+def test_unpooling_is_torchs(dtype: torch.dtype, rng: random.Random) -> None:
     """Functions return torch.nn's results. Modules return the reference's for every ``reduce``."""
 
     def check(call: Call) -> None:
@@ -42,95 +40,31 @@ def test_unpooling_is_torchs(dtype: torch.dtype, operator: str, rng: random.Rand
             got = module(input=x, indices=indices, output_size=size)
             assert same(got, max_unpool(x, call.positions, size, reduce)), reduce
 
-    check_each((draw(rng, operator, dtype) for _ in range(scaled(40))), check)
+    check_each((draw(rng, rng.choice(UNPOOLING[:2]), dtype) for _ in range(scaled(60))), check)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pooling:
-    """A pooling of more than a kernel takes at once, and the images that it pools."""
-
-    leading: Sizes  # batch and channels
-    size: Sizes  # of the plane
-    kernel: Sizes
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
-    layout: str = ""  # any
-
-    def call(self, rng: random.Random, dtype: torch.dtype) -> Call:
-        window = (self.kernel, self.stride, self.padding, self.dilation)
-        geometry = Geometry.of_pooling(self.size, *window, ceil=rng.random() < 0.5)
-        chosen = {"leading": self.leading, "layout": self.layout}
-        return draw(rng, "pool", dtype, geometry=geometry, **chosen)
-
-
-LARGE = {
-    "a dilated signal": Pooling(
-        leading=(1, 2), size=(1337,), kernel=(2,), stride=(1,), padding=(0,), dilation=(641,)
-    ),
-    "a row wider than 16 bits count": Pooling(
-        leading=(2, 1),
-        size=(4, 40000),
-        kernel=(2, 3),
-        stride=(2, 2),
-        padding=(0, 0),
-        dilation=(1, 1),
-    ),
-    "many channels": Pooling(
-        leading=(1, 1050),
-        size=(5, 6),
-        kernel=(2, 2),
-        stride=(1, 1),
-        padding=(1, 1),
-        dilation=(1, 1),
-    ),
-    "windows padded by half": Pooling(
-        leading=(2, 3),
-        size=(40, 41),
-        kernel=(40, 40),
-        stride=(1, 1),
-        padding=(20, 20),
-        dilation=(1, 1),
-    ),
-    "one window": Pooling(
-        leading=(2, 3),
-        size=(40, 41),
-        kernel=(40, 41),
-        stride=(1, 1),
-        padding=(0, 0),
-        dilation=(1, 1),
-    ),
-    "large windows of channels": Pooling(
-        leading=(2, 20),
-        size=(23, 26),
-        kernel=(20, 20),
-        stride=(3, 6),
-        padding=(0, 0),
-        dilation=(1, 1),
-        layout="channels_last",
-    ),
-    "long windows of a signal": Pooling(
-        leading=(2, 3), size=(5000,), kernel=(4000,), stride=(333,), padding=(100,), dilation=(1,)
-    ),
-    "large windows of a volume": Pooling(
-        leading=(1, 2),
-        size=(18, 17, 19),
-        kernel=(16, 16, 16),
-        stride=(1, 1, 1),
-        padding=(8, 8, 8),
-        dilation=(1, 1, 1),
-    ),
-}
+# Poolings of more than a kernel takes at once: batch and channels, sizes of the plane; kernel,
+# stride, padding and dilation, the same in all dimensions; and the layout, if one is asked for.
+Pooling = tuple[Sizes, Sizes, Sizes, str]
+LARGE: list[Pooling] = [
+    ((1, 2), (1337,), (2, 1, 0, 641), ""),
+    ((2, 1), (4, 40000), (2, 2, 0, 1), ""),  # a row wider than 16 bits count
+    ((1, 1050), (5, 6), (2, 1, 1, 1), ""),  # many channels
+    ((2, 3), (40, 41), (40, 1, 20, 1), ""),  # windows padded by half
+    ((2, 3), (40, 40), (40, 1, 0, 1), ""),  # one window
+    ((2, 20), (23, 26), (20, 3, 0, 1), "channels_last"),
+    ((2, 3), (5000,), (4000, 333, 100, 1), ""),
+    ((1, 2), (18, 17, 19), (16, 1, 8, 1), ""),
+]
 # More elements than a uint16 counts, in windows of many channels.
-LARGEST = Pooling(
-    leading=(1, 40),
-    size=(67, 66),
-    kernel=(66, 65),
-    stride=(1, 1),
-    padding=(0, 0),
-    dilation=(1, 1),
-    layout="channels_last",
-)
+LARGEST: Pooling = ((1, 40), (67, 66), (65, 1, 0, 1), "channels_last")
+
+
+def draw_large(rng: random.Random, pooling: Pooling, dtype: torch.dtype) -> Call:
+    leading, size, window, layout = pooling
+    in_each = [(number,) * len(size) for number in window]
+    geometry = Geometry.of_pooling(size, *in_each, ceil=rng.random() < 0.5)
+    return draw(rng, "pool", dtype, geometry=geometry, leading=leading, layout=layout)
 
 
 @pytest.mark.parametrize("dtype", POOLED, ids=str)
@@ -151,8 +85,8 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
     def calls() -> Iterator[Call]:
         for _ in range(scaled(25)):
             yield draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
-        for large in (LARGEST, *rng.sample([*LARGE.values()], scaled(len(LARGE)))):
-            yield large.call(rng, dtype)
+        for large in (LARGEST, *rng.sample(LARGE, scaled(len(LARGE)))):
+            yield draw_large(rng, large, dtype)
 
     check_each(calls(), check)
 
@@ -171,41 +105,34 @@ def own_tests(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples(name: str) -> None:
-    ours = getattr(F, name)
+def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
     for op in own_tests(name):
-
-        def check(case: Named, op: Any = op) -> None:
-            sample = case.value
-            theirs, got = (of(sample.input, *sample.args, **sample.kwargs) for of in (op, ours))
+        samples = [*op.sample_inputs("cpu", torch.float32)]
+        for sample in rng.sample(samples, min(scaled(800), len(samples))):
+            theirs, got = (
+                of(sample.input, *sample.args, **sample.kwargs) for of in (op, getattr(F, name))
+            )
             assert type(got) is type(theirs)
-            assert all_same(got, theirs)
-
-        samples = op.sample_inputs("cpu", torch.float32)
-        check_each((Named(str(each), each, each.input.numel()) for each in samples), check)
+            assert all_same(got, theirs), sample
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples_of_errors(name: str) -> None:
-    ours = getattr(F, name)
-
-    def check(case: Named) -> None:
-        error, sample = case.value, case.value.sample_input
-        # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
-        words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
-        with pytest.raises(error.error_type, match=words):
-            ours(sample.input, *sample.args, **sample.kwargs)
-
+def test_pytorchs_own_samples_of_errors(name: str, subtests: pytest.Subtests) -> None:
     described = [op for op in own_tests(name) if op.error_inputs_func]
     errors = [error for op in described for error in op.error_inputs("cpu")]
-    if errors:
-        check_each((Named(str(error.sample_input), error) for error in errors), check)
+    assert errors
+    for error in errors:
+        sample = error.sample_input
+        # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
+        words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
+        with subtests.test(str(sample)), pytest.raises(error.error_type, match=words):
+            getattr(F, name)(sample.input, *sample.args, **sample.kwargs)
 
 
 # Sizes in all forms, valid or not.
 SIZES: list[Any] = [
-    *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2]), torch.Size([2, 1])),
-    *(np.int64(2), np.uint8(2), (np.int64(2), 1), [2, np.int16(1)]),
+    *(2, (2,), [2], (2, 1), [1, 2], torch.Size([2, 1])),
+    *(np.int64(2), (np.int64(2), 1)),
     *(torch.tensor(2), torch.tensor([2]), (torch.tensor(2), 1), torch.tensor(2.0)),
     *((), [], None, torch.Size([]), (2, 2, 2), 2.0, "2", 0, -1, (2, -1), 2**62, -(2**62)),
 ]
@@ -235,32 +162,25 @@ def test_forms_of_the_window(argument: str, size: Any) -> None:
 def test_names_and_defaults_of_arguments(name: str) -> None:
     module = "".join(part.capitalize() for part in name.split("_")).replace("unpool", "Unpool")
     dispatched = f"{name}_with_indices" if "unpool" not in name else name
-    pairs = {
-        name: (getattr(F, name), getattr(nn.functional, dispatched)),
-        module: (getattr(maxunpool_cuda, module), getattr(nn, module)),
-    }
-    ours, theirs = (
-        {name: getfullargspec(pair[which])[:4] for name, pair in pairs.items()} for which in (0, 1)
-    )
-    assert ours == theirs
+    for ours, theirs in (
+        (getattr(F, name), getattr(nn.functional, dispatched)),
+        (getattr(maxunpool_cuda, module), getattr(nn, module)),
+    ):
+        assert getfullargspec(ours)[:4] == getfullargspec(theirs)[:4]
 
 
-# Sizes before those of the plane are ignored, whatever they are.
+# Sizes before those of the plane are ignored, whatever they are. An unbatched input also takes as
+# many sizes as it has itself.
 OUTPUT_SIZES: list[Any] = [
-    *((5, 7), [5, 7], torch.Size([5, 7]), (2, 3, 5, 7), torch.Size([2, 3, 5, 7])),
-    *((9, 1, 5, 7), [-1, 2**70, 5, 7], (None, "C", 5, 7)),
+    *((5, 7), [5, 7], torch.Size([5, 7]), (9, 1, 5, 7), [-1, 2**70, 5, 7], (None, "C", 5, 7)),
     *(torch.tensor([5, 7]), torch.tensor([0, 0, 5, 7])),
 ]
-
-
-# An unbatched input also takes as many sizes as it has itself.
-FORMS = [
-    *(pytest.param(True, size, id=f"batched-{size!r}") for size in OUTPUT_SIZES),
-    *(pytest.param(False, size, id=f"unbatched-{size!r}") for size in (*OUTPUT_SIZES, (3, 5, 7))),
+FORMS = [(True, size) for size in OUTPUT_SIZES] + [
+    (False, size) for size in (*OUTPUT_SIZES, (3, 5, 7))
 ]
 
 
-@pytest.mark.parametrize(("is_batched", "size"), FORMS)
+@pytest.mark.parametrize(("is_batched", "size"), FORMS, ids=repr)
 def test_forms_of_output_size(is_batched: bool, size: Any) -> None:
     """Forms are torch.nn's."""
     x = torch.rand(2, 3, 2, 3)

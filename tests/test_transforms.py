@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-import cases
 import pytest
 import torch
 from cases import OPERATORS, Call, all_same, draw_differentiable, laid_out, same, scaled
@@ -44,18 +43,8 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 }
 
 
-# Without --all each transform is compiled of one operator, and each operator in some transform.
-COMPILED_WITHOUT_ALL = {
-    "grad": "unpool",
-    "vmap of grad": "pool",
-    "grad of vmap": "gradient from offsets",
-    "jacrev": "gradient",
-    "jacfwd": "unpool from offsets",
-    "jacfwd of jacrev": "unpool",
-    "jacfwd of jacfwd": "pool",
-    "jacrev of jacrev": "gradient from offsets",
-    "jacrev of jacfwd": "gradient",
-}
+# Each transform of some operator, and each operator in some transform. The others are slow.
+QUICK = [*zip(itertools.cycle(OPERATORS), TRANSFORMS, strict=False)]
 
 
 def by_autograd(transform: str, f: Function, x: Tensor, *indices: Tensor) -> Tensor:
@@ -66,11 +55,15 @@ def by_autograd(transform: str, f: Function, x: Tensor, *indices: Tensor) -> Ten
     return jacobian(lambda x: f(x, *indices), x)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@every_operator
+@pytest.mark.parametrize(
+    ("operator", "transform"),
+    [
+        pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow)
+        for row in itertools.product(OPERATORS, TRANSFORMS)
+    ],
+)
 def test_transforms(real_device: str, operator: str, transform: str, rng: Random) -> None:
     """vmap maps a batch, whose images are input too; the Jacobians map batches of batches."""
-    drawn = draw_differentiable(rng, operator, torch.float64, leading=(2, 2))
 
     def check(call: Call) -> None:
         tensors = call.moved(real_device).tensors
@@ -79,58 +72,55 @@ def test_transforms(real_device: str, operator: str, transform: str, rng: Random
         expected = by_autograd(transform, values, *tensors)
         assert expected.any()
         assert same(function(*tensors), expected)
-        if scaled(4) == 4 or COMPILED_WITHOUT_ALL[transform] == operator:
-            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-            assert same(compiled(*tensors), expected), "compiled"
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert same(compiled(*tensors), expected), "compiled"
 
-    check_each([drawn], check)
+    check_each([draw_differentiable(rng, operator, torch.float64, leading=(2, 2))], check)
 
 
-@pytest.mark.parametrize("leading", [(4, 2), (4, 2, 3)])
-@pytest.mark.parametrize("out_dim", [0, 1, -1])
 @every_operator
-def test_vmap(
-    device: str, operator: str, out_dim: int, leading: tuple[int, ...], rng: Random
-) -> None:
+def test_vmap(device: str, operator: str, rng: Random) -> None:
     """vmap maps any dimension, of all tensors or of some, and is nested."""
-    drawn = draw_differentiable(rng, operator, torch.float64, leading=leading)
 
     def check(call: Call) -> None:
         batches, function = call.moved(device).tensors, call.function
-        for in_dims in itertools.product((0, None, 1, -1), repeat=len(batches)):
-            if set(in_dims) == {None}:
-                continue
-            pairs = [*zip(batches, in_dims, strict=True)]
+        in_dims = [*itertools.product((0, None, 1, -1), repeat=len(batches))]
+        in_dims.remove((None,) * len(batches))
+        for dims, out_dim in zip(in_dims, itertools.cycle((0, 1, -1)), strict=False):
+            pairs = [*zip(batches, dims, strict=True)]
             spread = (t[:1].expand_as(t) if dim is None else t for t, dim in pairs)
             each = [leaves(function(*sample)) for sample in zip(*spread, strict=True)]
             expected = [torch.stack(results, out_dim) for results in zip(*each, strict=True)]
             moved = [t[0] if dim is None else t.movedim(0, dim) for t, dim in pairs]
-            assert all_same(vmap(function, in_dims, out_dim)(*moved), expected), in_dims
-        if len(leading) == 3:
+            assert all_same(vmap(function, dims, out_dim)(*moved), expected), (dims, out_dim)
+        if batches[0].dim() == call.dims + 3:
             assert all_same(vmap(vmap(function))(*batches), vmap(function)(*batches)), "nested"
 
-    check_each([drawn], check)
+    leadings = ((4, 2), (4, 2, 3))
+    check_each(
+        (draw_differentiable(rng, operator, torch.float64, leading=each) for each in leadings),
+        check,
+    )
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
 @every_operator
-def test_opcheck(operator: str, requires_grad: bool, rng: Random) -> None:
+def test_opcheck(operator: str, rng: Random) -> None:
     def check(call: Call) -> None:
         x, *others = call.tensors
-        leaf = x.detach().clone().requires_grad_(requires_grad)
-        results = torch.library.opcheck(call.operator, (leaf, *others, *call.arguments))
-        assert set(results.values()) == {"SUCCESS"}
+        for leaf in (x, x.detach().clone().requires_grad_()):
+            results = torch.library.opcheck(call.operator, (leaf, *others, *call.arguments))
+            assert set(results.values()) == {"SUCCESS"}
 
-    calls = (draw_differentiable(rng, operator, torch.float32) for _ in range(scaled(12)))
+    calls = (draw_differentiable(rng, operator, torch.float32) for _ in range(scaled(4)))
     check_each(calls, check)
 
 
-@pytest.mark.parametrize("layout", cases.LAYOUTS[:2])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "layout"),
+    [(True, "channels_last"), pytest.param(False, "contiguous", marks=pytest.mark.slow)],
+)
 @every_operator
 def test_compile(operator: str, dynamic: bool, layout: str, rng: Random) -> None:
-    drawn = draw_differentiable(rng, operator, torch.float64, leading=(2, 3))
-
     def check(call: Call) -> None:
         eager = call.function
         compiled = torch.compile(eager, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -144,7 +134,7 @@ def test_compile(operator: str, dynamic: bool, layout: str, rng: Random) -> None
         assert all_same(got, expected)
         assert [t.stride() for t in got] == [t.stride() for t in expected]
 
-    check_each([drawn], check)
+    check_each([draw_differentiable(rng, operator, torch.float64, leading=(2, 3))], check)
 
 
 class Net(torch.nn.Module):
@@ -176,8 +166,7 @@ def test_compile_does_not_recompile_for_every_batch() -> None:
     assert 0 < count.frame_count <= 2  # the first size, then any
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("index_dtype", cases.INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize(("index_dtype", "strict"), [(torch.int64, False), (torch.uint8, True)])
 def test_export(index_dtype: torch.dtype, strict: bool) -> None:
     """Exports have dynamic sizes. A model may call vmap."""
     net, x = Net(index_dtype), torch.rand(5, 3, 16, 8, requires_grad=True)
@@ -192,22 +181,17 @@ def test_export(index_dtype: torch.dtype, strict: bool) -> None:
     assert same(program.module()(x[:, None]), net(x)[:, None])
 
 
-class Unpooled(torch.nn.Module):
-    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
-        return F.max_unpool2d(x, indices, 2, output_size=(4, 4))
-
-
 def test_export_refuses_a_shape_in_words_of_this_package() -> None:
     tensors = torch.rand(2), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(Exception, match="max_unpool2d: expected input of 3 or 4 dimensions"):
-        torch.export.export(Unpooled(), tensors)
+        torch.export.export(maxunpool_cuda.MaxUnpool2d(2), tensors)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
-def test_compiled_autograd(
-    dynamic: bool, index_dtype: torch.dtype, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize(
+    ("index_dtype", "dynamic"),
+    [(torch.uint8, True), pytest.param(torch.int64, False, marks=pytest.mark.slow)],
+)
+def test_compiled_autograd(index_dtype: torch.dtype, dynamic: bool) -> None:
     """The graph that an eager forward leaves for its backward is compiled."""
     count = CompileCounterWithBackend("aot_eager")
     compiler = torch.compile(backend=count, fullgraph=True, dynamic=dynamic)
@@ -219,19 +203,18 @@ def test_compiled_autograd(
         (expected,) = torch.autograd.grad(net(x), x, weight)
         with compiled_autograd._enable(compiler, dynamic=dynamic):
             (got,) = torch.autograd.grad(net(x), x, weight)
-        with subtests.test(f"{size} rows, {reduce}"):
-            assert same(got, expected)
+        assert same(got, expected), f"{size} rows, {reduce}"
     assert 0 < count.frame_count <= 3
     with torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda x: net(x).mul(weight).sum().backward(), backend="aot_eager")(x)
     assert same(x.grad, expected)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize(("index_dtype", "ceil"), [(torch.int64, True), (torch.uint8, False)])
-def test_sizes_that_only_data_tell(
-    index_dtype: torch.dtype, dims: int, ceil: bool, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize(
+    ("dims", "index_dtype", "ceil"),
+    [(2, torch.uint8, False), pytest.param(3, torch.int64, True, marks=pytest.mark.slow)],
+)
+def test_sizes_that_only_data_tell(dims: int, index_dtype: torch.dtype, ceil: bool) -> None:
     pool, unpool = (getattr(F, f"max_{kind}{dims}d") for kind in ("pool", "unpool"))
     kept = {"return_indices": True, "index_dtype": index_dtype}
 
@@ -246,11 +229,9 @@ def test_sizes_that_only_data_tell(
         for size in (7, 8, 9):
             weight = torch.tensor(2.0, requires_grad=True)
             results = [f(weight, torch.tensor(size)) for f in (compiled, function)]
+            assert all_same(*results), f"size {size}"
             sums = [sum(t.sum() for t in each[:3]) for each in results]
-            gradients = [torch.autograd.grad(total, weight) for total in sums]
-            with subtests.test(f"size {size}"):
-                assert all_same(*results)
-                assert all_same(*gradients)
+            assert all_same(*(torch.autograd.grad(total, weight) for total in sums)), f"size {size}"
 
 
 def test_symbolic_tracing_keeps_modules_whole() -> None:

@@ -2,9 +2,8 @@
 """Makes mistakes on purpose, one after the other, and prints which test sees each.
 
 tools/mutations.toml lists them. WORDs choose those whose names or files have one; --list only
-checks and prints the list. Each is made in a copy of the project, where the CPU kernels are built
-anew, as with DEBUG=1. The tests that should see it build the emulation themselves, and have to pass
-without it. Needs Python 3.11. Exits with 1 if a mistake survives or breaks the build.
+checks and prints the list. Each is made in a copy of the project, built as with DEBUG=1. The tests
+that should see it have to pass without it. Exits with 1 if a mistake survives. Needs Python 3.11.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = ("-m", "pytest", "-x", "-q")
+BUILD = ("setup.py", "-q", "build_ext", "--inplace")  # the CPU kernels, as far as they changed
+CPU_KERNELS = ("csrc", "csrc/cpu")  # their folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,10 @@ class Mutation:
     replace: str
     tests: str  # a file of tests
     words: str  # what pytest's -k chooses of them
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.file).parent)
 
 
 def read(path: Path, words: list[str]) -> list[Mutation]:
@@ -61,19 +67,13 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def build(folder: Path) -> str:
-    """Builds the CPU kernels anew, as far as they changed. Returns the last line if that fails."""
-    done = run(folder, "setup.py", "-q", "build_ext", "--inplace")
-    return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
-
-
 def outcome(folder: Path, mutation: Mutation) -> str:
     """Which test saw the mutation, or how it got past them."""
     file = folder / mutation.file
     right = file.read_text()
     file.write_text(right.replace(mutation.find, mutation.replace))
     try:
-        if re.match("csrc/(?!cuda/)", mutation.file) and build(folder):
+        if mutation.folder in CPU_KERNELS and run(folder, *BUILD).returncode != 0:
             return "**does not compile**"
         done = run(folder, *PYTEST, mutation.tests, "-k", mutation.words)
     finally:
@@ -98,21 +98,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_project(folder)
-        if problem := build(folder):
-            sys.exit(f"mutate: expected a project that builds but got: {problem}")
-        for tests in {each.tests for each in mutations}:
-            words = " or ".join({f"({each.words})" for each in mutations if each.tests == tests})
-            if run(folder, *PYTEST, tests, "-k", words).returncode != 0:
-                sys.exit(f"mutate: expected tests that pass but got: pytest {tests} -k '{words}'")
+        run(folder, *BUILD).check_returncode()
+        words = " or ".join({f"({Path(m.tests).stem} and ({m.words}))" for m in mutations})
+        right = run(folder, *PYTEST, *{m.tests for m in mutations}, "-k", words)
+        if right.returncode != 0:
+            sys.exit(f"mutate: expected tests that pass but got:\n{right.stdout}")
         print("| mutation | file | seen by |\n|---|---|---|")
-        seen = 0
-        for each in mutations:
+        seen: Counter[str] = Counter()
+        # CPU kernels come last, as those of one mistake stay until those of the next are built.
+        for each in sorted(mutations, key=lambda each: each.folder in CPU_KERNELS):
             seen_by = outcome(folder, each)
-            seen += not seen_by.startswith("**")
+            seen[each.folder] += not seen_by.startswith("**")
             print(f"| {each.name} | `{each.file}` | {seen_by} |", flush=True)
-    seconds = sum(os.times()[2:4])  # of all processes that have ended
-    print(f"\n{seen} of {len(mutations)} mutations are seen, in {seconds:.0f} CPU seconds.")
-    return int(seen < len(mutations))
+    total = Counter(each.folder for each in mutations)
+    print(*(f"{seen[place]} of {total[place]} in {place}" for place in sorted(total)), sep="\n")
+    return int(seen != total)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@
 //           256 windows cover an output; forward_any_sum_slots elsewhere and as fix-up kernel.
 //
 // `slots` also does a call whose numbers need more than 32 bits even for one image, and every call
-// if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py reads both tables, and compares each
-// row with the kernels that run.
+// if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py has calls on both sides of each rule,
+// and compares the kernels that run.
 #pragma once
 
 #include "../calls.h"

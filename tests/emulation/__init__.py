@@ -12,13 +12,14 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import re
 import runpy
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -26,7 +27,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 
 from maxunpool_cuda import _library, _operators
 
@@ -47,10 +47,12 @@ EDITS = {  # what is replaced: by which pattern, with what
 }
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
+# PyTorch says at the import of its builder that there is no GPU; pytest would show that at the end.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 SETUP = runpy.run_path(str(Path(__file__).parents[2] / "setup.py"))
 # The headers of PyTorch, without what its oldest release lacks, as setup.py has them.
 TORCH = [f"-DTORCH_TARGET_VERSION={SETUP['TORCH_TARGET']}"]
-TORCH += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+TORCH += [f"-isystem{path}" for path in SETUP["cpp_extension"].include_paths()]
 SHIM = ["-include", "cuda_shim.h", "-I.", "-Icuda_headers"]
 SHIM += ["-DUSE_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
@@ -117,7 +119,7 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
     # Of functions that PyTorch has, too, the library calls its own, those of the shim, even where
     # TORCH_USE_RTLD_GLOBAL=1 puts PyTorch's first.
-    link = [f"-L{path}" for path in cpp_extension.library_paths()]
+    link = [f"-L{path}" for path in SETUP["cpp_extension"].library_paths()]
     link += ["-ltorch_cpu", "-Wl,-Bsymbolic-functions"]
     texts = sources(backend)
     folder = CSRC.parent / "build" / "emulation" / digest_of(command, sanitize, link, texts)
@@ -156,12 +158,6 @@ def library() -> Any:
     return ops
 
 
-def on_cuda(operator: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operator's kernel for CUDA, whatever the device of the tensors that it gets."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    return functools.partial(operator.redispatch, keys)
-
-
 is_on = False  # whether operators on CPU tensors run the CUDA kernels now
 
 
@@ -177,7 +173,10 @@ def launches() -> list[tuple[str, int, int]]:
     None if the emulated GPU is off. The number of blocks is what the package asked for; the
     emulation may run the kernel with fewer.
     """
-    return list(zip(*library().launches(), strict=True)) if is_on else []
+    if not is_on:
+        return []
+    symbols, blocks, threads = library().launches()
+    return list(zip([kernels()[each] for each in symbols], blocks, threads, strict=True))
 
 
 @contextlib.contextmanager
@@ -188,11 +187,14 @@ def emulated_gpu(rng: Random, skips: str = "") -> Iterator[None]:
     """
     ops = library()
     ops.configure(rng.getrandbits(31), skips)
+    # An operator's kernel for CUDA is called, whatever the device of the tensors that it gets.
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with torch.library._scoped_library("maxunpool_cuda", "IMPL") as replaced:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warning that kernels are overridden
             for name in (*_operators.SCHEMAS, *(f"_{name}" for name in _operators.SCHEMAS)):
-                replaced.impl(name, on_cuda(getattr(ops, name).default), "CPU")
+                operator = getattr(ops, name).default
+                replaced.impl(name, functools.partial(operator.redispatch, keys), "CPU")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_library._C, "check_errors", ops.check_errors)
             patch.setattr(sys.modules[__name__], "is_on", True)
@@ -220,13 +222,24 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def kernels() -> set[str]:
-    """The symbols of all kernels."""
-    sources = "".join(path.read_text() for path in CSRC.glob("cuda/*"))
-    names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", sources)
-    assert len(names) == sources.count("__global__")
-    symbols = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
-    return set(re.findall(rf"_ZN{len(NAMESPACE)}{NAMESPACE}\d+(?:{'|'.join(names)})I\w+", symbols))
+def taken_from_others(library: Path) -> dict[str, str]:
+    """What a library takes of others: symbols, and their versions, as GLIBC_2.14."""
+    lines = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
+    pairs = (line.split()[-1].split("@", 1) for line in lines.splitlines())
+    return {symbol: version[0].lstrip("@") if version else "" for symbol, *version in pairs}
+
+
+@functools.cache
+def kernels() -> dict[str, str]:
+    """The symbols of all kernels, and their signatures: ``void emulated::backward<bool>(...)``."""
+    texts = "".join(path.read_text() for path in CSRC.glob("cuda/*"))
+    names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", texts)
+    assert len(names) == texts.count("__global__")
+    listed = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
+    pattern = rf"_ZN{len(NAMESPACE)}{NAMESPACE}\d+(?:{'|'.join(names)})I\w+"
+    symbols = sorted(set(re.findall(pattern, listed)))
+    signatures = subprocess.check_output(["c++filt"], input="\n".join(symbols), text=True)
+    return dict(zip(symbols, signatures.splitlines(), strict=True))
 
 
 if "address" in SANITIZERS:  # CPU kernels with these sanitizers, in place of the package's

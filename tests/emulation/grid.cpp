@@ -14,11 +14,9 @@
 #include "errors.h"
 #include "torch.h"
 
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <ucontext.h>
 
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -64,11 +62,12 @@ struct Block {
   unsigned turn = 0; // the one of the barrier that comes next
 };
 
-// A grid that ran, as a failed test describes it.
-struct Launch {
-  std::string kernel; // its symbol
-  unsigned blocks;    // as many as the launch asked for
-  unsigned threads;   // of a block
+// The grids that ran, one after the other: the symbols of their kernels, the blocks that the launch
+// asked for, and the threads of a block.
+struct Launches {
+  std::vector<std::string> kernels;
+  std::vector<int64_t> blocks;
+  std::vector<int64_t> threads;
 };
 
 std::mutex one_grid;
@@ -81,8 +80,7 @@ int64_t begins; // its address orders the start of a grid before its threads
 int64_t ends;   // and this one its threads before the end of the grid
 const std::function<void()>* body;
 std::mt19937 random;
-std::vector<std::string> launched; // kernels
-std::vector<Launch> launches;
+Launches launches;
 int64_t most_barriers;      // that a block of the last grid met
 bool skips_a_block = false; // a mistake on purpose
 
@@ -169,8 +167,9 @@ void run_grid(
   }
   Dl_info info{};
   dladdr(kernel, &info);
-  launched.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
-  launches.push_back({.kernel = launched.back(), .blocks = blocks, .threads = threads});
+  launches.kernels.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
+  launches.blocks.push_back(blocks);
+  launches.threads.push_back(threads);
   // Kernels do all of their work under any number of blocks.
   blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
@@ -221,33 +220,12 @@ void configure(int64_t seed, const std::string& mistake) {
   skips_a_block = mistake == "a block";
 }
 
-// Symbols of the kernels that ran since the last call.
-std::vector<std::string> take_launched() {
-  return std::exchange(launched, {});
-}
-
-std::string demangled(const std::string& symbol) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), std::free);
-  return name == nullptr ? symbol : name.get();
-}
-
-// The kernels that ran since launches were forgotten: their signatures, blocks and threads.
 std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<int64_t>> list_launches() {
-  std::vector<std::string> kernels;
-  std::vector<int64_t> blocks;
-  std::vector<int64_t> threads;
-  for (const Launch& launch : launches) {
-    kernels.push_back(demangled(launch.kernel));
-    blocks.push_back(launch.blocks);
-    threads.push_back(launch.threads);
-  }
-  return {kernels, blocks, threads};
+  return {launches.kernels, launches.blocks, launches.threads};
 }
 
 void forget_launches() {
-  launches.clear();
+  launches = {};
 }
 
 int64_t get_most_barriers() {
@@ -266,7 +244,6 @@ void let_others_leave_window(bool others) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
   m.def("configure(int seed, str mistake) -> ()");
-  m.def("take_launched() -> str[]");
   m.def("launches() -> (str[] kernels, int[] blocks, int[] threads)");
   m.def("forget_launches() -> ()");
   m.def("most_barriers() -> int");
@@ -277,7 +254,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(emulated, CompositeExplicitAutograd, m) {
   m.impl("configure", TORCH_BOX(&configure));
-  m.impl("take_launched", TORCH_BOX(&take_launched));
   m.impl("launches", TORCH_BOX(&list_launches));
   m.impl("forget_launches", TORCH_BOX(&forget_launches));
   m.impl("most_barriers", TORCH_BOX(&get_most_barriers));

@@ -21,6 +21,7 @@ import torch
 import emulation
 import maxunpool_cuda
 
+IS_ON = os.environ.get("MAXUNPOOL_STAND_IN") == "1"  # whether this process has the device
 WRITTEN_FOR = "13.0"  # runtime.cpp has the functions of this release of CUDA
 TOOLKIT, _ = emulation.SETUP["find_toolkit"]()
 
@@ -38,19 +39,10 @@ def why_not() -> str:
     return ""
 
 
-def imported(library: Path | str) -> set[str]:
-    """The symbols that a library takes from others."""
-    command = ["nm", "-D", "--undefined-only", library]
-    lines = subprocess.check_output(command, text=True).splitlines()
-    return {line.split()[-1].partition("@")[0] for line in lines}
-
-
 def kernel_table() -> str:
     """A row for each kernel: KERNEL(symbol, function), with the function's template arguments."""
-    symbols = sorted(emulation.kernels())
-    names = subprocess.check_output(["c++filt"], input="\n".join(symbols), text=True).splitlines()
     rows = []
-    for symbol, name in zip(symbols, names, strict=True):
+    for symbol, name in emulation.kernels().items():
         # Such as: void emulated::backward<unsigned int, true, false>(emulated::Report, ...). No
         # template argument has a parenthesis but that of a cast: (emulated::Elements)2.
         function = re.fullmatch(r"void (\w+::\w+<.*?>)\((?!emulated::Elements\)\d).*\)", name)
@@ -68,7 +60,7 @@ def build() -> tuple[Path, Path]:
     texts["kernel_table.inc"] = kernel_table()
     # PyTorch loads a library that names functions of the driver, and calls none of them here.
     nvrtc = Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"
-    driver = sorted(name for name in imported(nvrtc) if re.match("cu[A-Z]", name))
+    driver = [name for name in emulation.taken_from_others(nvrtc) if re.match("cu[A-Z]", name)]
     texts["driver.cpp"] = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in driver)
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -86,19 +78,29 @@ def build() -> tuple[Path, Path]:
     return folder / "runtime.so", folder / "driver" / "libcuda.so.1"
 
 
-def run(*arguments: str, caches_memory: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process that has the device. It calls connect() first.
+# Autograd's threads of the device may still run, and the process would not end in order.
+RUN_PYTEST = """
+import os, sys, pytest
+status = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(status)
+"""
 
-    Unless PyTorch caches memory there, each tensor has its own, which is filled with a pattern. A
-    graph needs the cache, which keeps the memory of its calls.
-    """
+
+def run_test(test: str, caches_memory: bool) -> subprocess.CompletedProcess[str]:
+    """Run a test in a process that has the device. It calls connect() first."""
     runtime, driver = build()
     paths = [str(driver.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    environment = {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    environment = {
+        "MAXUNPOOL_STAND_IN": "1",
+        "LD_PRELOAD": str(runtime),
+        "LD_LIBRARY_PATH": os.pathsep.join(paths),
+    }
     if not caches_memory:
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    arguments = ("--all", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test)
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", RUN_PYTEST, *arguments],
         env={**os.environ, **environment},
         cwd=emulation.HERE.parent,  # not the source tree, whose package may have no library
         stdout=subprocess.PIPE,
