@@ -38,6 +38,8 @@ FORCE_1 := FORCE_CPU=0 FORCE_CUDA=1
 FORCE_none := FORCE_CPU=0 FORCE_CUDA=0 FORCE_FALLBACK=1
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
+# Before a command that says nothing for minutes: a dot every five seconds while it runs.
+DOTS = @while sleep 5; do printf .; done & trap "kill $$!; echo" EXIT;
 # More processes than two would need more memory. One file, one process: each compiles only once.
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
@@ -80,7 +82,7 @@ demo: $(VENV)/.demo ## trains a small network on a brain image, on the GPU if th
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
 test: $(VENV)/.test ## the quick tests, and those for a GPU where there is one
 	$(PYTEST) $(ARGS)
-test-all: $(VENV)/.test-all ## every test: also slow ones, and four times the random inputs
+test-all: $(VENV)/.test-all ## every test: also slow ones, documents, and four times the random inputs
 	$(PYTEST) --all $(ARGS)
 docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
@@ -93,11 +95,12 @@ figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables a
 	$(VENV)/bin/python docs/pictures.py
 report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
 	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
-lint: $(VENV)/.lint ## ruff, clang-format, mypy, import-linter, clang-tidy
+lint: $(VENV)/.lint $(VENV)/.test ## ruff, clang-format, mypy, import-linter, clang-tidy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 	$(VENV)/bin/mypy
+	cd $(VENV) && bin/python -m mypy.stubtest maxunpool_cuda._C
 	$(VENV)/bin/lint-imports --no-cache
 	$(MAKE) tidy
 tidy: $(VENV)/.lint
@@ -148,7 +151,7 @@ $(VENV)/bin/python:
 $(HAS_TORCH): | $(VENV)/bin/python
 	@echo "Installing $(TORCH) into $(VENV). A CUDA build of PyTorch takes some minutes."
 	$(PIP) --upgrade pip
-	$(PIP) "$(TORCH)" ninja numpy pybind11 "setuptools>=77"
+	$(DOTS) $(PIP) "$(TORCH)" ninja numpy pybind11 "setuptools>=77"
 	rm -f $(VENV)/.torch-* && touch "$@"
 $(HAS_KERNELS): $(HAS_TORCH)
 	$(if $(filter 1,$(CUDA)),$(VENV)/bin/python tools/gpu.py)
@@ -156,10 +159,10 @@ $(HAS_KERNELS): $(HAS_TORCH)
 $(VENV)/.demo $(VENV)/.test $(VENV)/.test-all: $(VENV)/.%: $(or $(WHEEL),$(SOURCES)) $(HAS_KERNELS)
 ifdef WHEEL
 	$(PIP) --force-reinstall --no-deps $(WHEEL)
-	$(PIP) "$(WHEEL)[$*]"
+	$(DOTS) $(PIP) "$(WHEEL)[$*]"
 else
 	@echo "Building maxunpool_cuda: half a minute, with CUDA kernels some more. $(NOTE)"
-	$(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
+	$(DOTS) $(FORCE_$(CUDA)) $(PIP) --no-build-isolation ".[$*]"
 endif
 	@cd $(VENV) && bin/python -c "import maxunpool_cuda; print('Built:', maxunpool_cuda.build_info())"
 	touch $@

@@ -8,9 +8,21 @@ reference (reference.py). A failure describes the call (failures.py):
     call.check(device)
 
 A *plane* is one channel of one image. A *cell* is an element of a pooled plane: pooling makes it
-from a window of the larger plane, and unpooling writes it there. "Offset" is a uint8 index, which
-counts in its cell's window; others are flat positions in the larger plane. docs/testing.md has the
-other words.
+from a window of the larger plane, and unpooling writes it there. An example in 1d,
+``geometry_of((2,), (3, 2, 0))``, has 2 cells, kernel 3, stride 2, no padding and an output size of
+(2 - 1) * 2 + 3 = 5:
+
+    positions in the plane      0  1  2  3  4
+    window of cell 0            0  1  2         its offsets are 0, 1 and 2, too
+    window of cell 1                  2  3  4   its offsets are 0, 1 and 2
+    pool of                     1  5  2  7  3   values 5 7, indices 1 3, as offsets (uint8) 1 1
+    unpool of 5 7 at 1 3        0  5  0  7  0
+    unpool of 5 7 at 2 2        0  0  7  0  0   the last wins, while reduce="sum" gives 12
+    gradient of the output      6  1  8  2  9   for indices 1 3 gives 1 2, and for 2 2 gives 0 8
+                                                with reduce="last" and 8 8 with "sum"
+
+So an index is a flat position in the larger plane or, if it is uint8, an offset in its cell's
+window. docs/testing.md has the other words.
 """
 
 import functools
@@ -24,7 +36,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from failures import Comparison, WrongResultError, check_each, facts_of, layout_of, same
+from failures import Comparison, WrongResultError, check_each, layout_of, same
 from reference import Sizes, default_output_size, pooled_size
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -36,24 +48,18 @@ from maxunpool_cuda import _operators
 
 UNPOOLING = ("unpool", "unpool from offsets", "gradient", "gradient from offsets")
 OPERATORS = (*UNPOOLING, "pool")
-# The dtypes of a pooling; those that unpooling adds up (reduce="sum"); those that it can move.
-POOLED = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-)
-ARITHMETIC = (*POOLED, torch.complex64, torch.complex128)
-MOVABLE = (
-    *ARITHMETIC,
-    *(torch.bool, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2),
-)
 REDUCES = ("last", "sum")
+# The operators that have derivatives, each with its values of reduce.
+DIFFERENTIABLE = [(op, reduce) for op in UNPOOLING for reduce in REDUCES] + [("pool", "last")]
+# The dtypes of a pooling; those that unpooling adds up (reduce="sum"); those that it can move.
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+POOLED = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+ARITHMETIC = (*POOLED, torch.complex64, torch.complex128)
+UNSIGNED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+MOVABLE = (*ARITHMETIC, *UNSIGNED, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
 LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
 INDEX_KINDS = ("own window", "maxima", "wrapped window", "one out of window", "anywhere", "few")
-
-# Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormal numbers.
-SPECIAL_BYTES = (0, 1, 0x7C, 0x7F, 0x80, 0xF0, 0xFF)
 
 # Kernel, stride and padding, the same in every dimension. Kernels are compiled for some of these
 # windows; the others differ from one of those in the stride or in the padding.
@@ -62,8 +68,8 @@ WINDOWS = (
     *((3, 2, 1), (3, 2, 0), (3, 1, 1), (5, 1, 2), (2, 1, 0)),
 )
 
-# The ways of CUDA kernels through memory: along rows that divide into vectors, along rows that do
-# not, or along the channels of channels_last tensors.
+# The ways of CUDA kernels through memory: along rows that divide into vectors or do not, or along
+# the channels of channels_last tensors.
 WAYS = ("even rows", "uneven rows", "channels")
 
 
@@ -117,231 +123,26 @@ class Geometry:
 
 
 def geometry_of(pooled: Sizes, window: Sizes, output: Sizes = ()) -> Geometry:
-    """A geometry whose kernel, stride and padding are the same in all dimensions.
-
-    The output size is the operators' default, but at least one, unless it is given.
-    """
+    """The window is the same in all dimensions. The default output size is at least one."""
     sizes = [(n,) * len(pooled) for n in window]
     default = (max(n, 1) for n in default_output_size(pooled, *sizes))
     return Geometry(pooled, *sizes, output or tuple(default))
 
 
-def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
-    """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes.
-
-    One of four is drawn: one of WINDOWS in all dimensions, a different one in each, windows that
-    are disjoint, any windows. Pooling has a fifth: windows of more than half of the plane.
-    """
-    dims, none = len(sizes), (0,) * len(sizes)
-    kernel = tuple(rng.randint(1, 5) for _ in sizes)
-    stride = tuple(rng.randint(1, 6) for _ in sizes)
-    padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
-    usual = [(n,) * dims for n in rng.choice(WINDOWS)]
-    mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
-    disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
-    large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none
-    return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
-
-
-def random_geometry(
-    rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
-) -> Geometry:
-    """Windows that overlap or lie apart, may be padded, and have any output size that is allowed.
-
-    Pooling may be dilated. Every window that offsets count in holds an element.
-    """
-    dims, pools = rng.choice((1, 2, 3)), operator == "pool"
-    most_dilation = rng.choice((1, 1, 3))
-    # Until the sizes fit: most draws do.
-    while True:
-        sizes = tuple(rng.randint(1, longest) for _ in range(dims))
-        window = random_window(rng, sizes, pools)
-        if pools:
-            dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
-            geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
-        else:
-            differs = rng.choice((0, 1))  # 1: from the default size, by less than a stride
-            axes = zip(default_output_size(sizes, *window), window[1], strict=True)
-            output = tuple(n + rng.randint(1 - step, step - 1) * differs for n, step in axes)
-            geometry = Geometry(sizes, *window, output)
-        if min(*geometry.pooled, *geometry.output) < 1 or math.prod(geometry.pooled) > most_cells:
-            continue
-        most_outputs = 8 * most_cells if pools else max(2000, 32 * most_cells)
-        lacks_offsets = "offsets" in operator and geometry.has_empty_window
-        if math.prod(geometry.output) <= most_outputs and not lacks_offsets:
-            return geometry
-
-
-def aimed(
-    rng: Random, operator: str, way: str = "", window: Sizes = (), dims: int = 0
-) -> dict[str, Any]:
-    """Arguments of ``draw`` for a call that some kernel was made for: one of WAYS and of WINDOWS.
-
-    Arguments that are not given are drawn at random. No window is empty.
-    """
-    way, window = way or rng.choice(WAYS), window or rng.choice(WINDOWS)
-    dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
-    is_even, stride = way == "even rows", window[1]
-    columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
-    pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
-    *sizes, width = geometry_of(pooled, window).output
-    # An even row has exactly `stride` outputs for each of its cells; another one has more or fewer.
-    # Unpooling allows widths that differ from the default by less than a stride. The last window
-    # has to begin in the row.
-    begin_of_last_window = (columns - 1) * stride - window[2]
-    widths = range(max(width - stride, begin_of_last_window) + 1, width + stride)
-    widths = [n for n in widths if (n == stride * columns) == is_even] or [width]
-    output = (*(n + rng.randrange(stride) for n in sizes), rng.choice(widths))
-    geometry = geometry_of(pooled, window, output)
-    if operator == "pool":
-        ceil = not is_even and rng.random() < 0.5
-        geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
-    if way == "channels":
-        return {"geometry": geometry, "leading": (2, 16), "layout": "channels_last"}
-    return {"geometry": geometry, "leading": (2, 4), "layout": "contiguous"}
-
-
 @functools.lru_cache(maxsize=16)
 def windows_of(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """The position of each offset in each cell's window, and whether it lies in the plane.
-
-    Both are (cells, offsets).
-    """
-    dilation = geometry.dilation[: geometry.dims]
-    positions, inside, _ = reference.windows(
-        geometry.output, geometry.pooled, *geometry.window, dilation
-    )
+    """(cells, offsets): positions of elements of windows, and whether they lie in the plane."""
+    *pooling, _ceil = geometry.pooling
+    positions, inside, _ = reference.windows(geometry.output, geometry.pooled, *pooling)
     return torch.from_numpy(positions), torch.from_numpy(inside)
 
 
 def all_same(results: Any, expected: Any) -> Comparison:
-    """Compare all tensors, of which there are equally many. The first that differs is named."""
+    """Compare all tensors, of which there are equally many. Returns the first difference."""
     pairs = [*zip(leaves(results), leaves(expected), strict=True)]
-    if not pairs:
-        return Comparison("there are no tensors to compare")
-    for number, (result, wanted) in enumerate(pairs):
-        comparison = same(result, wanted)
-        if not comparison:
-            return replace(comparison, difference=f"tensor {number}: {comparison}")
-    return Comparison()
-
-
-def generator_of(rng: Random) -> torch.Generator:
-    return torch.Generator().manual_seed(rng.getrandbits(60))
-
-
-def choose(rng: Random, values: Sequence[float], dtype: torch.dtype, shape: Sizes) -> Tensor:
-    """A tensor of this dtype and shape, each of whose elements is one of the values."""
-    places = torch.randint(len(values), shape, generator=generator_of(rng))
-    return torch.tensor([*values], dtype=dtype)[places]
-
-
-def random_values(rng: Random, shape: Sizes, dtype: torch.dtype, any_bits: bool = False) -> Tensor:
-    """Random numbers, among them subnormal ones and both zeros, whose sums are never NaN.
-
-    With ``any_bits`` there are infinities and NaNs of all kinds too.
-    """
-    if dtype == torch.bool:
-        return choose(rng, (False, True), dtype, shape)
-    if any_bits or not (dtype.is_floating_point or dtype.is_complex):
-        values = SPECIAL_BYTES if any_bits else range(256)
-        return choose(rng, values, torch.uint8, (*shape, dtype.itemsize)).view(dtype)[..., 0]
-    if dtype.is_complex:
-        return torch.view_as_complex(random_values(rng, (*shape, 2), dtype.to_real()))
-    scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
-    numbers = torch.randn(shape, generator=generator_of(rng), dtype=torch.float64)
-    return (numbers * choose(rng, scales, torch.float64, shape)).to(dtype)
-
-
-def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
-    """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
-    is_real = dtype.is_floating_point
-    lowest = -math.inf if is_real else torch.iinfo(dtype).min
-    special = [lowest, math.inf, math.nan, -0.0] if is_real else [lowest]
-    few, mostly_lowest = [0, 1, 2, -0.0, lowest, lowest], [0, *[lowest] * 9]
-    numbers = rng.choice((None, few, [0, 1, *special], mostly_lowest))
-    if numbers is None:
-        return random_values(rng, shape, dtype)
-    return choose(rng, numbers, dtype, shape)
-
-
-def distinct(like: Tensor) -> Tensor:
-    """Values so far apart, and from zero, that small changes leave every maximum where it is.
-
-    All are multiples of 1/8, so sums of their powers are the same in any order.
-    """
-    return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
-
-
-def random_leading(rng: Random) -> Sizes:
-    """The sizes of the batch and of the channels, or of the channels alone."""
-    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
-    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
-
-
-def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
-    """The same values in other memory. Without a batch, or in 1d, channels_last is contiguous."""
-    if layout == "strided":
-        wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] * 2)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
-        return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
-    is_batched = tensor.dim() == dims + 2
-    if layout == "channels_last" and is_batched and dims > 1:
-        format = torch.channels_last if dims == 2 else torch.channels_last_3d
-        return tensor.contiguous(memory_format=format)
-    return tensor.contiguous()
-
-
-def moved(tensor: Tensor, device: str) -> Tensor:
-    """A copy on a device, of the same strides and storage offset, also where that is the CPU.
-
-    ``Tensor.to`` packs elements that lie apart, and aligns them. Here the whole storage is copied,
-    and the same view is laid over the copy: a tensor that is misaligned by 4 bytes is misaligned by
-    4 bytes on the GPU, whose allocator aligns storages to 512 bytes. ``tensor`` is a plain tensor
-    that needs no gradient.
-    """
-    assert type(tensor) is Tensor
-    assert not any((tensor.requires_grad, tensor.is_conj(), tensor.is_neg()))
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    copied = whole.to(device, copy=True).untyped_storage()
-    view = torch.empty(0, dtype=tensor.dtype, device=device)
-    return view.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
-    """Contiguous indices of one of INDEX_KINDS or, if no window is empty, of kind "offset".
-
-    Overlapping windows often share their "maxima", as in a pooling.
-    """
-    plane, shape = math.prod(geometry.output), (*leading, *geometry.pooled)
-    dtype = rng.choice((torch.int64, torch.int32))
-    if kind == "anywhere":
-        return torch.randint(plane, shape, generator=generator_of(rng), dtype=dtype)
-    if kind == "few":
-        return choose(rng, rng.choices(range(plane), k=3), dtype, shape)
-    positions, allowed = windows_of(geometry)
-    if kind == "wrapped window":
-        allowed = torch.ones_like(allowed)
-    allowed = allowed | ~allowed.any(1, keepdim=True)  # in an empty window every element
-    # Each cell's index is that of the largest of random values in its window. Like the maxima of a
-    # pooling, they are drawn once for each position of the plane, so windows that overlap agree;
-    # or else for each element of each window.
-    maxima = kind == "maxima" or (kind == "offset" and rng.random() < 0.5)
-    drawn = (plane,) if maxima else positions.shape
-    values = torch.rand(math.prod(leading), *drawn, generator=generator_of(rng))
-    if maxima:
-        values = values[:, positions % plane]
-    offsets = values.where(allowed, -1).argmax(-1)
-    if kind == "offset":
-        return offsets.reshape(shape).byte()
-    # A position beyond one side of the plane wraps around to the other side.
-    flat = positions[torch.arange(len(positions)), offsets].remainder(plane).reshape(shape)
-    if kind == "one out of window" and flat.numel() > 0:
-        # By chance this position may lie in the cell's window after all.
-        flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
-    return flat.to(dtype)
+    assert pairs, "there are no tensors to compare"
+    comparisons = (same(*pair) for pair in pairs)
+    return next((each for each in comparisons if not each), Comparison())
 
 
 @dataclass(frozen=True)
@@ -355,26 +156,34 @@ class Call:
     error: str = ""  # a pattern of the error that the call has to raise, if it has to
 
     @property
-    def name(self) -> str:
-        return self.operator.__name__.partition(".")[0]
-
-    @property
     def definition(self) -> _operators.Operator:
         (found,) = (each for each in _operators.OPERATORS if each.overload is self.operator)
         return found
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
 
     @property
     def dims(self) -> int:
         return len(self.arguments[0])
 
     @property
+    def size(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    @property
     def geometry(self) -> Geometry:
         sizes = tuple(self.tensors[-1].shape[-self.dims :])
-        if self.operator is _operators.max_pool:
+        if self.name == "max_pool":
             *pooling, _index_dtype = self.arguments
             return Geometry.of_pooling(sizes, *pooling)
         output, *window, _reduce = self.arguments
         return Geometry(sizes, *window, output)
+
+    @property
+    def windows(self) -> tuple[Tensor, Tensor]:
+        return windows_of(self.geometry)
 
     @property
     def positions(self) -> Tensor:
@@ -382,7 +191,7 @@ class Call:
         indices = self.tensors[1]
         if indices.dtype != torch.uint8:
             return indices
-        positions, inside = windows_of(self.geometry)
+        positions, inside = self.windows
         table = torch.nn.functional.pad(positions.where(inside, -1), (0, 256), value=-1)
         each = torch.arange(len(table), device=indices.device)
         offsets = indices.flatten(-self.dims).long()
@@ -390,26 +199,24 @@ class Call:
 
     def reference(self) -> tuple[Tensor, ...]:
         """All results, from the definition."""
-        if self.operator is _operators.max_pool:
+        if self.name == "max_pool":
             return reference.max_pool(*self.tensors, *self.arguments)
         unpool = getattr(reference, self.name)
         return (unpool(self.tensors[0], self.positions, self.arguments[0], self.arguments[-1]),)
 
     def on(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All results of the operator. ``tensors`` replace the first ones of the call.
-
-        They come by the short way of functional.py, unless it is closed (conftest.py).
-        """
+        """All results of the operator. ``tensors`` replace the first ones of the call."""
         tensors = (*tensors, *self.tensors[len(tensors) :])
         results = _operators.call(self.definition, tensors, self.arguments)
         return results if isinstance(results, tuple) else (results,)
 
     def function(self, *tensors: Tensor) -> Any:
         """All results of the public function; of the gradient, which has none, of the operator."""
+        # Dynamo traces this, and would warn of self.name.
         if self.operator is _operators.max_pool:
-            *window, dtype = self.arguments
+            *pooling, dtype = self.arguments
             pool = getattr(F, f"max_pool{self.dims}d")
-            return pool(*tensors, *window, return_indices=True, index_dtype=dtype)
+            return pool(*tensors, *pooling, return_indices=True, index_dtype=dtype)
         if self.operator is _operators.max_unpool:
             size, *window, reduce = self.arguments
             unpool = getattr(F, f"max_unpool{self.dims}d")
@@ -420,29 +227,19 @@ class Call:
         """The same call of tensors on a device, which lie in memory as those of this call do."""
         return replace(self, tensors=tuple(moved(tensor, device) for tensor in self.tensors))
 
-    @property
-    def size(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors)
-
-    def facts(self, error: BaseException) -> list[tuple[str, str]]:
-        return facts_of(self, error)
+    def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
+        return self.moved(device).on()
 
     def halves(self) -> Iterator["Call"]:
-        """The call for half of its images or of its channels, laid out as before.
-
-        There is none if the call has to raise an error, as that names a place in the whole call.
-        """
-        if self.error:
+        """The call for half of its images or of its channels, laid out as before."""
+        if self.error:  # which names a place in the whole call
             return
         layouts = [layout_of(tensor, self.dims) for tensor in self.tensors]
         for axis, size in enumerate(self.tensors[0].shape[: -self.dims]):
             for begin, end in ((0, size // 2), (size // 2, size)) if size > 1 else ():
-                parts = [each.narrow(axis, begin, end - begin).clone() for each in self.tensors]
-                pairs = zip(parts, layouts, strict=True)
+                halves = [each.narrow(axis, begin, end - begin).clone() for each in self.tensors]
+                pairs = zip(halves, layouts, strict=True)
                 yield replace(self, tensors=tuple(laid_out(*pair, self.dims) for pair in pairs))
-
-    def results(self, device: str = "cpu") -> tuple[Tensor, ...]:
-        return self.moved(device).on()
 
     def check(self, device: str = "cpu") -> None:
         """``verify`` it. If that fails, the error describes the call."""
@@ -455,24 +252,19 @@ class Call:
         check_each([self], lambda call: call.verify_gradient(device))
 
     def verify(self, device: str = "cpu") -> None:
-        """Compare the results on a device. They lie there, in memory that no input has.
-
-        No input is changed.
-        """
+        """Compare the results on a device. They share no memory with inputs, which are kept."""
         call = self.moved(device)
         if device.startswith("cuda"):
             for result in call.on():  # whose memory PyTorch takes for the results of the next call
                 result.untyped_storage().fill_(0x7F)
             del result
         results = call.on()
-        devices = {tensor.device for tensor in (*results, *call.tensors)}
-        assert len(devices) == 1, "a result on another device"
         self.compare(results)
         assert all_same(call.tensors, self.tensors), "the call changed its input"
-        memory = {tensor.untyped_storage().data_ptr() for tensor in call.tensors if tensor.numel()}
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in call.tensors if tensor.numel()}
         for result in results:
-            address = result.untyped_storage().data_ptr()
-            assert address not in memory, "a result shares memory with an input"
+            assert result.device == call.tensors[0].device
+            assert result.untyped_storage().data_ptr() not in inputs, "it shares their memory"
 
     def compare(self, results: Sequence[Tensor]) -> None:
         """Compare with the reference, bit for bit."""
@@ -487,17 +279,16 @@ class Call:
     def verify_gradient(self, device: str = "cpu") -> None:
         """Compare the first result's derivatives with finite differences.
 
-        They are taken backward and forward, once and twice, also of batches of gradients. Small
-        changes of the values must leave every maximum where it is, as those of ``distinct`` do.
+        Small changes of the values must leave every maximum where it is, as with ``distinct``.
         """
         call = self.moved(device)
         x = call.tensors[0].requires_grad_()
         assert x.dtype in (torch.float64, torch.complex128), "finite differences of few digits"
-        once = {"check_forward_ad": True, "check_batched_forward_grad": True}
-        twice = {"check_fwd_over_rev": True}
+        batched = {"check_batched_grad": True}
+        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
         try:
-            gradcheck(lambda x: call.on(x)[0], x, check_batched_grad=True, **once)
-            gradgradcheck(lambda x: call.on(x)[0].sin(), x, check_batched_grad=True, **twice)
+            gradcheck(lambda x: call.on(x)[0], x, **batched, **forward)
+            gradgradcheck(lambda x: call.on(x)[0].sin(), x, **batched, check_fwd_over_rev=True)
         except GradcheckError as error:
             raise WrongResultError(f"gradient: {error}") from None
 
@@ -521,8 +312,176 @@ def call_of(
         return Call(_operators.max_pool, tensors, (*geometry.pooling, index_dtype))
     is_forward = operator.startswith("unpool")
     function = _operators.max_unpool if is_forward else _operators.max_unpool_backward
-    arguments = (geometry.output, *geometry.window, reduce)
-    return Call(function, tensors, arguments, kind=kind)
+    return Call(function, tensors, (geometry.output, *geometry.window, reduce), kind=kind)
+
+
+def laid_out(tensor: Tensor, layout: str, dims: int) -> Tensor:
+    """The same values in other memory. Without a batch, or in 1d, channels_last is contiguous."""
+    if layout == "strided":
+        wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] * 2)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    if layout == "unaligned":  # contiguous, but not aligned to the processor's vectors
+        return tensor.new_empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
+    format = torch.contiguous_format
+    if layout == "channels_last" and tensor.dim() == dims + 2 and dims > 1:
+        format = torch.channels_last if dims == 2 else torch.channels_last_3d
+    return tensor.contiguous(memory_format=format)
+
+
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """A copy on a device, of the same strides and storage offset, which Tensor.to would change."""
+    assert not any((tensor.requires_grad, tensor.is_conj(), tensor.is_neg()))
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    copied = whole.to(device, copy=True).untyped_storage()
+    view = torch.empty(0, dtype=tensor.dtype, device=device)
+    return view.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def generator_of(rng: Random) -> torch.Generator:
+    return torch.Generator().manual_seed(rng.getrandbits(60))
+
+
+def choose(rng: Random, values: Sequence[float], dtype: torch.dtype, shape: Sizes) -> Tensor:
+    """A tensor of this dtype and shape, each of whose elements is one of the values."""
+    places = torch.randint(len(values), shape, generator=generator_of(rng))
+    return torch.tensor([*values], dtype=dtype)[places]
+
+
+def random_values(rng: Random, shape: Sizes, dtype: torch.dtype, any_bits: bool = False) -> Tensor:
+    """Numbers with subnormals and both zeros; infinities and NaNs of all kinds with any_bits."""
+    if dtype == torch.bool:
+        return choose(rng, (False, True), dtype, shape)
+    if any_bits or not (dtype.is_floating_point or dtype.is_complex):
+        # Numbers of these bytes are quiet and signalling NaNs, infinities, zeros and subnormals.
+        values = (0, 1, 0x7C, 0x7F, 0x80, 0xF0, 0xFF) if any_bits else range(256)
+        return choose(rng, values, torch.uint8, (*shape, dtype.itemsize)).view(dtype)[..., 0]
+    if dtype.is_complex:
+        return torch.view_as_complex(random_values(rng, (*shape, 2), dtype.to_real()))
+    scales = [*[1.0] * 6, *[torch.finfo(dtype).smallest_normal] * 3, 0.0]
+    numbers = torch.randn(shape, generator=generator_of(rng), dtype=torch.float64)
+    return (numbers * choose(rng, scales, torch.float64, shape)).to(dtype)
+
+
+def random_input(rng: Random, shape: Sizes, dtype: torch.dtype) -> Tensor:
+    """To pool: any numbers, few different ones, infinities and NaNs, or mostly the lowest."""
+    is_real = dtype.is_floating_point
+    lowest = -math.inf if is_real else torch.iinfo(dtype).min
+    few = [0, 1, 2, -0.0, lowest, lowest]
+    special = [0, 1, lowest, *([math.inf, math.nan, -0.0] if is_real else [])]
+    numbers = rng.choice(([], few, special, [0, *[lowest] * 9]))
+    return choose(rng, numbers, dtype, shape) if numbers else random_values(rng, shape, dtype)
+
+
+def distinct(like: Tensor) -> Tensor:
+    """Multiples of 1/8, each once, in random order: their sums are the same in any order."""
+    return torch.randperm(like.numel()).add(1).reshape(like.shape).to(like) / 8
+
+
+def random_leading(rng: Random) -> Sizes:
+    """The sizes of the batch and of the channels, or of the channels alone."""
+    channels = rng.choice((1, 2, 3, 4, 8, 16, 33))
+    return (channels,) if rng.random() < 0.2 else (rng.randint(1, 3), channels)
+
+
+def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -> Tensor:
+    """Contiguous indices of one of INDEX_KINDS or, if no window is empty, of kind "offset"."""
+    plane, shape = math.prod(geometry.output), (*leading, *geometry.pooled)
+    dtype = rng.choice((torch.int64, torch.int32))
+    if kind == "anywhere":
+        return torch.randint(plane, shape, generator=generator_of(rng), dtype=dtype)
+    if kind == "few":
+        return choose(rng, rng.choices(range(plane), k=3), dtype, shape)
+    positions, allowed = windows_of(geometry)
+    if kind == "wrapped window":
+        allowed = torch.ones_like(allowed)
+    allowed = allowed | ~allowed.any(1, keepdim=True)  # in an empty window every element
+    # Each cell's index is that of the largest of random values in its window. For maxima they are
+    # drawn once for each position of the plane, so that windows that overlap often share one.
+    maxima = kind == "maxima" or (kind == "offset" and rng.random() < 0.5)
+    drawn = (plane,) if maxima else positions.shape
+    values = torch.rand(math.prod(leading), *drawn, generator=generator_of(rng))
+    if maxima:
+        values = values[:, positions % plane]
+    offsets = values.where(allowed, -1).argmax(-1)
+    if kind == "offset":
+        return offsets.reshape(shape).byte()
+    # A position beyond one side of the plane wraps around to the other side.
+    flat = positions[torch.arange(len(positions)), offsets].remainder(plane).reshape(shape)
+    if kind == "one out of window" and flat.numel() > 0:
+        # By chance this position may lie in the cell's window after all.
+        flat.view(-1)[rng.randrange(flat.numel())] = rng.randrange(plane)
+    return flat.to(dtype)
+
+
+def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
+    """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes."""
+    dims, none = len(sizes), (0,) * len(sizes)
+    kernel = tuple(rng.randint(1, 5) for _ in sizes)
+    stride = tuple(rng.randint(1, 6) for _ in sizes)
+    padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
+    usual = [(n,) * dims for n in rng.choice(WINDOWS)]
+    mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
+    disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
+    large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none  # for half of the plane
+    return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+
+
+def random_geometry(
+    rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
+) -> Geometry:
+    """Any windows, for any output size that is allowed. Those of offsets hold an element."""
+    dims, pools = rng.choice((1, 2, 3)), operator == "pool"
+    most_dilation = rng.choice((1, 1, 3))
+    most_outputs = 8 * most_cells if pools else max(2000, 32 * most_cells)
+    # Until the sizes fit: most draws do.
+    while True:
+        sizes: Sizes = ()
+        for _ in range(dims):
+            room = (most_outputs if pools else most_cells) // math.prod(sizes)
+            sizes += (rng.randint(1, max(1, min(longest, room))),)
+        sizes = tuple(rng.sample(sizes, dims))  # else the first ones would be the largest
+        window = random_window(rng, sizes, pools)
+        if pools:
+            dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
+            geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
+        else:
+            differs = rng.choice((0, 1))  # 1: from the default size, by less than a stride
+            axes = zip(default_output_size(sizes, *window), window[1], strict=True)
+            output = tuple(n + rng.randint(1 - step, step - 1) * differs for n, step in axes)
+            geometry = Geometry(sizes, *window, output)
+        if min(*geometry.pooled, *geometry.output) < 1 or math.prod(geometry.pooled) > most_cells:
+            continue
+        lacks_offsets = "offsets" in operator and geometry.has_empty_window
+        if math.prod(geometry.output) <= most_outputs and not lacks_offsets:
+            return geometry
+
+
+def aimed(
+    rng: Random, operator: str, way: str = "", window: Sizes = (), dims: int = 0
+) -> dict[str, Any]:
+    """Arguments of ``draw`` for a kernel of one of WAYS and of WINDOWS. No window is empty."""
+    way = way or rng.choice(WAYS)
+    window = window or rng.choice(WINDOWS)
+    dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
+    is_even = way == "even rows"
+    columns = rng.choice((8, 16)) if is_even else rng.randint(2, 9)
+    pooled = (*(rng.randint(1, 4) for _ in range(dims - 1)), columns)
+    *sizes, width = geometry_of(pooled, window).output
+    _, stride, padding = window
+    # Unpooling allows sizes that differ from the default by less than a stride. The last window
+    # has to begin in the row. An even row has exactly `stride` outputs for each of its cells.
+    begin_of_last = (columns - 1) * stride - padding
+    widths = [n for n in range(width - stride + 1, width + stride) if n > begin_of_last]
+    fitting = [n for n in widths if (n == stride * columns) == is_even]
+    output = (*(n + rng.randrange(stride) for n in sizes), rng.choice(fitting or [width]))
+    geometry = geometry_of(pooled, window, output)
+    if operator == "pool":
+        ceil = not is_even and rng.random() < 0.5
+        geometry = Geometry.of_pooling(output, *geometry.window, (1,) * dims, ceil)
+    if way == "channels":
+        return {"geometry": geometry, "leading": (2, 16), "layout": "channels_last"}
+    return {"geometry": geometry, "leading": (2, 4), "layout": "contiguous"}
 
 
 def draw(
@@ -535,19 +494,16 @@ def draw(
     layout: str = "",
     leading: Sizes = (),
     geometry: Geometry | None = None,
-    any_bits: bool = False,
-    **limits: int,
+    any_bits: bool = False,  # the values may be NaNs, unless they are added up
+    **limits: int,  # of random_geometry
 ) -> Call:
-    """A call of one of OPERATORS. Arguments that are not given are drawn at random.
-
-    any_bits: the values may be NaNs, unless they are added up.
-    limits: of ``random_geometry``.
-    """
+    """A call of one of OPERATORS. Arguments that are not given are drawn at random."""
     # Random sizes seldom fit the kernels that are compiled for one window. ``aimed`` ones do.
     if not (layout or leading or geometry or limits) and rng.random() < 0.4:
         aim = aimed(rng, operator)
         return draw(rng, operator, dtype, reduce=reduce, kind=kind, any_bits=any_bits, **aim)
     geometry = geometry or random_geometry(rng, operator, **limits)
+    dims = len(geometry.pooled)
     layout, layout_of_indices = (layout or rng.choice(LAYOUTS) for _ in range(2))
     if rng.random() < 0.7:
         layout_of_indices = layout
@@ -560,25 +516,23 @@ def draw(
         sizes = (*shape, *geometry.output)
         x = random_values(rng, sizes, dtype, True) if any_bits else random_input(rng, sizes, dtype)
         index_dtype = rng.choice(geometry.index_dtypes())
-        x = laid_out(x, layout, geometry.dims)
+        x = laid_out(x, layout, dims)
         return call_of(operator, x, geometry=geometry, index_dtype=index_dtype)
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
     is_forward = operator.startswith("unpool")
     sizes = (*shape, *(geometry.pooled if is_forward else geometry.output))
-    values = random_values(rng, sizes, dtype, any_bits and not (is_forward and reduce == "sum"))
+    adds_up = is_forward and reduce == "sum"
+    values = laid_out(random_values(rng, sizes, dtype, any_bits and not adds_up), layout, dims)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
-    indices = random_indices(rng, geometry, shape, kind)
-    values = laid_out(values, layout, geometry.dims)
-    indices = laid_out(indices, layout_of_indices, geometry.dims)
+    indices = laid_out(random_indices(rng, geometry, shape, kind), layout_of_indices, dims)
     return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
 
 
 def with_invalid_index(call: Call, rng: Random) -> Call:
     """The call with an index outside its plane, which it has to name in an error.
 
-    Among these are indices that a narrower type would wrap into the plane, and offsets that are
-    beyond the window, or in the window but outside the plane.
+    A narrower type would wrap some into the plane. Some offsets lie in the window's padding.
     """
     geometry, (values, indices) = call.geometry, call.tensors
     cell, size = rng.randrange(math.prod(geometry.pooled)), math.prod(geometry.output)
@@ -600,17 +554,10 @@ def with_invalid_index(call: Call, rng: Random) -> Call:
     return replace(call, tensors=(values, changed), error=error)
 
 
-# The operators that have derivatives, each with its values of reduce.
-DIFFERENTIABLE = [(op, reduce) for op in UNPOOLING for reduce in REDUCES] + [("pool", "last")]
-
-
 def draw_differentiable(
     rng: Random, operator: str, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
 ) -> Call:
-    """A small call, whose first tensor is distinct.
-
-    Pooling has no empty window. Unpooling has an index that occurs twice in a plane.
-    """
+    """A small call of distinct values, without empty windows or with an index that repeats."""
     while True:
         shape = leading or rng.choice(((2,), (2, 2)))
         call = draw(rng, operator, dtype, reduce=reduce, leading=shape, most_cells=12, longest=5)

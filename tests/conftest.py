@@ -9,7 +9,7 @@ import secrets
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import emulation
@@ -30,7 +30,6 @@ GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
 SEED = secrets.randbelow(2**31) if GIVEN == "fresh" else int(GIVEN)
 os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for the processes of pytest-xdist
 
-
 # What new memory of the host holds: a byte that makes large numbers of floats and of integers.
 # cases.py does the same for results on a GPU.
 POISON = 0x7F
@@ -49,16 +48,12 @@ def why_no_gpu() -> str:
 
 
 def skip_without_memory(needed: int) -> None:
-    """Skip a test if the GPU has fewer bytes free than it needs.
-
-    If not, they are its own: PyTorch keeps what a tensor had, so no other process takes them first.
-    """
+    """Skip a test unless so many bytes of the GPU are free. PyTorch then keeps them for it."""
     torch.cuda.empty_cache()  # what PyTorch keeps of earlier tests is free for this one
     try:
         torch.empty(needed, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
-        free, _ = torch.cuda.mem_get_info()
-        pytest.skip(f"it needs {needed >> 20} MiB of GPU memory, and {free >> 20} MiB are free")
+        pytest.skip(f"{needed >> 20} MiB of GPU memory are not free")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,12 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    lines = [
-        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others"
+    return [
+        f"random inputs: MAXUNPOOL_SEED={SEED} repeats them, MAXUNPOOL_SEED=fresh draws others",
+        "all tests" if config.getoption("--all") else "without what only make test-all runs",
+        f"GPU: {why_no_gpu() or torch.cuda.get_device_name()}",
     ]
-    if not config.getoption("--all"):
-        lines.append("left out: slow tests, and most of the random cases; make test-all has them")
-    return [*lines, f"GPU: {why_no_gpu() or torch.cuda.get_device_name()}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,12 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter,
-) -> Generator[None, None, None]:
-    """Last, why tests were skipped, in a line for each reason. pytest has one for each place."""
-    yield
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, in a line for each reason. pytest has one for each place."""
     skipped = terminalreporter.stats.get("skipped", [])
     # longrepr is the path, the line, and "Skipped: " with the reason.
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
@@ -102,10 +92,7 @@ def pytest_terminal_summary(
 
 
 def generator(node: pytest.Item, purpose: str = "") -> random.Random:
-    """Random numbers seeded by SEED and the test's name: run alone, a test draws the same inputs.
-
-    Different purposes have different numbers: what the emulated GPU draws leaves ``rng`` as it is.
-    """
+    """Seeded by SEED, the test's name, so that it may run alone, and what the numbers are for."""
     return random.Random(f"{SEED} {node.nodeid}{purpose}")
 
 
@@ -138,10 +125,9 @@ class Record(TorchDispatchMode):
 
 @contextlib.contextmanager
 def fallback_device() -> Iterator[None]:
-    """Inside, PyTorch's own operators compute, as on a device that the package has no kernels for.
+    """Inside, _fallback.py computes, as on a device that the package has no kernels for.
 
-    Calls of CPU tensors go through _fallback.py. It is told that PyTorch's scatter has no order on
-    this device (_has_order), and that torch.nn's operator does not pool there (_pools_as_torch).
+    It is told that PyTorch's scatter has no order there, and that torch.nn does not pool alike.
     """
     with contextlib.ExitStack() as stack:
         if HAS_LIBRARY:
@@ -158,14 +144,10 @@ def fallback_device() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", "dispatched", *GPUS, "fallback"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device of a test's tensors: "cpu" also on the emulated GPU and the "fallback" device.
-
-    On "dispatched", the CPU, no call takes the short way: all go through PyTorch's dispatcher. An
-    out-of-bounds index is an error at once. A failure shows the name in ``failures.device``.
-    """
-    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    """The device of a test's tensors: "cpu" also on the emulated GPU and the "fallback" device."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")  # an invalid index is an error at once
     monkeypatch.setattr(failures, "device", request.param)
-    if request.param == "dispatched":
+    if request.param == "dispatched":  # no call takes the short way past PyTorch's dispatcher
         monkeypatch.setattr(_operators, "has_short_way", False)
         yield "cpu"
     elif request.param == "emulated":
@@ -192,28 +174,22 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_state(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test begins with the same generators and number of threads, and no compiled code.
+def deterministic_algorithms(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test begins under them, with the same global generators and number of threads.
 
-    Compiled code of other tests would count towards Dynamo's limit.
+    A test may switch them off, but no call of the package may need that. Compiled code of earlier
+    tests is forgotten: it would count towards Dynamo's limit.
     """
     seed, threads = generator(request.node, " shared").getrandbits(32), torch.get_num_threads()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
     yield
+    torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def deterministic_algorithms() -> Iterator[None]:
-    """A test runs under them, unless it switches them off: no call of the package may need that."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture

@@ -7,28 +7,28 @@ raises one error, which describes the smallest of these:
     3 of 30 failed. The smallest, with fewer images or channels:
       operator    max_unpool
       input       float32 (1, 3), contiguous, strides (3, 1)
-      indices     int64 (1, 3), contiguous, strides (3, 1), kind 'maxima'
+      indices     int64 (1, 3), contiguous, strides (3, 1)
       arguments   output_size=(5,) kernel_size=(3,) stride=(1,) padding=(0,) reduce='last'
-      named by    [0] = 1, [2] = 2
-      error       output: 1 of 5 elements differ, the first is [0, 2]: expected 2 = 0x40000000 ...
+      kind        maxima
+      named by    [0] = 1.0, [2] = 2.0
+      error       output: 1 of 5 elements differ, the first is [0, 2]: expected 2.0 = 0x40000000 ...
       device      emulated
-      launched    forward_last_slots<float, long><<<1, 8>>>
+      launched    <<<1, 8>>> void emulated::forward_last_slots<unsigned int, unsigned int>
       again       MAXUNPOOL_SEED=0 pytest 'tests/test_operators.py::test_unusual_sizes[...]'
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import emulation
+import numpy as np
 import pytest
-import reference
 import torch
 from reference import Sizes, as_bytes
 from torch import Tensor
@@ -36,23 +36,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cases import Call
 
-Facts = list[tuple[str, str]]  # names and texts: the lines of a description
-
 # The device of the running test: cpu, cuda, emulated or fallback. Fixtures of conftest.py set it.
 device = "cpu"
-MOST = 12  # lines of an error, elements of a window, cells that share an index
-
-
-class WrongResultError(AssertionError):
-    """A result of a call is wrong.
-
-    Attributes:
-        at: the coordinates of the first element that differs from the reference's, if one does.
-    """
-
-    def __init__(self, text: str, at: Sizes | None = None) -> None:
-        super().__init__(text)
-        self.at = at
+MOST = 12  # listed elements of a window, or cells that share an index
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,6 +56,14 @@ class Comparison:
 
     def __repr__(self) -> str:
         return self.difference or "the same bits"
+
+
+class WrongResultError(AssertionError):
+    """A result of a call is wrong. ``at``: the coordinates of the first wrong element, if known."""
+
+    def __init__(self, text: str, at: Sizes | None = None) -> None:
+        super().__init__(text)
+        self.at = at
 
 
 def same(result: Tensor, expected: Tensor) -> Comparison:
@@ -91,127 +85,84 @@ def same(result: Tensor, expected: Tensor) -> Comparison:
 def in_bits(element: Tensor) -> str:
     """A tensor of one element as a number and as bits: ``1.5 = 0x3fc00000``."""
     bits = int.from_bytes(as_bytes(element).numpy().tobytes(), "little")
-    return f"{in_digits(element)} = 0x{bits:0{2 * element.itemsize}x}"
-
-
-def in_digits(element: Tensor) -> str:
-    """A tensor of one element as a number, in as many digits as tell its dtype's numbers apart."""
-    if not (element.is_floating_point() or element.is_complex()):
-        return str(element.item())
-    digits = 17 if element.dtype in (torch.float64, torch.complex128) else 9
-    return f"{element.item():.{digits}g}"
+    return f"{element.item()} = 0x{bits:0{2 * element.itemsize}x}"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a check raised for a case, and which kernels the emulated GPU had launched for it."""
+    """What a check raised for a call, and which kernels the emulated GPU had launched for it."""
 
-    case: Any
+    call: Call
     error: BaseException
-    launched: list[str]
-
-    def facts(self) -> Facts:
-        """The case, the error, the device, its kernels, and how to run the test again."""
-        launched = [("launched", each) for each in self.launched]
-        error, place = ("error", text_of(self.error)), ("device", device)
-        return [*self.case.facts(self.error), error, place, *launched, ("again", command_again())]
+    launched: list[tuple[str, int, int]]  # signatures, blocks and threads
 
 
-def check_each(cases: Iterable[Any], check: Callable[[Any], object]) -> None:
-    """Run a check on every case. If it fails, raise one error: how often, and the smallest case.
-
-    A case is a Call of cases.py, or has a size, facts and halves as a Call does.
-    """
+def check_each(calls: Iterable[Call], check: Callable[[Call], object]) -> None:
+    """Run a check on every call. If it fails, raise one error: how often, and the smallest call."""
     __tracebackhide__ = True
     checked, failed = 0, 0
     smallest: Failure | None = None  # the others are not kept, as an error keeps its tensors
-    for case in cases:
+    for call in calls:
         checked += 1
-        found = failure_of(case, check)
+        found = failure_of(call, check)
         failed += found is not None
-        if found and (smallest is None or case.size < smallest.case.size):
+        if found and (smallest is None or call.size < smallest.call.size):
             smallest = found
-    assert checked > 0, "no case was checked"
+    assert checked > 0, "no call was checked"
     if smallest is None:
         return
     failure = shrunk(smallest, check)
     heading = f"{failed} of {checked} failed. The smallest"
     heading += ":" if failure is smallest else ", with fewer images or channels:"
-    lines = [f"  {name:<11} {text}" for name, text in failure.facts()]
     cause = None if isinstance(failure.error, WrongResultError) else failure.error
-    raise AssertionError("\n".join((heading, *lines))) from cause
+    raise AssertionError("\n".join((heading, *lines_of(failure)))) from cause
 
 
-def failure_of(case: Any, check: Callable[[Any], object]) -> Failure | None:
-    """Run a check on a case. Returns what it raised, or None if the case passed."""
+def failure_of(call: Call, check: Callable[[Call], object]) -> Failure | None:
+    """Run a check on a call. Returns what it raised, or None if the call passed."""
     emulation.forget_launches()
     try:
-        check(case)
+        check(call)
     except (Exception, pytest.fail.Exception) as error:  # the latter of a pytest.raises
-        launched = dict.fromkeys(kernel(*each) for each in emulation.launches())  # each once
-        return Failure(case, error, [*launched])
+        return Failure(call, error, emulation.launches())
     return None
 
 
-def shrunk(failure: Failure, check: Callable[[Any], object]) -> Failure:
-    """A failure with fewer images or channels, or the same one if no half of its case fails.
-
-    A half counts if its check raises an error of the same type. Halves are cut in turn.
-    """
-    for half in failure.case.halves():
+def shrunk(failure: Failure, check: Callable[[Call], object]) -> Failure:
+    """A failure of the same type with the fewest images and channels that halving leads to."""
+    for half in failure.call.halves():
         smaller = failure_of(half, check)
         if smaller and type(smaller.error) is type(failure.error):
             return shrunk(smaller, check)
     return failure
 
 
-def kernel(signature: str, blocks: int, threads: int) -> str:
-    """Its name, its template arguments and its grid: ``forward<float><<<3, 256>>>``."""
-    name, closing, _ = signature.removeprefix("void ").partition(">(")
-    name = re.sub(r"\b(maxunpool_cuda|emulated)::", "", name)
-    return f"{name}{closing[:1]}<<<{blocks}, {threads}>>>"
-
-
-def text_of(error: BaseException) -> str:
-    """The type of an error and the first lines of its text, which are indented but for the first.
-
-    pytest shows all of the error above its description: it is its cause.
-    """
-    is_result = isinstance(error, WrongResultError)
-    text = str(error) if is_result else f"{type(error).__name__}: {error}"
-    lines = [line for line in text.splitlines() if line.strip()]
-    return ("\n" + " " * 14).join(first(lines))
-
-
-def command_again() -> str:
-    """The command that runs the current test again, with the same random inputs."""
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]  # without "(call)"
-    options = "--all " if os.environ["MAXUNPOOL_ALL"] == "1" else ""  # more random inputs
-    return f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {options}{shlex.quote(test)}"
-
-
-def facts_of(call: Call, error: BaseException) -> Facts:
-    """The first lines of the description of a call."""
+def lines_of(failure: Failure) -> list[str]:
+    """The lines that describe it."""
+    call, error = failure.call, failure.error
     names = [argument.name for argument in call.operator._schema.arguments]
     facts = [("operator", call.name)]
-    facts += [(name, placed(t, call.dims)) for name, t in zip(names, call.tensors, strict=False)]
-    if call.kind:
-        facts[-1] = (facts[-1][0], f"{facts[-1][1]}, kind {call.kind!r}")
+    for name, tensor in zip(names, call.tensors, strict=False):
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        layout = layout_of(tensor, call.dims)
+        facts.append((name, f"{dtype} {shape}, {layout}, strides {tensor.stride()}"))
     arguments = zip(names[len(call.tensors) :], call.arguments, strict=True)
     facts.append(("arguments", " ".join(f"{name}={value!r}" for name, value in arguments)))
-    if call.error:
-        facts.append(("must raise", call.error))
-    if isinstance(error, WrongResultError) and error.at is not None:
-        facts += origin(call, error.at)
-    return facts
-
-
-def placed(tensor: Tensor, dims: int) -> str:
-    """Dtype, shape and place in memory of a tensor."""
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-    offset = tensor.storage_offset()
-    beginning = f" from element {offset} of the storage" if offset else ""
-    return f"{dtype} {shape}, {layout_of(tensor, dims)}, strides {tensor.stride()}{beginning}"
+    facts += [("kind", call.kind), ("must raise", call.error)]
+    if isinstance(error, WrongResultError):
+        facts += [origin(call, error.at)] if error.at is not None else []
+        facts.append(("error", str(error)))
+    else:
+        facts.append(("error", f"{type(error).__name__}: {error}"))
+    facts.append(("device", device))
+    for signature, blocks, threads in dict.fromkeys(failure.launched):  # each once
+        kernel = re.sub(r">\(.*", ">", signature)  # without its arguments
+        facts.append(("launched", f"<<<{blocks}, {threads}>>> {kernel}"))
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]  # without "(call)"
+    options = "--all " if os.environ["MAXUNPOOL_ALL"] == "1" else ""  # more random inputs
+    command = f"MAXUNPOOL_SEED={os.environ['MAXUNPOOL_SEED']} pytest {options}{shlex.quote(test)}"
+    facts.append(("again", command))
+    return [f"  {name:<11} {text}" for name, text in facts if text]
 
 
 def layout_of(tensor: Tensor, dims: int) -> str:
@@ -224,43 +175,24 @@ def layout_of(tensor: Tensor, dims: int) -> str:
     return "strided"
 
 
-def origin(call: Call, at: Sizes) -> Facts:
-    """The inputs that the definition makes the element ``at`` of a result from.
-
-    The lines ``window`` of a pooling, ``named by`` of an unpooling, ``index`` and ``named by`` of
-    its gradient.
-    """
+def origin(call: Call, at: Sizes) -> tuple[str, str]:
+    """A line of a description: the inputs that make the element ``at`` of a result."""
     plane, place = at[: -call.dims], at[-call.dims :]
-    geometry, values = call.geometry, call.tensors[0][plane]
+    values = call.tensors[0][plane]
     if call.name == "max_pool":
-        dilation = geometry.dilation[: call.dims]
-        windows = reference.windows(geometry.output, geometry.pooled, *geometry.window, dilation)
-        cell = numbered(geometry.pooled)[place]
-        positions, inside = (torch.from_numpy(table)[cell] for table in windows[:2])
-        return [("window", listed(values, torch.isin(numbered(values.shape), positions[inside])))]
+        cell = np.ravel_multi_index(place, call.geometry.pooled)
+        positions, inside = (table[cell] for table in call.windows)
+        return "window", listed(values, positions[inside])
     positions = call.positions[plane]
     if call.name == "max_unpool":
-        return [("named by", listed(values, positions == int(numbered(geometry.output)[place])))]
-    named = int(positions[place])
-    return [
-        ("index", listed(values, numbered(values.shape) == named)),
-        ("named by", listed(positions, positions == named)),
-    ]
+        position = np.ravel_multi_index(place, call.geometry.output)
+        return "named by", listed(values, (positions.flatten() == position).nonzero())
+    return "named by", listed(positions, (positions.flatten() == positions[place]).nonzero())
 
 
-def numbered(sizes: Sizes) -> Tensor:
-    """The flat position of each place in a plane."""
-    return torch.arange(math.prod(sizes)).view(sizes)
-
-
-def listed(plane: Tensor, mask: Tensor) -> str:
-    """The elements of a plane where a mask is true: ``[0, 1] = 2.5, [1, 1] = 3``."""
-    places = mask.nonzero().tolist()
-    texts = first([f"{place} = {in_digits(plane[tuple(place)])}" for place in places])
-    return ", ".join(texts) or "nothing"
-
-
-def first(texts: list[str]) -> list[str]:
-    """The first of these texts, and how many more there are."""
-    more = [f"... ({len(texts) - MOST} more)"] if len(texts) > MOST else []
-    return [*texts[:MOST], *more]
+def listed(plane: Tensor, positions: Tensor) -> str:
+    """The elements of a plane at flat positions: ``[0, 1] = 2.5, [1, 1] = 3.0``."""
+    places = torch.stack(torch.unravel_index(positions.flatten(), plane.shape), 1).tolist()
+    texts = [f"{place} = {plane[tuple(place)].item()}" for place in places]
+    more = [f"and {len(texts) - MOST} more"] if len(texts) > MOST else []
+    return ", ".join([*texts[:MOST], *more]) or "nothing"

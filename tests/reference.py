@@ -87,11 +87,9 @@ def windows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Three tables, all (cells, elements), of the elements of each cell's window.
 
-    Returns:
-        The position of the element. Outside the plane it is what the coordinates give: in another
-        row, or before or behind the plane.
-        Whether the element lies in the plane.
-        Whether no coordinate is negative, so that the element lies in the plane or behind it.
+    The position, which outside the plane is what the coordinates give: in another row, before or
+    behind the plane. Whether it is in the plane. Whether it is there or behind: no coordinate is
+    negative.
     """
     cells, steps = (np.indices(sizes).reshape(len(sizes), -1).T for sizes in (pooled, kernel))
     places = cells[:, None] * stride + steps * dilation - padding
@@ -140,8 +138,8 @@ def _pool(
 ) -> tuple[Tensor, Tensor]:
     """The values and their indices.
 
-    ``windows`` has for each cell the positions of its elements, and their indices: one index if the
-    window is empty. The value of an empty window is the lowest number of the dtype.
+    ``windows`` has for each cell the positions of its elements, and their indices. An empty window
+    has one index, and as its value the lowest number of the dtype.
     """
     dims, dtype = len(pooled), input.dtype
     elements, numbers = _planes(input, dims), _numbers(input, dims)

@@ -21,17 +21,10 @@ from torch.utils._pytree import tree_leaves as leaves
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
 
-
-def every(number: int) -> str:
-    """A pattern of a list of one number, as often as there are dimensions."""
-    return rf"\[{number}(, {number})*\]"
-
-
 # Rows of the tables: a call, the exception, and a pattern of the value in its place in the message.
 # A call is text, as it also names its test. ``function_of`` and ``tensors_of`` say what it is of.
 Row = tuple[str, type[Exception] | None, str]
-# Instead of the exception: that of torch.nn, which refuses the call in 1, 2 and 3 dimensions. It
-# accepts or lacks the others. test_torch_nn.py has more forms of windows.
+# Instead of the exception: that of torch.nn, which refuses the call in 1, 2 and 3 dimensions.
 AS_TORCH = None
 # These are also compiled and called under vmap.
 IN_GRAPHS: list[Row] = [
@@ -43,158 +36,75 @@ IN_GRAPHS: list[Row] = [
         ValueError,
         r"output_size .* but got \[7, 4, 9\] for stride=\[2, 2\]",
     ),
-    (
-        "pool(image, 2, 2, 0, (1, 2), index_dtype=torch.uint8)",
-        ValueError,
-        r"no dilation, .* but got .*dilation=\[1, 2\]; use int32",
-    ),
 ]
 BAD_CALLS: list[Row] = [
     *IN_GRAPHS,
     # Tensors
     ("unpool([1.0], indices, 2)", TypeError, "input to be a Tensor but got list$"),
-    ("unpool(x, None, 2)", TypeError, "indices to be a Tensor but got NoneType$"),
-    (
-        "ops.max_unpool(None, indices, [4, 4], [2, 2], [2, 2], [0, 0], 'last')",
-        TypeError,
-        "tensors but got None$",
-    ),
-    (
-        "ops.max_unpool(x, None, [4, 4], [2, 2], [2, 2], [0, 0], 'last')",
-        TypeError,
-        "tensors but got None$",
-    ),
+    ("ops.max_pool(None, *[[2, 2]] * 4, False, torch.int64)", TypeError, "tensors but got None$"),
     ("unpool(x, indices.to('meta'), 2)", AS_TORCH, "but got cpu and meta$"),
     ("unpool(x, indices.short(), 2)", AS_TORCH, "but got Short$"),
     ("unpool(x.bool(), indices, 2, reduce='sum')", NotImplementedError, "'sum' but got Bool$"),
-    ("pool(image.bool(), 2)", AS_TORCH, "but got Bool$"),
     ("pool(image * 1j, 2)", AS_TORCH, "but got ComplexFloat$"),
     ("unpool(x[0, 0], indices[0, 0], 2)", AS_TORCH, r"but got shape \[2(, 2)*\]$"),
     ("unpool(x[:, :0], indices[:, :0], 2)", AS_TORCH, r"but got shape \[1, 0(, 2)*\]$"),
     ("pool(image[None], 2)", AS_TORCH, r"but got shape \[1, 1, 1(, 8)+\]$"),
-    (
-        "unpool(x, indices[..., :1], 2)",
-        AS_TORCH,
-        r"the input.s shape, \[1, 1, 2.*\] .*, but got \[1, 1, (2, )*1\]$",
-    ),
+    ("unpool(x, indices[..., :1], 2)", AS_TORCH, r"the input.s shape, .*, but got \[1, .*1\]$"),
     # Indices
-    (
-        "unpool(x, indices + 100, 2)",
-        AS_TORCH,
-        r"but got 100 at position 0 of plane 0 \(Found an invalid max index: 100; ",
-    ),
-    (
-        "unpool(x, offsets + 4, 2)",  # all four are out of the window
-        RuntimeError,
-        r"but got 4, an offset in its window, at position [0-3] of plane 0 ",
-    ),
-    (
-        "unpool(x, offsets, 17)",
-        ValueError,
-        r"at most 256 .* but got kernel_size=\[17, 17\], .*; use int32",
-    ),
+    ("unpool(x, indices + 100, 2)", AS_TORCH, r"100 at .*\(Found an invalid max index: 100; "),
+    ("unpool(x, offsets, 17)", ValueError, r"at most 256 .* got kernel_size=\[17, 17\], .*int32"),
     # Forms of arguments
     ("unpool(x, indices, True)", TypeError, "kernel_size .* but got True$"),
     ("unpool(x, indices, 2, {2})", TypeError, r"stride .* but got \{2\}$"),
     ("unpool(x, indices, 2, 2, 2**63)", TypeError, rf"padding .* but got \({2**63}, {2**63}\)$"),
-    ("pool(image, [True])", AS_TORCH, r"kernel_size .* but got \[True\]$"),
     ("pool(image, b'22')", AS_TORCH, "kernel_size .* but got b'22'$"),
-    ("pool(image, 2, 2, 0, {2: 1})", AS_TORCH, r"dilation .* but got \{2: 1\}$"),
     ("pool(image, 2, ceil_mode=1)", AS_TORCH, "ceil_mode .* but got 1$"),
     ("unpool(x, indices, 2, reduce='\\ud800')", ValueError, r"reduce .* but got '\\ud800'$"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "reduce .* but got 'amax'$"),
     # Windows
     ("unpool(x, indices, 0)", RuntimeError, r"but got kernel_size=\[0, 0\], stride"),
     ("unpool(x, indices, 2, 2, -1)", RuntimeError, r"padding .*but got .*padding=\[-1, -1\]"),
-    ("unpool(x, indices, 2, 2, 2**62)", RuntimeError, f"but got .*padding={every(2**62)}$"),
-    ("unpool(x, indices, 2, 2, -(2**63))", RuntimeError, f"but got .*padding={every(-(2**63))}$"),
-    ("unpool(x, indices, 2, 2**62)", AS_TORCH, f"but got .*stride={every(2**62)}, padding"),
-    (
-        "unpool(x, indices, 2, 0, 0, [4, 4])",  # the stride is blamed before the output_size
-        RuntimeError,
-        r"but got .*stride=\[0, 0\], padding",
-    ),
-    ("pool(image, 2, 2, 2)", AS_TORCH, f"but got .*padding={every(2)}, dilation"),
-    ("pool(image, -(2**63))", AS_TORCH, f"but got kernel_size={every(-(2**63))}, stride"),
-    ("pool(image, 3, 1, 1, 2**63 - 1)", AS_TORCH, f"but got .*dilation={every(2**63 - 1)}$"),
-    ("pool(image, 9)", AS_TORCH, f"but got .*kernel_size={every(9)}, stride"),
-    (
-        "pool(image.new_empty(0, *[2**20] * 3), 2)",
-        RuntimeError,
-        rf"but got an unpooled shape \[0, {2**20}, {2**20}, {2**20}\]",
-    ),
-    # PyTorch would refuse this number in its own words, if it were not checked before.
+    ("unpool(x, indices, 2, 2**62)", AS_TORCH, rf"but got .*stride=\[{2**62}.*\], padding"),
+    # The stride is blamed before the output_size.
+    ("unpool(x, indices, 2, 0, 0, [4, 4])", RuntimeError, r"but got .*stride=\[0, 0\], padding"),
+    ("pool(image, 2, 2, 2)", AS_TORCH, r"but got .*padding=\[2.*\], dilation"),
+    ("pool(image, 3, 1, 1, 0)", AS_TORCH, r"but got .*dilation=\[0(, 0)*\]$"),
+    ("pool(image, 9)", AS_TORCH, r"but got .*kernel_size=\[9.*\], stride"),
+    # PyTorch would refuse these numbers in its own words, if they were not checked before.
+    ("pool(image, -(2**63))", AS_TORCH, rf"but got kernel_size=\[-{2**63}.*\], stride"),
     (
         "ops.max_pool(image, [-(2**63)] * 2, [2, 2], [0, 0], [1, 1], False, torch.int64)",
         RuntimeError,
-        f"but got kernel_size={every(-(2**63))}, stride",
+        rf"but got kernel_size=\[-{2**63}, -{2**63}\], stride",
     ),
     # Output sizes
-    (
-        "unpool(x, indices, 2, output_size=[6] * x.dim())",
-        AS_TORCH,
-        f"but got {every(6)} for stride",
-    ),
-    (
-        "unpool(x, indices, 2, output_size=[2] * x.dim())",
-        AS_TORCH,
-        f"but got {every(2)} for stride",
-    ),
+    ("unpool(x, indices, 2, output_size=[6] * x.dim())", AS_TORCH, r"got \[6.*\] for stride"),
+    ("unpool(x, indices, 2, output_size=[2] * x.dim())", AS_TORCH, r"got \[2.*\] for stride"),
     ("unpool(x, indices, 2, output_size=[])", AS_TORCH, r"output_size .* but got \[\]$"),
     ("unpool(x, indices, 2, output_size=4)", AS_TORCH, "output_size .* but got 4$"),
-    ("unpool(x, indices, 2, output_size=b'44')", TypeError, "output_size .* but got b'44'$"),
-    (
-        "unpool(x, indices, 2, output_size=[4.0] * x.dim())",
-        AS_TORCH,
-        r"output_size .* but got \[4\.0(, 4\.0)*\]$",
-    ),
-    (
-        "unpool(x[:0], indices[:0], 2, 2, 2)",  # all of the output would be padding
-        ValueError,
-        r"output_size.* but got \[0, 0\] for kernel_size=\[2, 2\], .*padding=\[2, 2\]$",
-    ),
-    (
-        "unpool(x, indices, 2**31)",
-        RuntimeError,
-        rf"but got an unpooled shape \[1, 1, {2**32}, {2**32}\]",
-    ),
+    ("unpool(x, indices, 2, output_size=[4.0, 4.0])", TypeError, r"but got \[4\.0, 4\.0\]$"),
+    # All of the output would be padding.
+    ("unpool(x[:0], indices[:0], 2, 2, 2)", ValueError, r"output_size.* but got \[0, 0\] for "),
+    ("unpool(x, indices, 2**31)", RuntimeError, rf"shape \[1, 1, {2**32}, {2**32}\]"),
     (
         "unpool(*[x.new_empty(1, 2**20, 1, device='meta')] * 2, 1, 2**50)",
         RuntimeError,
         rf"but got output_size=.*stride=\({2**50}, {2**50}\), padding",
     ),
-    (
-        "ops.max_unpool(x, indices, [-(2**63)] * 2, [2, 2], [2, 2], [0, 0], 'last')",
-        ValueError,
-        f"output_size.* but got {every(-(2**63))} for kernel_size",
-    ),
     # Dtypes of indices
     ("pool(image, 2, index_dtype=None)", ValueError, "index_dtype .* but got None$"),
+    ("maxunpool_cuda.MaxPool2d(2, index_dtype='int64')", ValueError, "but got 'int64'$"),
     (
-        "pool(image, 2, return_indices=False, index_dtype='uint8')",
+        "pool(image, 2, 2, 0, (1, 2), index_dtype=torch.uint8)",
         ValueError,
-        "index_dtype .* but got 'uint8'$",
-    ),
-    (
-        "pool(image, 2**40, 1, 2**39, index_dtype=torch.uint8)",
-        ValueError,
-        f"at most 256 .* but got kernel_size={every(2**40)}, .*; use int32$",
+        r"no dilation, .* but got .*dilation=\[1, 2\]; use int32",
     ),
     (
         "pool(image[..., :1, :1].expand(1, 1, 2**16, 2**15), 2, index_dtype=torch.int32)",
         ValueError,
         rf"int32 indices but got spatial sizes \[{2**16}, {2**15}\]; use int64$",
     ),
-    (
-        "adaptive_pool(image, 2, index_dtype=torch.uint8)",
-        ValueError,
-        "have no offsets, but got torch.uint8$",
-    ),
-    (
-        "maxunpool_cuda.MaxPool2d(2, index_dtype='int64')",
-        ValueError,
-        "index_dtype .* but got 'int64'$",
-    ),
+    ("adaptive_pool(image, 2, index_dtype=torch.uint8)", ValueError, "but got torch.uint8$"),
     (
         "maxunpool_cuda.AdaptiveMaxPool2d(2, index_dtype=torch.uint8)",
         ValueError,
@@ -272,42 +182,22 @@ def test_bad_calls_in_graphs(
         function(*tensors)
 
 
-# Each kind of tensors, and each argument that may be one. The last word is PyTorch's for the kind.
 # torch.nn's pooling takes quantized and mkldnn tensors, and this package's hands them on.
 @pytest.mark.filterwarnings("ignore:.*(quantize_per_tensor|Sparse|sparse|nested)")
 @pytest.mark.parametrize(
-    ("call", "argument", "kind"),
+    ("call", "got"),
     [
-        ("unpool(x.to_sparse(), indices, 2)", "input", "sparse_coo"),
-        ("unpool(torch.nested.nested_tensor([x[0]]), indices, 2)", "input", "nested"),
-        ("unpool(x, offsets.to_sparse_csr(), 2)", "indices", "sparse_csr"),
-        ("unpool(x, torch.nested.nested_tensor([indices[0]]), 2)", "indices", "nested"),
-        (
-            "unpool(torch.quantize_per_tensor(x, 0.5, 0, torch.quint8), indices, 2)",
-            "input",
-            "quantized",
-        ),
-        ("unpool(x.to_mkldnn(), indices, 2)", "input", "mkldnn"),
-        ("unpool(x, x.to_mkldnn(), 2)", "indices", "mkldnn"),
-        ("pool(image.to_sparse(), 2)", "input", "sparse_coo"),
-        ("pool(torch.nested.nested_tensor([image[0]]), 2)", "input", "nested"),
-        ("adaptive_pool(image.to_sparse_csr(), 2)", "input", "sparse_csr"),
-        ("adaptive_pool(image.to_sparse(), 3)", "input", "sparse_coo"),
-        (
-            "adaptive_pool(torch.nested.nested_tensor([image[0]], layout=torch.jagged), 2)",
-            "input",
-            "nested",
-        ),
+        ("unpool(x.to_sparse(), indices, 2)", "input .* a sparse_coo"),
+        ("unpool(x, offsets.to_sparse_csr(), 2)", "indices .* a sparse_csr"),
+        ("unpool(torch.quantize_per_tensor(x, 0.5, 0, torch.quint8), indices, 2)", "a quantized"),
+        ("pool(torch.nested.nested_tensor([image[0]]), 2)", "input .* a nested"),
+        ("adaptive_pool(image.to_sparse(), 3)", "input .* a sparse_coo"),
     ],
 )
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_tensors_that_are_not_dense(call: str, argument: str, kind: str, dims: int) -> None:
-    if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
-        pytest.skip("this build of PyTorch has no mkldnn tensors")
+def test_tensors_that_are_not_dense(call: str, got: str) -> None:
     # Adaptive pooling may name max_pool, which does its work.
-    message = rf"\w+{dims}d: expected {argument} to be a dense tensor but got a {kind} tensor"
-    with pytest.raises(NotImplementedError, match=rf"\A{message}\Z"):
-        function_of(call, F, dims)(*tensors_of(dims))
+    with pytest.raises(NotImplementedError, match=rf"\A\w+2d: expected .*{got} tensor\Z"):
+        function_of(call)(*tensors_of())
 
 
 @needs_library
@@ -316,10 +206,9 @@ def test_tensors_that_are_not_dense(call: str, argument: str, kind: str, dims: i
 def test_a_call_of_a_package_that_does_not_fit(tmp_path: Path) -> None:
     """AOTInductor's code calls a kernel itself. It gives every error the same type."""
     x, indices = torch.rand(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
-    unpool = maxunpool_cuda.MaxUnpool2d(2)
     batch = {0: torch.export.Dim("batch", min=2, max=9)}
-    with torch.no_grad():
-        program = torch.export.export(unpool, (x, indices), dynamic_shapes=(batch, batch))
+    unpool = maxunpool_cuda.MaxUnpool2d(2)
+    program = torch.export.export(unpool, (x, indices), dynamic_shapes=(batch, batch))
     path = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/m.pt2")
     compiled = torch._inductor.aoti_load_package(path)
     assert torch.equal(compiled(x, indices), unpool(x, indices))
@@ -337,9 +226,8 @@ def test_the_largest_window_that_uint8_counts(device: str) -> None:
 LARGE = [2**25] * 2  # sides of a plane: its float32 are 2^52 bytes, more than a machine addresses
 
 
-@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("operator", ["max_unpool", "max_unpool_backward", "max_pool"])
-def test_too_little_memory_is_the_error_of_pytorch(operator: str, inference: bool) -> None:
+def test_too_little_memory_is_the_error_of_pytorch(operator: str) -> None:
     """Of results of unpooling, and of the copies of tensors that the others make."""
     cell = torch.zeros(1, 1, 1, 1)
     plane = cell.expand(1, 1, *LARGE)
@@ -350,7 +238,7 @@ def test_too_little_memory_is_the_error_of_pytorch(operator: str, inference: boo
     }
     with pytest.raises(RuntimeError) as theirs:
         torch.empty(1, 1, *LARGE)
-    with torch.inference_mode(inference), pytest.raises(RuntimeError) as ours:
+    with pytest.raises(RuntimeError) as ours:
         getattr(torch.ops.maxunpool_cuda, operator)(*arguments[operator])
     assert (ours.type, str(ours.value)) == (theirs.type, str(theirs.value))
 
@@ -366,18 +254,10 @@ def test_cpu_tensors_for_cuda_kernels(operator: str, rng: Random) -> None:
 
 
 STRANGE: tuple[Any, ...] = (
-    *(0, -1, True, 2.5, math.nan, 2**40, -(2**40), 2**62, 2**63, 2**64, -(2**63), [2**62]),
+    *(0, -1, True, 2.5, math.nan, 2**40, -(2**40), 2**62, 2**63, -(2**63), [2**62]),
     *(None, "max", b"2", object(), torch.int64, torch.tensor(2), torch.tensor([2.5, 2.5])),
-    *((), [], [[2, 2]], (2, None), {2: 2}, {2, 3}, range(2), torch.Size([2, 2])),
+    *((), [], [[2, 2]], (2, None), {2: 2}, range(2), torch.Size([2, 2]), (2, 1), [3, 3, 3]),
 )
-
-
-def strange(rng: Random) -> Any:
-    """An argument that is probably wrong."""
-    sizes = tuple(rng.randint(-2, 5) for _ in range(rng.randint(1, 5)))
-    return rng.choice((*STRANGE, sizes, sizes, list(sizes)))
-
-
 # Some are impossible for some tensors, and raise errors.
 CHANGES: tuple[Callable[[Random, Tensor], Any], ...] = (
     lambda rng, t: t.to(rng.choice((torch.int16, torch.uint8, torch.bool, torch.bfloat16))),
@@ -389,13 +269,13 @@ CHANGES: tuple[Callable[[Random, Tensor], Any], ...] = (
     lambda rng, t: t.flip(-1).conj(),
     lambda rng, t: torch.as_strided(t, t.shape, [0] * t.dim()),
     lambda rng, t: torch.nested.nested_tensor([t, t]),
-    lambda rng, t: strange(rng),
+    lambda rng, t: rng.choice(STRANGE),
 )
 
 
 def changed(rng: Random, call: Call) -> Call:
     """The call with other tensors and arguments, most of them wrong."""
-    arguments = [strange(rng) if rng.random() < 0.09 else each for each in call.arguments]
+    arguments = [rng.choice(STRANGE) if rng.random() < 0.09 else each for each in call.arguments]
     tensors = list(call.tensors)
     for number, tensor in enumerate(tensors):
         if rng.random() < 0.15:
@@ -404,30 +284,29 @@ def changed(rng: Random, call: Call) -> Call:
     return replace(call, tensors=tuple(tensors), arguments=tuple(arguments))
 
 
-def make(call: Call, by_function: bool, dims: int) -> Any:
-    """All results of the public function, of this many dimensions, or else of the operator."""
-    if not by_function or call.name == "max_unpool_backward":
-        return call.operator(*call.tensors, *call.arguments)
-    function = getattr(F, f"{call.name}{dims}d")
-    if call.name == "max_pool":
-        *pooling, index_dtype = call.arguments
-        return function(*call.tensors, *pooling, return_indices=True, index_dtype=index_dtype)
-    size, *window, reduce = call.arguments
-    return function(*call.tensors, *window, size, reduce=reduce)
+def outcome(call: Call, dims: int, by_function: bool) -> str:
+    """Call the public function or else the operator.
 
-
-def outcome(call: Call, by_function: bool, dims: int) -> str:
-    """Make the call. Returns "right value", "value" or the name of the exception."""
+    Returns "right value", "value" if the reference tells none, or the name of the exception.
+    """
+    function, arguments = call.operator, call.arguments
+    *sizes, last = arguments
+    if by_function and call.name == "max_unpool":
+        output_size, *window = sizes
+        function = partial(getattr(F, f"max_unpool{dims}d"), reduce=last)
+        arguments = (*window, output_size)
+    elif by_function and call.name == "max_pool":
+        function = partial(getattr(F, f"max_pool{dims}d"), return_indices=True, index_dtype=last)
+        arguments = sizes
     try:
-        results = leaves(make(call, by_function, dims))
+        results = leaves(function(*call.tensors, *arguments))
     except Exception as error:
         return type(error).__name__
-    *sizes, last = call.arguments
     is_plain = isinstance(last, (str, torch.dtype)) and all(
         isinstance(each, tuple) and len(each) == dims for each in sizes[:4]
     )
     if not is_plain or results[0].is_meta or results[0].numel() == 0:
-        return "value"  # which the reference does not tell
+        return "value"
     assert all_same(results, call.reference()), call
     return "right value"
 
@@ -439,7 +318,7 @@ def test_random_arguments(device: str, rng: Random) -> None:
     count, outcomes = scaled(4000), Counter[str]()
     for _ in range(count):
         call = draw(rng, rng.choice(OPERATORS), most_cells=12, longest=6).moved(device)
-        outcomes[outcome(changed(rng, call), rng.random() < 0.5, call.dims)] += 1
+        outcomes[outcome(changed(rng, call), call.dims, rng.random() < 0.5)] += 1
     frequent = {"RuntimeError", "TypeError", "ValueError", "right value"}
     assert outcomes.keys() <= {*frequent, "NotImplementedError", "value"}, outcomes
     assert outcomes["right value"] > count / 10, outcomes

@@ -8,7 +8,6 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import cases
 import emulation
@@ -45,24 +44,7 @@ def test_every_kernel_is_reached(device: str, rng: random.Random) -> None:
         reached.update(signature for signature, _, _ in emulation.launches())
 
     check_each(calls_of_every_kernel(rng), check)
-    assert {*emulation.kernels().values()} - reached == set()
-
-
-def declared(header: Path) -> set[str]:
-    """The constants and the functions that a header of C++ declares."""
-    return set(re.findall(r"^\w.*?(\w+)(?: = |\()", header.read_text(), re.MULTILINE))
-
-
-def test_the_table_of_changes_is_whole() -> None:
-    """What the emulation replaces, and files that are compiled otherwise for a GPU."""
-    page = (emulation.CSRC.parent / "docs" / "emulation.md").read_text()
-    rows = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
-    replaced = declared(emulation.CSRC / "cuda" / "device.cuh")
-    assert declared(emulation.HERE / "device.cuh") == replaced
-    assert {*rows} >= {*replaced, *emulation.EDITS}
-    for path in (*emulation.CSRC.glob("cuda/*"), *emulation.CSRC.glob("*.h")):
-        if re.search("__CUDA_ARCH__|__CUDACC__", path.read_text()):
-            assert f"`{path.relative_to(emulation.CSRC.parent)}` asks" in page
+    assert reached == {*emulation.kernels().values()}
 
 
 def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
@@ -71,24 +53,6 @@ def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
         divisor, quotient = (rng.getrandbits(rng.randint(1, 63)) or 1 for _ in range(2))
         n = min(divisor * quotient, 2**63 - 1) - rng.randint(0, 1)
         assert emulation.library().divide(n, divisor) == n // divisor, (n, divisor)
-
-
-@pytest.mark.parametrize("device", ["emulated"], indirect=True)
-def test_out_of_window_indices_of_other_launches_change_nothing(
-    device: str, rng: random.Random
-) -> None:
-    """Then the fix-up kernel asks the flags of its own launch."""
-    library = emulation.library()
-    library.let_others_leave_window(True)
-    calls = [
-        draw(rng, operator, kind=kind)
-        for operator in ("unpool", "gradient")
-        for kind in cases.INDEX_KINDS * 4
-    ]
-    try:
-        check_each(calls, Call.verify)
-    finally:
-        library.let_others_leave_window(False)
 
 
 @pytest.mark.parametrize("mistake", ["barriers", "a block"])
@@ -114,7 +78,6 @@ def test_under_sanitizers(sanitizers: str) -> None:
 @pytest.mark.slow
 def test_a_race_is_seen() -> None:
     done = emulation.sanitized("thread", *PYTEST, "-k", "mistake and barriers", __file__)
-    assert done.returncode != 0
     assert "ThreadSanitizer: data race" in done.stdout, done.stdout[-8000:]
 
 
@@ -135,7 +98,6 @@ with {device}:
 def test_an_overflow_is_seen(device: str) -> None:
     script = SHORT_INPUT.format(device=device)
     done = emulation.sanitized("address,undefined", "-c", script)
-    assert done.returncode != 0
     # An address far beyond the input may lie in freed memory. A vector that begins in the input
     # and ends beyond it is reported as an unknown-crash.
     seen = re.search("ERROR: AddressSanitizer: (heap-|unknown-crash)", done.stdout)

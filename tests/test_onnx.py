@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Export to ONNX, run by ONNX Runtime and ONNX's reference evaluator, against eager mode: with
 MaxPool and MaxUnpool, by onnx_translation_table(); or decomposed, by decompositions().
-With --all OpenVINO runs decomposed programs, too.
 """
 
 import importlib
@@ -42,7 +41,7 @@ def export(
     shapes: Sequence[dict[int, Any]] = (),
     decomposed: bool = False,
 ) -> tuple[Any, Any]:
-    """The exported program and its ONNX. ``shapes`` are the dynamic dimensions of each input."""
+    """The exported program and its ONNX."""
     module, table = nn.Module(), maxunpool_cuda.export.onnx_translation_table()
     module.forward = function
     program: Any = torch.export.export(module, inputs, dynamic_shapes=shapes or None)
@@ -58,24 +57,28 @@ def runners(program: Any) -> list[Callable[..., Sequence[Tensor]]]:
     The evaluator returns indices in the window for a MaxPool whose strides and dilations are one.
     """
     onnx.checker.check_model(program.model_proto, full_check=True)
-    pools = [node for node in program.model.graph if node.op_type == "MaxPool"]
-    with_indices = [pool.attributes for pool in pools if len(pool.outputs) > 1]
-    steps = ([*pool["strides"].as_ints(), *pool["dilations"].as_ints()] for pool in with_indices)
-    if any(max(step) == 1 for step in steps):
-        return [program]
+    for node in program.model.graph:
+        if node.op_type == "MaxPool" and len(node.outputs) > 1:
+            pool = node.attributes
+            if max(*pool["strides"].as_ints(), *pool["dilations"].as_ints()) == 1:
+                return [program]
     return [program, program.call_reference]
 
 
 def check(
-    function: Callable[..., Any], *inputs: Tensor, other: Tensor | None = None, **how: Any
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    other: Tensor | None = None,
+    shapes: Sequence[dict[int, Any]] = (),
+    decomposed: bool = False,
 ) -> list[str]:
     """Export, run on ``inputs`` and on ``other``, and compare with eager mode.
 
-    Returns the types of the ONNX operators.
+    Returns the types of the ONNX operators. ``shapes`` are the dynamic dimensions of each input.
     """
-    exported, program = export(function, *inputs, **how)
+    exported, program = export(function, *inputs, shapes=shapes, decomposed=decomposed)
     written = [node.op_type for node in program.model.graph]
-    if how.get("decomposed"):
+    if decomposed:
         assert set(written) <= LISTED
     every = [inputs] if other is None else [inputs, (other,)]
     for given, run in itertools.product(every, [exported.module(), *runners(program)]):
@@ -91,18 +94,15 @@ def pool_and_back(
     window: Geometry, index_dtype: torch.dtype, decomposed: bool
 ) -> Callable[[Tensor], Any]:
     """A function that returns every result of pooling and unpooling."""
+    axes = zip(window.kernel, window.dilation, strict=True)
+    extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
+    reduces = REDUCES if decomposed else ("last",)
 
-    def function(x: Tensor) -> tuple[Tensor, ...]:
+    def function(x: Tensor) -> list[Tensor]:
         values, indices = _operators.max_pool(x, *window.pooling, index_dtype)
-        axes = zip(window.kernel, window.dilation, strict=True)
-        extent = [(kernel - 1) * spread + 1 for kernel, spread in axes]  # each index lies in it
         geometry = (x.shape[-window.dims :], extent, window.stride, window.padding)
-        reduces = REDUCES if decomposed else ("last",)
-        return (
-            values,
-            indices,
-            *(_operators.max_unpool(values, indices, *geometry, r) for r in reduces),
-        )
+        unpooled = [_operators.max_unpool(values, indices, *geometry, r) for r in reduces]
+        return [values, indices, *unpooled]
 
     return function
 
@@ -126,24 +126,16 @@ def test_pooling_and_back(decomposed: bool, rng: random.Random, subtests: pytest
             check(pool_and_back(window, index_dtype, decomposed), x, decomposed=decomposed)
 
 
-# Whether the program is decomposed, the number of dimensions; kernel_size, stride and padding.
-# (In 3d, large windows take minutes to export decomposed.)
-OF_NAMED_SIZES = [
-    (False, 2, (3, 2, 1)),
-    (True, 1, (3, 2, 1)),
-    pytest.param(False, 3, (2, 3, 1), marks=pytest.mark.slow),
-    pytest.param(False, 2, (3, 1, 1), marks=pytest.mark.slow),
-    pytest.param(True, 2, (3, 2, 1), marks=pytest.mark.slow),
-    pytest.param(True, 2, (2, 3, 1), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("decomposed", "dims", "numbers"), OF_NAMED_SIZES, ids=str)
 @pytest.mark.parametrize(
-    "index_dtype",
-    [torch.int64, pytest.param(torch.int32, marks=pytest.mark.slow), torch.uint8],
-    ids=str,
+    ("decomposed", "dims", "numbers"),  # kernel_size, stride and padding
+    [
+        (False, 2, (3, 2, 1)),
+        (True, 1, (3, 2, 1)),
+        pytest.param(False, 3, (2, 3, 1), marks=pytest.mark.slow),
+        pytest.param(True, 2, (2, 3, 1), marks=pytest.mark.slow),
+    ],
 )
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
 def test_pooling_and_back_of_named_sizes(
     index_dtype: torch.dtype, decomposed: bool, dims: int, numbers: Any, rng: random.Random
 ) -> None:
@@ -163,26 +155,25 @@ def test_pooling_and_back_of_named_sizes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dims", "index_dtype", "dynamic"),
+    ("index_dtype", "sizes", "other"),
     [
-        (1, torch.uint8, True),
-        (2, torch.uint8, False),
-        (2, torch.int32, True),
-        (2, torch.int64, True),
-        (3, torch.int64, False),
+        (torch.uint8, (9,), (11,)),
+        (torch.int32, (9, 9), (11, 12)),
+        (torch.int64, (8, 8, 8), None),  # fixed
     ],
-    ids=str,
 )
-def test_openvino(dims: int, index_dtype: torch.dtype, dynamic: bool) -> None:
-    numbers = (2, 2, 0) if dims == 3 else (3, 2, 1)
-    window = Geometry.of_pooling(*((n,) * dims for n in (9, *numbers, 1)), ceil=False)
-    function, x = pool_and_back(window, index_dtype, True), with_ties(2, 3, *window.output)
-    sizes = dict.fromkeys(range(2, 2 + dims), torch.export.Dim.DYNAMIC) if dynamic else {}
-    _, program = export(function, x, shapes=(sizes,), decomposed=True)
+def test_openvino(index_dtype: torch.dtype, sizes: Any, other: Any) -> None:
     openvino: Any = importlib.import_module("openvino")
+    dims = len(sizes)
+    # In 3d, large windows take minutes to export decomposed.
+    numbers = (2, 2, 0, 1) if dims == 3 else (3, 2, 1, 1)
+    window = Geometry.of_pooling(sizes, *((n,) * dims for n in numbers), ceil=False)
+    function, x = pool_and_back(window, index_dtype, True), with_ties(2, 3, *sizes)
+    dynamic = dict.fromkeys(range(2, 2 + dims) if other else (), torch.export.Dim.DYNAMIC)
+    _, program = export(function, x, shapes=(dynamic,), decomposed=True)
     model = openvino.Core().read_model(program.model_proto.SerializeToString())
     compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for given in (x, with_ties(2, 3, *range(11, 11 + dims))) if dynamic else (x,):
+    for given in (x, with_ties(2, 3, *other)) if other else (x,):
         results = compiled([given.numpy()])
         returned = [torch.from_numpy(results[output].copy()) for output in compiled.outputs]
         assert all_same(returned, function(given))
@@ -199,16 +190,15 @@ def test_unpooling_to_every_output_size(
 ) -> None:
 
     def calls() -> Iterator[Call]:
-        for given in (PADDED, *[None] * scaled(4)):
-            operator = "unpool" if given else rng.choice(("unpool", "unpool from offsets"))
-            how = {"reduce": "last", "geometry": given, "longest": 6}
-            drawn = (draw(rng, operator, torch.float32, **how) for _ in itertools.count())
+        how: dict[str, Any] = {"reduce": "last", "longest": 6}
+        yield draw(rng, "unpool", torch.float32, geometry=PADDED, **how)
+        for _ in range(scaled(4)):
+            operator = rng.choice(("unpool", "unpool from offsets"))
+            call = draw(rng, operator, torch.float32, **how)
             # torch.export takes a size of one for a constant.
-            yield next(
-                call
-                for call in drawn
-                if not dynamic or 1 not in call.geometry.pooled + call.geometry.output
-            )
+            while dynamic and 1 in call.geometry.pooled + call.geometry.output:
+                call = draw(rng, operator, torch.float32, **how)
+            yield call
 
     def check_call(call: Call) -> None:
         values, indices = call.tensors
@@ -226,6 +216,8 @@ def test_unpooling_to_every_output_size(
 
 
 def test_bfloat16_becomes_standard_operators() -> None:
+    """And pooling in ceil mode one of them."""
+
     def function(x: Tensor) -> Tensor:
         pooled, indices = F.max_pool2d(x.bfloat16(), 3, 2, 1, return_indices=True)
         return F.max_unpool2d(pooled, indices, 3, 2, 1, x.shape).float()
@@ -233,10 +225,6 @@ def test_bfloat16_becomes_standard_operators() -> None:
     x = torch.randn(2, 3, 8, 8)
     written = check(function, x)
     assert written.count("MaxPool") == written.count("MaxUnpool") == 1
-
-
-def test_ceil_mode_becomes_one_operator() -> None:
-    x = torch.randn(2, 3, 8, 8)
     assert check(lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), x) == ["MaxPool"]
 
 
@@ -244,7 +232,6 @@ def test_ceil_mode_becomes_one_operator() -> None:
 REFUSED = {
     "max_unpool2d: .* reduce='sum'": lambda x: F.max_unpool2d(x, (x * 0).long(), 2, reduce="sum"),
     "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
-    "max_pool2d: .* type INT32": lambda x: F.max_pool2d(x.int(), 2),
     "max_pool2d: .*ceil_mode=True": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
     "max_pool2d: .*sizes .1, 4.": lambda x: F.max_pool2d(
         x[..., :1, :4], (1, 2), (1, 3), 0, (1, 2), ceil_mode=True

@@ -85,32 +85,6 @@ def sources(backend: str) -> dict[Path, str]:
     return texts | {Path(name): (HERE / name).read_text() for name in ("cuda_shim.h", "grid.cpp")}
 
 
-def texts_for(path: Path, texts: dict[Path, str]) -> dict[Path, str]:
-    """Of all texts those that the compiler reads for this file: it and what it includes."""
-    found, left = {}, [path, *(each for each in texts if each.name == "cuda_shim.h")]
-    while left:
-        path = left.pop()
-        if path in texts and path not in found:
-            found[path] = texts[path]
-            for name in re.findall(r'#include "(.*)"', texts[path]):
-                left += [Path(name), Path(os.path.normpath(path.parent / name))]
-    return found
-
-
-def digest_of(*parts: Any) -> str:
-    return hashlib.sha256(str(parts).encode()).hexdigest()[:16]
-
-
-def compile_file(command: list[Any], path: Path, texts: dict[Path, str], folder: Path) -> Path:
-    """Compile a file of the folder, unless it was compiled before with the same texts."""
-    target = folder.parent / f"{path.name}-{digest_of(command, texts_for(path, texts))}.o"
-    if not target.exists():
-        partial = folder / f"{path.name}.o"
-        subprocess.run([*command, "-c", path, "-o", partial], check=True, cwd=folder)
-        partial.replace(target)
-    return target
-
-
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     """Build the library of csrc/cuda or csrc/cpu, unless the same files were built before."""
     compiler = os.environ.get("CXX", "g++")
@@ -122,8 +96,16 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     link = [f"-L{path}" for path in SETUP["cpp_extension"].library_paths()]
     link += ["-ltorch_cpu", "-Wl,-Bsymbolic-functions"]
     texts = sources(backend)
-    folder = CSRC.parent / "build" / "emulation" / digest_of(command, sanitize, link, texts)
+    # A change of anything compiles all files anew, in a folder of its own.
+    digest = hashlib.sha256(str((command, sanitize, link, texts)).encode()).hexdigest()[:16]
+    folder = CSRC.parent / "build" / "emulation" / digest
     library = folder / "library.so"
+
+    def compiled(path: Path) -> str:
+        flags = [] if path.name == "grid.cpp" else sanitize
+        subprocess.run([*command, *flags, "-c", path, "-o", f"{path}.o"], check=True, cwd=folder)
+        return f"{path}.o"
+
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits
@@ -132,18 +114,7 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
         for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-        compiling = [
-            pool.submit(
-                compile_file,
-                command + ([] if path.name == "grid.cpp" else sanitize),
-                path,
-                texts,
-                folder,
-            )
-            for path in texts
-            if path.suffix in (".cpp", ".cu")
-        ]
-        objects = [each.result() for each in compiling]
+        objects = pool.map(compiled, [path for path in texts if path.suffix in (".cpp", ".cu")])
         link = [compiler, "-shared", "-o", library, *objects, *sanitize, *link]
         subprocess.run(link, check=True, cwd=folder)
     return library
@@ -175,8 +146,8 @@ def launches() -> list[tuple[str, int, int]]:
     """
     if not is_on:
         return []
-    symbols, blocks, threads = library().launches()
-    return list(zip([kernels()[each] for each in symbols], blocks, threads, strict=True))
+    lines = [line.split() for line in library().launches().splitlines()]
+    return [(kernels()[symbol], int(blocks), int(threads)) for symbol, blocks, threads in lines]
 
 
 @contextlib.contextmanager
@@ -212,9 +183,14 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     ]
     environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}
     # -R: ThreadSanitizer needs addresses that are not random.
+    return run(["setarch", "-R", sys.executable, *arguments], OPTIONS | environment)
+
+
+def run(command: list[Any], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command. What it prints, and its errors, are the result's stdout."""
     return subprocess.run(
-        ["setarch", "-R", sys.executable, *arguments],
-        env={**os.environ, **OPTIONS, **environment},
+        command,
+        env=os.environ | environment,
         cwd=HERE.parent,  # not the source tree, whose package may be without its library
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -23,7 +23,6 @@
 #include <numeric>
 #include <random>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,14 +61,6 @@ struct Block {
   unsigned turn = 0; // the one of the barrier that comes next
 };
 
-// The grids that ran, one after the other: the symbols of their kernels, the blocks that the launch
-// asked for, and the threads of a block.
-struct Launches {
-  std::vector<std::string> kernels;
-  std::vector<int64_t> blocks;
-  std::vector<int64_t> threads;
-};
-
 std::mutex one_grid;
 std::deque<Fiber> fibers; // kept for later blocks
 Fiber* running;
@@ -80,8 +71,9 @@ int64_t begins; // its address orders the start of a grid before its threads
 int64_t ends;   // and this one its threads before the end of the grid
 const std::function<void()>* body;
 std::mt19937 random;
-Launches launches;
-int64_t most_barriers;      // that a block of the last grid met
+// A line for each grid that ran: the symbol of its kernel, the blocks that the launch asked for,
+// and the threads of a block.
+std::string launches;
 bool skips_a_block = false; // a mistake on purpose
 
 unsigned below(unsigned end) {
@@ -127,7 +119,6 @@ void run_block(unsigned threads, size_t shared_bytes) {
     makecontext(&fiber.context, run_fiber, 0);
     ready.push_back(&fiber);
   }
-  int64_t barriers = 0;
   while (!ready.empty()) {
     std::swap(ready[below(ready.size())], ready.back());
     running = ready.back();
@@ -139,15 +130,11 @@ void run_block(unsigned threads, size_t shared_bytes) {
       ready.swap(block->waiting);
       block->turn ^= 1;
       block->any[block->turn] = 0;
-      most_barriers = std::max(most_barriers, ++barriers);
     }
   }
   if (!block->waiting.empty()) {
     maxunpool_cuda::fail(
-        block->waiting.size(),
-        " of ",
-        threads,
-        " threads of a block wait at a barrier that the others do not reach");
+        block->waiting.size(), " threads wait at a barrier that the others do not reach");
   }
 }
 
@@ -167,15 +154,13 @@ void run_grid(
   }
   Dl_info info{};
   dladdr(kernel, &info);
-  launches.kernels.emplace_back(info.dli_sname == nullptr ? "" : info.dli_sname);
-  launches.blocks.push_back(blocks);
-  launches.threads.push_back(threads);
+  const std::string symbol = info.dli_sname == nullptr ? "?" : info.dli_sname;
+  launches += symbol + ' ' + std::to_string(blocks) + ' ' + std::to_string(threads) + '\n';
   // Kernels do all of their work under any number of blocks.
   blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
   blockDim = {threads};
   body = &thread;
-  most_barriers = 0;
   scheduler_thread = __tsan_get_current_fiber();
   std::vector<unsigned> order = shuffled(blocks);
   order.resize(skips_a_block ? blocks - 1 : blocks);
@@ -220,35 +205,23 @@ void configure(int64_t seed, const std::string& mistake) {
   skips_a_block = mistake == "a block";
 }
 
-std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<int64_t>> list_launches() {
-  return {launches.kernels, launches.blocks, launches.threads};
+std::string list_launches() {
+  return launches;
 }
 
 void forget_launches() {
-  launches = {};
-}
-
-int64_t get_most_barriers() {
-  return most_barriers;
+  launches.clear();
 }
 
 int64_t divide(int64_t n, int64_t divisor) {
   return static_cast<int64_t>(maxunpool_cuda::Divider<uint64_t>(divisor).divide(n));
 }
 
-// With true, as if another launch, on another stream, had just found an index out of its window;
-// with false, as if no launch ever had.
-void let_others_leave_window(bool others) {
-  maxunpool_cuda::words_of_current_device()->largest_out_of_window_launch = others ? ~0ull : 0;
-}
-
 STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
   m.def("configure(int seed, str mistake) -> ()");
-  m.def("launches() -> (str[] kernels, int[] blocks, int[] threads)");
+  m.def("launches() -> str");
   m.def("forget_launches() -> ()");
-  m.def("most_barriers() -> int");
   m.def("divide(int n, int divisor) -> int");
-  m.def("let_others_leave_window(bool others) -> ()");
   m.def("check_errors() -> ()");
 }
 
@@ -256,9 +229,7 @@ STABLE_TORCH_LIBRARY_IMPL(emulated, CompositeExplicitAutograd, m) {
   m.impl("configure", TORCH_BOX(&configure));
   m.impl("launches", TORCH_BOX(&list_launches));
   m.impl("forget_launches", TORCH_BOX(&forget_launches));
-  m.impl("most_barriers", TORCH_BOX(&get_most_barriers));
   m.impl("divide", TORCH_BOX(&divide));
-  m.impl("let_others_leave_window", TORCH_BOX(&let_others_leave_window));
   m.impl("check_errors", TORCH_BOX(&maxunpool_cuda::check_errors));
 }
 

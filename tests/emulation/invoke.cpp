@@ -16,8 +16,6 @@
 
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <string>
@@ -27,36 +25,29 @@
 
 namespace {
 
-struct Grid {
-  unsigned blocks;
-  unsigned threads; // of a block
-  size_t shared_bytes;
-};
+// What a thread does: it calls the kernel.
+using Thread = std::function<void()>;
+
+// The thread of a kernel with the values that the arguments point to now.
+template <class... Parameters, size_t... I>
+Thread thread_of(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+  const std::tuple<std::remove_cv_t<Parameters>...> held = {
+      *static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...};
+  return [=] { std::apply(kernel, held); };
+}
 
 template <class Kernel>
-struct Invoke;
+struct MakerOf;
 template <class... Parameters>
-struct Invoke<void(Parameters...)> {
-  using Arguments = std::tuple<std::remove_cv_t<Parameters>...>;
-
-  template <size_t... I>
-  static Arguments copied(void** arguments, std::index_sequence<I...>) {
-    return {*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...};
-  }
-  static std::function<void()> work(void* kernel, const Grid& grid, void** arguments) {
+struct MakerOf<void(Parameters...)> {
+  static Thread make(void* kernel, void** arguments) {
     const auto function = reinterpret_cast<void (*)(Parameters...)>(kernel);
-    const Arguments held = copied(arguments, std::index_sequence_for<Parameters...>());
-    return [=] {
-      shim::run_grid(kernel, grid.blocks, grid.threads, grid.shared_bytes, [&] {
-        std::apply(function, held);
-      });
-    };
+    return thread_of(function, arguments, std::index_sequence_for<Parameters...>());
   }
 };
 
-using Work = std::function<void()> (*)(void* kernel, const Grid& grid, void** arguments);
-#define KERNEL(symbol, ...) {symbol, Invoke<decltype(__VA_ARGS__)>::work},
-const std::map<std::string, Work> works = {
+#define KERNEL(symbol, ...) {symbol, MakerOf<decltype(__VA_ARGS__)>::make},
+const std::map<std::string, Thread (*)(void* kernel, void** arguments)> makers = {
 #include "kernel_table.inc"
 };
 
@@ -71,10 +62,6 @@ extern "C" std::function<void()> work_of_launch(
     emulated.replace(at, package.size(), "8emulated");
   }
   void* const kernel = dlsym(RTLD_DEFAULT, emulated.c_str());
-  const auto found = works.find(emulated);
-  if (kernel == nullptr || found == works.end()) {
-    std::fprintf(stderr, "The emulation has no kernel %s\n", symbol);
-    std::abort();
-  }
-  return found->second(kernel, {blocks, threads, shared_bytes}, arguments);
+  const Thread thread = makers.at(emulated)(kernel, arguments);
+  return [=] { shim::run_grid(kernel, blocks, threads, shared_bytes, thread); };
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CUDA's runtime on a machine without a GPU: enough of it for PyTorch to have one device, whose
-// memory is the host's, and for nvcc's host code to launch kernels there. It is preloaded, so its
-// functions take the place of libcudart's. A kernel of this package runs on the emulated GPU; those
-// of PyTorch do not run. Each call is done when it returns, but what a stream gets while it
-// captures a graph is done when the graph is launched.
+// CUDA's runtime on a machine without a GPU: as much of it as tests of this package call, for
+// PyTorch to have one device, whose memory is the host's, and for nvcc's host code to launch
+// kernels there. It is preloaded, so its functions take the place of libcudart's. A kernel of this
+// package runs on the emulated GPU; those of PyTorch do not run. Each call is done when it returns,
+// but what a stream gets while it captures a graph is done when the graph is launched. One thread
+// at a time calls all this.
 //
 // Example: `kernel<<<10, 128, 64, stream>>>(plan, input)`, as nvcc compiles it, is
 //
@@ -18,7 +19,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -45,86 +45,49 @@ using Graph = std::vector<Work>;
 using WorkOfLaunch = Work (*)(
     const char* symbol, unsigned blocks, unsigned threads, size_t shared_bytes, void** arguments);
 
-// What libraries register before this one is initialized.
-struct Registry {
-  std::mutex lock;
+struct State {
   std::unordered_map<const void*, std::string> kernels; // symbols, by the host's function
   std::unordered_map<const void*, void*> variables;     // addresses, by the host's variable
   WorkOfLaunch work_of_launch = nullptr;
+  Configuration pushed{};
+  cudaError_t last_error = cudaSuccess;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   cudaStream_t capturing = nullptr; // a stream that captures this graph
   Graph* graph = nullptr;
   std::string log; // a line for each allocation, and for each work that was done
 };
-Registry& registry() {
-  static auto* const only = new Registry;
+// A function, as libraries register what they have before variables of this one are initialized.
+State& state() {
+  static auto* const only = new State;
   return *only;
 }
 
-thread_local std::vector<Configuration> pushed;
-thread_local cudaError_t last_error = cudaSuccess;
-thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-
-void* allocated(size_t bytes, size_t alignment) {
+void* allocated(size_t bytes) {
+  const size_t alignment = 512;
   const size_t whole = (bytes / alignment + 1) * alignment;
   return std::memset(std::aligned_alloc(alignment, whole), 0xa5, whole);
 }
 
-template <class Handle>
-void make_handle(Handle* handle) {
-  *handle = static_cast<Handle>(std::malloc(1));
-}
-
-void add_to_log(const std::string& line) {
-  const std::lock_guard<std::mutex> guard(registry().lock);
-  registry().log += line + '\n';
-}
-
-cudaError_t do_or_capture(cudaStream_t stream, const std::string& name, const Work& work) {
-  const Work logged = [=] {
-    add_to_log(name);
-    work();
-  };
-  if (registry().graph != nullptr && registry().capturing == stream) {
-    registry().graph->push_back(logged);
-  } else {
-    logged();
-  }
-  return cudaSuccess;
-}
-
-cudaStreamCaptureStatus status_of(cudaStream_t stream) {
-  const bool captures = registry().graph != nullptr && registry().capturing == stream;
-  return captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+bool captures(cudaStream_t stream) {
+  return state().graph != nullptr && state().capturing == stream;
 }
 
 // While a graph is captured, CUDA refuses some calls of threads that have not relaxed their mode.
 bool is_refused() {
-  return registry().graph != nullptr && mode != cudaStreamCaptureModeRelaxed;
+  return state().graph != nullptr && state().mode != cudaStreamCaptureModeRelaxed;
 }
 
-// What a GPU refuses is an error here, too.
-cudaError_t launch(
-    const void* function,
-    dim3 grid,
-    dim3 block,
-    size_t shared_bytes,
-    void** arguments,
-    cudaStream_t stream) {
-  std::string symbol;
-  {
-    const std::lock_guard<std::mutex> guard(registry().lock);
-    symbol = registry().kernels[function];
+cudaError_t do_or_capture(cudaStream_t stream, const std::string& name, const Work& work) {
+  const Work logged = [=] {
+    state().log += name + '\n';
+    work();
+  };
+  if (captures(stream)) {
+    state().graph->push_back(logged);
+  } else {
+    logged();
   }
-  const unsigned threads = block.x * block.y * block.z;
-  const bool fits_grid = grid.x > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
-  if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
-    return last_error = cudaErrorInvalidConfiguration;
-  }
-  const bool runs = symbol.find("maxunpool_cuda") != std::string::npos;
-  const Work work =
-      runs ? registry().work_of_launch(symbol.c_str(), grid.x, threads, shared_bytes, arguments)
-           : [] {};
-  return do_or_capture(stream, symbol, work);
+  return cudaSuccess;
 }
 
 } // namespace
@@ -132,14 +95,13 @@ cudaError_t launch(
 extern "C" {
 
 void set_work_of_launch(WorkOfLaunch work_of_launch) {
-  registry().work_of_launch = work_of_launch;
+  state().work_of_launch = work_of_launch;
 }
 
 // The log, which is empty then.
 const char* take_log() {
   static std::string taken;
-  const std::lock_guard<std::mutex> guard(registry().lock);
-  taken = std::exchange(registry().log, "");
+  taken = std::exchange(state().log, "");
   return taken.c_str();
 }
 
@@ -150,7 +112,6 @@ void** __cudaRegisterFatBinary(void*) {
   return &handle;
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(
     void**,
     const char* function,
@@ -162,12 +123,10 @@ void __cudaRegisterFunction(
     dim3*,
     dim3*,
     int*) {
-  const std::lock_guard<std::mutex> guard(registry().lock);
-  registry().kernels[function] = symbol;
+  state().kernels[function] = symbol;
 }
 void __cudaRegisterVar(void**, char* variable, char*, const char*, int, size_t bytes, int, int) {
-  const std::lock_guard<std::mutex> guard(registry().lock);
-  registry().variables[variable] = std::calloc(1, bytes);
+  state().variables[variable] = std::calloc(1, bytes);
 }
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
@@ -175,19 +134,18 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 unsigned __cudaPushCallConfiguration(
     dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
-  pushed.push_back({grid, block, shared_bytes, stream});
+  state().pushed = {grid, block, shared_bytes, stream};
   return 0;
 }
 cudaError_t __cudaPopCallConfiguration(
     dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
-  const Configuration last = pushed.back();
-  pushed.pop_back();
-  *grid = last.grid;
-  *block = last.block;
-  *shared_bytes = last.shared_bytes;
-  *static_cast<cudaStream_t*>(stream) = last.stream;
+  *grid = state().pushed.grid;
+  *block = state().pushed.block;
+  *shared_bytes = state().pushed.shared_bytes;
+  *static_cast<cudaStream_t*>(stream) = state().pushed.stream;
   return cudaSuccess;
 }
+// What a GPU refuses is an error here, too.
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t kernel,
     dim3 grid,
@@ -195,20 +153,24 @@ cudaError_t __cudaLaunchKernel(
     void** arguments,
     size_t shared_bytes,
     cudaStream_t stream) {
-  return launch(kernel, grid, block, shared_bytes, arguments, stream);
-}
-cudaError_t cudaLaunchKernel(
-    const void* function,
-    dim3 grid,
-    dim3 block,
-    void** arguments,
-    size_t shared_bytes,
-    cudaStream_t stream) {
-  return launch(function, grid, block, shared_bytes, arguments, stream);
+  const std::string symbol = state().kernels[kernel];
+  const unsigned threads = block.x * block.y * block.z;
+  const bool fits_grid = grid.x > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
+  if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
+    return state().last_error = cudaErrorInvalidConfiguration;
+  }
+  Work work = [] {};
+  if (symbol.find("maxunpool_cuda") != std::string::npos) {
+    work = state().work_of_launch(symbol.c_str(), grid.x, threads, shared_bytes, arguments);
+  }
+  return do_or_capture(stream, symbol, work);
 }
 cudaError_t cudaGetSymbolAddress(void** address, const void* variable) {
-  *address = registry().variables[variable];
+  *address = state().variables[variable];
   return *address == nullptr ? cudaErrorInvalidSymbol : cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  return std::exchange(state().last_error, cudaSuccess);
 }
 
 // ---- the device
@@ -224,10 +186,6 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int) {
   return cudaSuccess;
 }
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::strcpy(properties->name, "a stand-in without a GPU");
@@ -235,50 +193,27 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->warpSize = 32;
   properties->totalGlobalMem = kMemory;
   properties->multiProcessorCount = kProcessors;
-  properties->maxThreadsPerBlock = 1024;
   properties->maxThreadsPerMultiProcessor = 2048;
-  properties->sharedMemPerBlock = kSharedMemory;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount ? kProcessors : 0;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0;
-  *greatest = -1;
-  return cudaSuccess;
-}
 cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
-cudaError_t cudaGetLastError() {
-  return std::exchange(last_error, cudaSuccess);
-}
-cudaError_t cudaPeekAtLastError() {
-  return last_error;
-}
 // PyTorch asks for functions of the driver by name, and calls few of them.
 cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*,
-    void** function,
-    unsigned,
-    unsigned long long,
-    cudaDriverEntryPointQueryResult* found) {
+    const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*) {
   static const auto do_nothing = +[]() { return 0; };
   *function = reinterpret_cast<void*>(do_nothing);
-  if (found != nullptr) {
-    *found = cudaDriverEntryPointSuccess;
-  }
   return cudaSuccess;
 }
 
 // ---- memory
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
-  if (is_refused()) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   if (bytes > kMemory) {
     return cudaErrorMemoryAllocation;
   }
@@ -286,8 +221,8 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
     *address = nullptr;
     return cudaSuccess;
   }
-  add_to_log("cudaMalloc");
-  *address = allocated(bytes, 512);
+  state().log += "cudaMalloc\n";
+  *address = allocated(bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* address) {
@@ -298,8 +233,7 @@ cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
   if (is_refused()) {
     return cudaErrorStreamCaptureUnsupported;
   }
-  add_to_log("cudaHostAlloc");
-  *address = allocated(bytes, 4096);
+  *address = allocated(bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
@@ -315,15 +249,48 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   return do_or_capture(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); });
 }
 
-// ---- graphs, of which one at a time is captured
+// ---- streams, and graphs, of which one at a time is captured
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -1;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  *stream = static_cast<cudaStream_t>(std::malloc(1));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return is_refused() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = captures(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream,
+    cudaStreamCaptureStatus* status,
+    unsigned long long* id,
+    cudaGraph_t*,
+    const cudaGraphNode_t**,
+    const cudaGraphEdgeData**,
+    size_t*) {
+  if (id != nullptr) {
+    *id = 1;
+  }
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* next) {
+  *next = std::exchange(state().mode, *next);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  registry().capturing = stream;
-  registry().graph = new Graph;
+  state().capturing = stream;
+  state().graph = new Graph;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
-  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(registry().graph, nullptr));
+  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(state().graph, nullptr));
   return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
@@ -347,58 +314,6 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   delete reinterpret_cast<Graph*>(graph);
-  return cudaSuccess;
-}
-
-// ---- streams and events
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  make_handle(stream);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = status_of(stream);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream,
-    cudaStreamCaptureStatus* status,
-    unsigned long long* id,
-    cudaGraph_t*,
-    const cudaGraphNode_t**,
-    const cudaGraphEdgeData**,
-    size_t*) {
-  *status = status_of(stream);
-  if (id != nullptr) {
-    *id = 1;
-  }
-  return cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* next) {
-  *next = std::exchange(mode, *next);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return is_refused() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  make_handle(event);
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  std::free(event);
   return cudaSuccess;
 }
 

@@ -21,7 +21,6 @@ import torch
 import emulation
 import maxunpool_cuda
 
-IS_ON = os.environ.get("MAXUNPOOL_STAND_IN") == "1"  # whether this process has the device
 WRITTEN_FOR = "13.0"  # runtime.cpp has the functions of this release of CUDA
 TOOLKIT, _ = emulation.SETUP["find_toolkit"]()
 
@@ -87,26 +86,15 @@ os._exit(status)
 """
 
 
-def run_test(test: str, caches_memory: bool) -> subprocess.CompletedProcess[str]:
-    """Run a test in a process that has the device. It calls connect() first."""
+def run_tests(file: Path, caches_memory: bool) -> subprocess.CompletedProcess[str]:
+    """Run tests, each of which calls connect() first, in a process that has the device."""
     runtime, driver = build()
     paths = [str(driver.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    environment = {
-        "MAXUNPOOL_STAND_IN": "1",
-        "LD_PRELOAD": str(runtime),
-        "LD_LIBRARY_PATH": os.pathsep.join(paths),
-    }
+    environment = {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
     if not caches_memory:
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    arguments = ("--all", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test)
-    return subprocess.run(
-        [sys.executable, "-c", RUN_PYTEST, *arguments],
-        env={**os.environ, **environment},
-        cwd=emulation.HERE.parent,  # not the source tree, whose package may have no library
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    arguments = ("--all", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", file)
+    return emulation.run([sys.executable, "-c", RUN_PYTEST, *arguments], environment)
 
 
 def connect() -> None:

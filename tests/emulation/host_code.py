@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tests of nvcc's host code, in a process that has a device "cuda" without a GPU.
+
+../test_host_code.py starts that process twice. If PyTorch does not cache memory there, each tensor
+has its own, which is filled with a pattern. A graph needs the cache, which keeps the memory of its
+calls.
+"""
+
+import os
+from random import Random
+
+import cases
+import failures
+import pytest
+import test_dispatch
+import torch
+from cases import Call, draw
+from failures import check_each
+from test_emulation import calls_of_every_kernel
+from torch import Tensor
+
+import emulation
+import maxunpool_cuda
+import maxunpool_cuda.functional as F
+from emulation import runtime
+
+CACHES_MEMORY = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1"
+with_cache = pytest.mark.skipif(not CACHES_MEMORY, reason="PyTorch does not cache memory")
+without_cache = pytest.mark.skipif(CACHES_MEMORY, reason="PyTorch caches memory")
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def connected(rng: Random, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(failures, "device", "cuda")
+    monkeypatch.setattr(emulation, "is_on", True)
+    runtime.connect()
+    emulation.library().configure(rng.getrandbits(31), "")
+
+
+def needs_no_copy(call: Call) -> bool:
+    """Else PyTorch makes tensors contiguous by a kernel of its own, which does not run here."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.tensors[0].dim())
+    formats = [torch.contiguous_format, *filter(None, [last])]
+    return any(all(t.is_contiguous(memory_format=f) for t in call.tensors) for f in formats)
+
+
+def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
+    return F.max_pool2d(x, 2, return_indices=True)
+
+
+# No other test with a cache comes before this one.
+@with_cache
+def test_the_first_calls_of_a_process_may_be_captured(monkeypatch: Patch) -> None:
+    """They make the record of errors, which CUDA refuses while others capture, and do not wait.
+
+    A capture raises nothing, even if an error is pending. A replay has errors of its own.
+    """
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    x = torch.rand(2, 3, 16, 16)
+    there = x.cuda()
+    one, beyond = torch.ones(1, 1, 1, 1).cuda(), torch.full((1, 1, 1, 1), 108).cuda()
+    for n in range(2):  # then there is an error of the first graph
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = F.max_unpool2d(*pooled(there), 2)
+            maxunpool_cuda.check_errors()
+            F.max_unpool2d(one, beyond, 2)
+        there.copy_(x + n)  # what was computed before the replay would be of other values
+        graph.replay()
+        assert torch.equal(output.cpu(), F.max_unpool2d(*pooled(x + n), 2))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Found an invalid max index: 108;"):
+            maxunpool_cuda.check_errors()
+        maxunpool_cuda.check_errors()  # it is raised once
+        graph.replay()
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 108;"):
+        maxunpool_cuda.check_errors()
+
+
+@with_cache
+def test_replays_after_out_of_window_indices() -> None:
+    """A graph keeps the number of a launch; others get larger ones (csrc/cuda/launch.cuh)."""
+    # So many blocks that the launch has a word of its own in the graph.
+    values, indices = pooled(torch.rand(1, 1, 2048, 1028, dtype=torch.float64))
+    there = values.cuda(), indices.cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = F.max_unpool2d(*there, 2)
+    small, near = pooled(torch.rand(1, 1, 8, 8))
+    other = small.cuda(), near.flip(-1).cuda()
+    for replayed in (indices, indices.flip(-1), indices):
+        F.max_unpool2d(*other, 2)
+        there[1].copy_(replayed)
+        graph.replay()
+        assert torch.equal(output.cpu(), F.max_unpool2d(values, replayed, 2))
+
+
+@with_cache
+def test_too_little_memory_is_the_error_of_pytorch() -> None:
+    cell = torch.zeros(1, 1, 1, 1)
+    side = 2**25  # of a plane of 2^52 bytes
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\."):
+        F.max_unpool2d(cell.cuda(), cell.long().cuda(), side)
+
+
+@pytest.mark.parametrize("simple", [False, True], ids=["fast kernels", "simple kernels"])
+@without_cache
+def test_results(simple: bool, rng: Random, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", str(int(simple)))
+    calls = filter(needs_no_copy, calls_of_every_kernel(rng))
+    check_each(calls, lambda call: call.verify("cuda"))
+
+
+@without_cache
+def test_kernels_are_those_of_the_tables(rng: Random) -> None:
+    """In the emulation they are compared with limits that are far below a GPU's."""
+    for row in test_dispatch.ROWS:
+        test_dispatch.check_row(row, rng, "cuda")
+
+
+@without_cache
+def test_an_out_of_bounds_index_is_named(rng: Random, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
+    drawn = [draw(rng, operator) for operator in ("unpool", "gradient") * 20]
+    calls = [cases.with_invalid_index(call, rng) for call in drawn]
+    check_each(filter(needs_no_copy, calls), lambda call: call.verify_error("cuda"))
+
+
+@without_cache
+def test_deterministic_mode_fills_nothing(rng: Random) -> None:
+    """A call allocates and launches its own kernels alone."""
+    assert torch.are_deterministic_algorithms_enabled()
+    cell = torch.zeros(1, 1, 1)
+    F.max_unpool1d(cell.cuda(), cell.long().cuda(), 2)  # makes the device's error record
+
+    def check(call: Call) -> None:
+        there = call.moved("cuda")
+        runtime.take_log()
+        there.on()
+        log = runtime.take_log()
+        assert "cudaMalloc" in log
+        others = [line for line in log if line != "cudaMalloc" and "maxunpool_cuda" not in line]
+        assert others == []
+
+    drawn = (draw(rng, operator, layout="contiguous") for operator in cases.OPERATORS * 20)
+    check_each(filter(needs_no_copy, drawn), check)
