@@ -36,7 +36,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cases import Call
 
-# The device of the running test: cpu, cuda, emulated or fallback. Fixtures of conftest.py set it.
+# The device of the running test, as the fixture `device` of conftest.py names it.
 device = "cpu"
 MOST = 12  # listed elements of a window, or cells that share an index
 
@@ -101,7 +101,7 @@ def check_each(calls: Iterable[Call], check: Callable[[Call], object]) -> None:
     """Run a check on every call. If it fails, raise one error: how often, and the smallest call."""
     __tracebackhide__ = True
     checked, failed = 0, 0
-    smallest: Failure | None = None  # the others are not kept, as an error keeps its tensors
+    smallest: Failure | None = None  # the others are not kept: an error's traceback keeps tensors
     for call in calls:
         checked += 1
         found = failure_of(call, check)

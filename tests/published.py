@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ways in which published models pool and unpool, each in a small network written anew.
 
-The sources are named by repository and file. What is kept is how indices go from pool to unpool.
+What is kept is how indices go from pool to unpool.
 All parameters and inputs are small whole numbers, and no more than four convolutions of at most
 four channels follow one another. So all sums are exact in any order, in float32 too: what
 compilers, runtimes and devices return is equal to what torch.nn returns, whatever the seed.

@@ -80,36 +80,37 @@ class SkipByKeyword(nn.Sequential):
         return torch.cat([input, output], 1)
 
 
-POOLS_IN_A_ROW = (
-    nn.Conv1d(4, 6, 3),
-    nn.BatchNorm1d(6),
-    nn.ReLU(inplace=True),
-    maxunpool_cuda.MaxPool1d(3, 1),
-    nn.AdaptiveMaxPool1d(18),
-    nn.ReLU(inplace=True),
-    nn.MaxPool1d(5, 2),
-)
+def pools_in_a_row() -> tuple[nn.Module, ...]:
+    return (
+        nn.Conv1d(4, 6, 3),
+        nn.BatchNorm1d(6),
+        nn.ReLU(inplace=True),
+        maxunpool_cuda.MaxPool1d(3, 1),
+        nn.AdaptiveMaxPool1d(18),
+        nn.ReLU(inplace=True),
+        nn.MaxPool1d(5, 2),
+    )
 
 
-GLOBAL_POOL = (nn.Conv3d(4, 6, 3), nn.ReLU(inplace=True), nn.AdaptiveMaxPool3d(1))
-SKIP = SkipByKeyword(nn.MaxPool1d(3, 1, 1), nn.ReLU(inplace=True))
+def a_global_pool() -> tuple[nn.Module, ...]:
+    return nn.Conv3d(4, 6, 3), nn.ReLU(inplace=True), nn.AdaptiveMaxPool3d(1)
+
+
+def a_skip_connection() -> tuple[nn.Module, ...]:
+    return nn.Conv1d(4, 6, 3), SkipByKeyword(nn.MaxPool1d(3, 1, 1), nn.ReLU(inplace=True))
 
 
 @pytest.mark.parametrize(
     ("sizes", "layers"),
-    [
-        pytest.param([40], POOLS_IN_A_ROW, id="pools in a row"),
-        pytest.param([8, 8, 8], GLOBAL_POOL, id="a global pool"),
-        pytest.param([10], (nn.Conv1d(4, 6, 3), SKIP), id="a skip connection"),
-    ],
+    [([40], pools_in_a_row), ([8, 8, 8], a_global_pool), ([10], a_skip_connection)],
 )
 @pytest.mark.parametrize("tool", [deep_lift, deep_explainer])
 def test_attributions_of_usual_networks_add_up(
-    tool: Tool, sizes: list[int], layers: tuple[nn.Module, ...]
+    tool: Tool, sizes: list[int], layers: Callable[[], tuple[nn.Module, ...]]
 ) -> None:
     """Modules work in place, for which shap raises an error outside."""
     x, *baselines = torch.randn(4, 1, 4, *sizes, dtype=torch.float64)
-    net = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(1)).double().eval()
+    net = nn.Sequential(*layers(), nn.Flatten(), nn.LazyLinear(1)).double().eval()
     net(x)
     with exact_attributions(net):
         assert error(tool, net, x, torch.cat(baselines)) < 1e-9

@@ -45,6 +45,14 @@ def test_agrees_with_the_reference(name: str, reduce: str, rng: random.Random) -
     check_each((draw(rng, name, dtype, reduce=reduce) for dtype in dtypes), check)
 
 
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
+def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
+    x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
+    unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((5,), (3,), (1,), (0,), "sum")
+    for indices in (torch.tensor([[2, 2, 2]]), torch.tensor([[2, 1, 0]]).byte()):
+        assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
+
+
 def test_bad_indices() -> None:
     """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
     unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((4,), (2,), (2,), (0,), "last")

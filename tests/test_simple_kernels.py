@@ -48,7 +48,9 @@ def test_simple_kernels_give_the_same_results(
         choose(monkeypatch, simple=True)
         emulation.forget_launches()
         simple_results = there.on()
-        assert all("_slots<" in signature for signature, _, _ in emulation.launches())
+        launched = [signature for signature, _, _ in emulation.launches()]
+        assert bool(launched) == emulation.is_on
+        assert all("_slots<" in signature for signature in launched)
         call.compare(simple_results)
         assert all_same(fast_results, simple_results)
 

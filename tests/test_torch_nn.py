@@ -137,7 +137,7 @@ def test_forms_of_the_window(argument: str, size: Any) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_names_and_defaults_of_arguments(name: str) -> None:
-    module = "".join(part.capitalize() for part in name.split("_")).replace("unpool", "Unpool")
+    module = "".join(part.capitalize() for part in name.split("_"))
     dispatched = f"{name}_with_indices" if "unpool" not in name else name
     for ours, theirs in (
         (getattr(F, name), getattr(nn.functional, dispatched)),

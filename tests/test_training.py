@@ -65,7 +65,8 @@ def test_the_input_of_a_pool_is_freed(device: str, dims: int, return_indices: bo
     assert ours.expired()
     values = results[0] if return_indices else results
     (gradient,) = torch.autograd.grad(values.sum(), scale)
-    torch.testing.assert_close(gradient, values.sum())  # as the maxima grow with the scale, 1
+    # The maxima are proportional to the scale, which is 1.
+    torch.testing.assert_close(gradient, values.sum())
 
 
 @pytest.mark.usefixtures("single_threaded_torch")

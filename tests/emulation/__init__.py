@@ -141,7 +141,7 @@ def forget_launches() -> None:
 def launches() -> list[tuple[str, int, int]]:
     """Signature, blocks and threads of each kernel launched since the last ``forget_launches``.
 
-    None if the emulated GPU is off. The number of blocks is what the package asked for; the
+    Empty if the emulated GPU is off. The number of blocks is what the package asked for; the
     emulation may run the kernel with fewer.
     """
     if not is_on:

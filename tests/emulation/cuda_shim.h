@@ -70,6 +70,9 @@ inline int __syncthreads_or(int predicate) {
   return shim::barrier(predicate != 0);
 }
 
+inline int __clz(int value) {
+  return std::countl_zero(static_cast<unsigned>(value));
+}
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 }
@@ -94,9 +97,6 @@ T atomicOr(T* to, T value) {
   const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
   __atomic_store_n(to, before | value, __ATOMIC_RELAXED);
   return before;
-}
-inline int __clz(int value) {
-  return std::countl_zero(static_cast<unsigned>(value));
 }
 
 // The host's functions of CUDA. The device does at once whatever it is asked.

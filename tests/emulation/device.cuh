@@ -14,7 +14,7 @@ constexpr int kThreads = 8; // so ten items are two blocks
 
 constexpr int64_t kMost32BitOffset = 1 << 17; // so a tensor of 1 MB of float64 is cut into ranges
 
-constexpr int64_t kSharedBytes = 512; // so a plane of 128 outputs or more has several parts
+constexpr int64_t kSharedBytes = 512; // so a plane of more than 128 outputs has several parts
 
 template <class T>
 T* shared_memory() {

@@ -203,7 +203,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
-// PyTorch asks for functions of the driver by name, and calls few of them.
+// PyTorch asks for functions of the driver by name, and calls none of them here.
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*) {
   static const auto do_nothing = +[]() { return 0; };
