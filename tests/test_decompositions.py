@@ -132,7 +132,7 @@ def round_trip(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # Runs a compiled program in a process that has PyTorch, but not this package.
 ELSEWHERE = """
 import sys
-import torch
+import torch._inductor.codecache  # PyTorch 2.10 needs it, and does not import it
 package, images, results = sys.argv[1:]
 torch.save(torch._inductor.aoti_load_package(package)(torch.load(images)), results)
 assert "maxunpool_cuda" not in sys.modules
