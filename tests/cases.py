@@ -58,8 +58,16 @@ ARITHMETIC = (*POOLED, torch.complex64, torch.complex128)
 UNSIGNED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
 MOVABLE = (*ARITHMETIC, *UNSIGNED, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.uint8)
-LAYOUTS = ("contiguous", "channels_last", "strided", "unaligned")
-INDEX_KINDS = ("own window", "maxima", "wrapped window", "one out of window", "anywhere", "few")
+DENSE = ("contiguous", "channels_last")
+LAYOUTS = (*DENSE, "strided", "unaligned")
+INDEX_KINDS = (
+    "own window",  # each in the window of its cell
+    "maxima",  # the same, of the largest of random numbers: windows that overlap share them
+    "wrapped window",  # what a window has outside of the plane counts from its other side
+    "one out of window",  # all but one in their own windows
+    "anywhere",  # in the plane
+    "few",  # three positions, which the cells share
+)
 
 # Kernel, stride and padding, the same in every dimension. Kernels are compiled for some of these
 # windows; the others differ from one of those in the stride or in the padding.
@@ -430,7 +438,7 @@ def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes,
 def random_geometry(
     rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
 ) -> Geometry:
-    """Any windows, for any output size that is allowed. Those of offsets hold an element."""
+    """Any windows, for any output size that is allowed. For offsets no window is empty."""
     dims, pools = rng.choice((1, 2, 3)), operator == "pool"
     most_dilation = rng.choice((1, 1, 3))
     most_outputs = 8 * most_cells if pools else max(2000, 32 * most_cells)

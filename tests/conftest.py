@@ -104,10 +104,9 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 HAS_LIBRARY = maxunpool_cuda.build_info()["kernels"] != "none"
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason="this build has no compiled library")
 # The devices that run csrc/cuda: a GPU, and the emulation on the CPU.
-GPUS = [
-    pytest.param("cuda", marks=pytest.mark.cuda),
-    pytest.param("emulated", marks=needs_library),
-]
+ON_GPU = pytest.param("cuda", marks=pytest.mark.cuda)
+EMULATED = pytest.param("emulated", marks=needs_library)
+GPUS = [ON_GPU, EMULATED]
 
 
 class Record(TorchDispatchMode):
@@ -159,7 +158,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield request.param
 
 
-@pytest.fixture(params=["cpu", GPUS[0]])
+@pytest.fixture(params=["cpu", ON_GPU])
 def real_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The device of a test's tensors, if it does not test kernels and so needs no emulation."""
     monkeypatch.setattr(failures, "device", request.param)

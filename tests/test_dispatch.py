@@ -15,7 +15,8 @@ import pytest
 import torch
 from reference import Sizes
 
-# Kernel, stride and padding in height and width.
+# Kernel, stride and padding in height and width. A name has the kernel, the stride after "/" where
+# it is not 2 (or not 4, of 4x4), and the padding after "+".
 WINDOWS = {
     "2x2": (2, 2, 0),
     "3x3": (3, 2, 0),
@@ -43,8 +44,9 @@ INDICES = {
     "flat": (torch.int64, torch.int32),
     "uint8": (torch.uint8,),
 }
-# The first kernel of every call that takes one word of each column. Layouts are those of planes:
-# rows that divide into vectors, or "uneven" ones, or of other dimensions than two.
+# A row stands for every combination of one word from each of its columns; the last column is the
+# first kernel that such a call launches. "rows" divide into vectors, "uneven-rows" do not; "lines",
+# "volumes" and "deep-overlap" are of other dimensions than two (SHAPES).
 TABLE = """
 unpool last    2x2 3x3 3x3+1  rows               bool float16 int32    any    forward cells
 unpool last    2x2 3x3+1      channels           uint8 int16 float32   any    forward channels

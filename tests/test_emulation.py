@@ -22,7 +22,7 @@ PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:
 def calls_of_every_kernel(rng: random.Random) -> Iterator[Call]:
     """Calls of kernels for usual windows, large ones, other windows, and 64-bit numbers."""
     usual = itertools.product(
-        cases.DIFFERENTIABLE, (torch.uint8, *cases.POOLED[:4]), cases.WAYS, cases.WINDOWS
+        cases.DIFFERENTIABLE, (torch.uint8, *cases.FLOATS), cases.WAYS, cases.WINDOWS
     )
     for (operator, reduce), dtype, way, window in usual:
         aim = aimed(rng, operator, way, window, dims=2)

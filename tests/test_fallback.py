@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import torch
 from cases import (
+    DENSE,
     DIFFERENTIABLE,
-    LAYOUTS,
     OPERATORS,
     UNPOOLING,
     Call,
@@ -308,7 +308,7 @@ def test_results_may_be_changed_in_place(
 
 
 @on_the_cpu
-@pytest.mark.parametrize("of_indices", LAYOUTS[:2])
+@pytest.mark.parametrize("of_indices", DENSE)
 @pytest.mark.parametrize("operator", UNPOOLING)
 def test_of_bad_indices_the_first_in_memory_is_named(
     device: str, operator: str, of_indices: str, rng: Random

@@ -14,8 +14,8 @@ import emulation
 import failures
 import pytest
 import torch
-from cases import LAYOUTS, REDUCES, UNPOOLING, Call, all_same, draw, geometry_of, scaled
-from conftest import GPUS, skip_without_memory
+from cases import DENSE, REDUCES, UNPOOLING, Call, all_same, draw, geometry_of, scaled
+from conftest import EMULATED, GPUS, skip_without_memory
 from failures import check_each
 from reference import Sizes
 from torch import Tensor
@@ -85,7 +85,7 @@ def test_several_small_planes_of_a_block(
             operator,
             torch.float32,
             geometry=geometry,
-            layout=rng.choice(LAYOUTS[:2]),
+            layout=rng.choice(DENSE),
             kind=rng.choice(("maxima", "one out of window", "few")),
             leading=rng.choice(((5, 7), (2, 32), (2, 33))),
         )
@@ -102,7 +102,7 @@ def test_simple_kernels_name_bad_indices(
     """Also of small planes, which are counted in the whole call, not in those of the block."""
     choose(monkeypatch, simple=True)
     drawn = [draw(rng, operator, rng.choice(cases.ARITHMETIC)) for _ in range(scaled(60))]
-    for layout in LAYOUTS[:2]:
+    for layout in DENSE:
         chosen = {"geometry": SMALL_PLANES["3x3/1"], "leading": (5, 8), "layout": layout}
         drawn.append(draw(rng, operator, torch.float32, **chosen))
     calls = [cases.with_invalid_index(call, rng) for call in drawn]
@@ -153,7 +153,7 @@ def large_input(way: str, elements: int, most: int, device: str) -> Tensor:
 @pytest.mark.parametrize(("way", "window", "index_dtype", "dtype"), LARGE, ids=str)
 @pytest.mark.parametrize(
     "device",
-    [pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.slow]), GPUS[1]],
+    [pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.slow]), EMULATED],
     indirect=True,
 )
 def test_fast_kernels_near_the_limit_of_32_bits(
@@ -200,8 +200,7 @@ def test_a_bad_index_of_a_call_that_is_cut_is_named(
     chosen = {"kind": "own window", "geometry": geometry, "leading": (10, 16)}
     assert math.prod((*chosen["leading"], *geometry.output)) > 2 * MOST["emulated"]
     drawn = (
-        draw(rng, operator, torch.uint8, layout=layout, **chosen)
-        for layout in LAYOUTS[:2] * scaled(12)
+        draw(rng, operator, torch.uint8, layout=layout, **chosen) for layout in DENSE * scaled(12)
     )
     calls = (cases.with_invalid_index(call, rng) for call in drawn)
     check_each(calls, Call.verify_error)

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import POOLED, REDUCES, UNPOOLING, Call, Geometry, all_same, draw, moved, same, scaled
+from cases import (
+    FLOATS,
+    POOLED,
+    REDUCES,
+    UNPOOLING,
+    Call,
+    Geometry,
+    all_same,
+    draw,
+    moved,
+    same,
+    scaled,
+)
 from failures import check_each
 from reference import Sizes, max_unpool
 from torch import nn
@@ -23,7 +35,7 @@ KINDS = ("max_pool", "max_unpool", "adaptive_max_pool")
 FUNCTIONS = [f"{kind}{dims}d" for kind in KINDS for dims in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("dtype", POOLED[:4], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_unpooling_is_torchs(dtype: torch.dtype, rng: random.Random) -> None:
     """Functions return torch.nn's results. Modules return the reference's for every ``reduce``."""
 
