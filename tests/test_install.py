@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which kernels are built, which of them are loaded, and what import refuses."""
 
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from importlib import machinery
 from pathlib import Path
@@ -20,10 +18,6 @@ import maxunpool_cuda
 from maxunpool_cuda import _library
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tools"))  # last: wheel.py there must not hide the package of that name
-
-import gpu  # noqa: E402
-
 PY = machinery.EXTENSION_SUFFIXES[0].split(".")[1]
 Patch = pytest.MonkeyPatch
 
@@ -238,48 +232,3 @@ def test_where_no_kernels_can_be_built(machine: Path, monkeypatch: Patch) -> Non
     monkeypatch.delenv("FORCE_CPU")
     monkeypatch.setenv("FORCE_FALLBACK", "1")
     assert why_fallback() == "no kernels, as FORCE_FALLBACK=1 says"
-
-
-SMI = 'case "$1" in -L) echo "GPU 0: A Card (UUID: GPU-1)" ;; *) echo 570.86.15 ;; esac'
-SMI_FAILS = 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9'
-
-
-@pytest.mark.slow
-def test_make_stops_where_cuda_kernels_cannot_run_or_be_built(
-    machine: Path, monkeypatch: Patch
-) -> None:
-    """An old driver hides the GPU from PyTorch. nvcc is installed by pip, beside PyTorch."""
-    monkeypatch.setenv("PATH", str(machine), prepend=os.pathsep)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    monkeypatch.setattr(sys, "executable", str(program(machine / "python", "exit 1")))
-    program(machine / "nvidia-smi", SMI)
-    with pytest.raises(SystemExit, match=r"driver 580 or later, but got driver 570.86.15: update"):
-        gpu.main()
-    program(machine / "nvidia-smi", SMI_FAILS)
-    with pytest.raises(SystemExit, match="installs one beside PyTorch; CUDA=0 leaves out the CUDA"):
-        gpu.main()
-    toolkit(machine / "downloaded", "13.2")
-    moves = f"mkdir {machine}/nvidia && mv {machine}/downloaded {machine}/nvidia/cu13"
-    program(machine / "python", f'test "$2 $6" = "pip {gpu.SETUP["PIP_TOOLKIT"]}" && {moves}')
-    gpu.main()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "has_gpu", "kernels"),
-    [
-        ("CUDA=", False, "FORCE_CPU"),
-        ("CUDA=", True, "FORCE_CUDA"),
-        ("CUDA=0", True, "FORCE_CPU"),
-        ("FALLBACK=1", True, "FORCE_FALLBACK"),
-    ],
-)
-def test_what_make_installs(given: str, has_gpu: bool, kernels: str, tmp_path: Path) -> None:
-    program(tmp_path / "nvidia-smi", SMI if has_gpu else SMI_FAILS)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = ["make", "--dry-run", "demo", f"VENV={tmp_path}/venv", given]
-    printed = subprocess.check_output(command, cwd=ROOT, env=path, text=True)
-    steps = re.findall(r"-m venv|pybind11|tools/gpu\.py|FORCE_\w+(?==1)|segnet_mri", printed)
-    of_cuda = ["tools/gpu.py"] if kernels == "FORCE_CUDA" else []
-    assert steps == ["-m venv", "pybind11", *of_cuda, kernels, "segnet_mri"]
