@@ -418,41 +418,50 @@ def random_indices(rng: Random, geometry: Geometry, leading: Sizes, kind: str) -
     return flat.to(dtype)
 
 
-def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, Sizes, Sizes]:
+def random_window(rng: Random, sizes: Sizes, pools: bool) -> tuple[Sizes, ...]:
     """Kernel, stride and padding for a plane of these pooled sizes or, if it pools, input sizes."""
-    dims, none = len(sizes), (0,) * len(sizes)
     kernel = tuple(rng.randint(1, 5) for _ in sizes)
     stride = tuple(rng.randint(1, 6) for _ in sizes)
-    padding = tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
-    usual = [(n,) * dims for n in rng.choice(WINDOWS)]
-    mixed = [*zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=dims), strict=True)]
-    disjoint, other = (kernel, kernel, none), (kernel, stride, padding)
-    large = tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none  # for half of the plane
-    return rng.choice((usual, mixed, disjoint, other, other, large if pools else other))
+    none = (0,) * len(sizes)
+    how = rng.choice(("usual", "mixed", "disjoint", "any", "any", "large"))
+    if how == "usual":
+        return tuple((n,) * len(sizes) for n in rng.choice(WINDOWS))
+    if how == "mixed":  # a usual one in each dimension
+        return tuple(zip(*rng.choices((*WINDOWS, (1, 1, 0)), k=len(sizes)), strict=True))
+    if how == "disjoint":
+        return kernel, kernel, none
+    if how == "large" and pools:  # more than half of the plane
+        return tuple(rng.randint(n // 2 + 1, n) for n in sizes), stride, none
+    return kernel, stride, tuple(rng.randint(0, k // 2 if pools else k) for k in kernel)
+
+
+def random_sizes(rng: Random, most: int, longest: int) -> Sizes:
+    """Of a plane of one to three dimensions, with at most so many positions in all."""
+    sizes: Sizes = ()
+    for _ in range(rng.choice((1, 2, 3))):
+        room = most // math.prod(sizes)
+        sizes += (rng.randint(1, max(1, min(longest, room))),)
+    return tuple(rng.sample(sizes, len(sizes)))  # else the first ones would be the largest
 
 
 def random_geometry(
     rng: Random, operator: str = "", most_cells: int = 64, longest: int = 9
 ) -> Geometry:
     """Any windows, for any output size that is allowed. For offsets no window is empty."""
-    dims, pools = rng.choice((1, 2, 3)), operator == "pool"
-    most_dilation = rng.choice((1, 1, 3))
+    pools = operator == "pool"
     most_outputs = 8 * most_cells if pools else max(2000, 32 * most_cells)
-    # Until the sizes fit: most draws do.
-    while True:
-        sizes: Sizes = ()
-        for _ in range(dims):
-            room = (most_outputs if pools else most_cells) // math.prod(sizes)
-            sizes += (rng.randint(1, max(1, min(longest, room))),)
-        sizes = tuple(rng.sample(sizes, dims))  # else the first ones would be the largest
-        window = random_window(rng, sizes, pools)
+    while True:  # until all of it fits, as most draws do
+        sizes = random_sizes(rng, most_outputs if pools else most_cells, longest)
+        kernel, stride, padding = window = random_window(rng, sizes, pools)
         if pools:
-            dilation = tuple(rng.randint(1, most_dilation) for _ in range(dims))
+            most_dilation = rng.choice((1, 1, 3))
+            dilation = tuple(rng.randint(1, most_dilation) for _ in sizes)
             geometry = Geometry.of_pooling(sizes, *window, dilation, rng.random() < 0.5)
         else:
-            differs = rng.choice((0, 1))  # 1: from the default size, by less than a stride
-            axes = zip(default_output_size(sizes, *window), window[1], strict=True)
-            output = tuple(n + rng.randint(1 - step, step - 1) * differs for n, step in axes)
+            output = default_output_size(sizes, kernel, stride, padding)
+            if rng.random() < 0.5:  # other sizes differ from it by less than a stride
+                pairs = zip(output, stride, strict=True)
+                output = tuple(n + rng.randint(1 - step, step - 1) for n, step in pairs)
             geometry = Geometry(sizes, *window, output)
         if min(*geometry.pooled, *geometry.output) < 1 or math.prod(geometry.pooled) > most_cells:
             continue
@@ -503,30 +512,30 @@ def draw(
         aim = aimed(rng, operator)
         return draw(rng, operator, dtype, reduce=reduce, kind=kind, any_bits=any_bits, **aim)
     geometry = geometry or random_geometry(rng, operator, **limits)
-    dims = len(geometry.pooled)
-    layout, layout_of_indices = (layout or rng.choice(LAYOUTS) for _ in range(2))
-    if rng.random() < 0.7:
-        layout_of_indices = layout
+    of_values = layout or rng.choice(LAYOUTS)
+    of_indices = of_values if layout or rng.random() < 0.7 else rng.choice(LAYOUTS)
     shape = leading or random_leading(rng)
     # The reference takes up to a second for so many elements.
     while not leading and math.prod((*shape, *geometry.output)) > 2**17:
         shape = random_leading(rng)
     if operator == "pool":
         dtype = dtype or rng.choice(POOLED)
-        sizes = (*shape, *geometry.output)
-        x = random_values(rng, sizes, dtype, True) if any_bits else random_input(rng, sizes, dtype)
+        shape = (*shape, *geometry.output)
+        x = random_values(rng, shape, dtype, True) if any_bits else random_input(rng, shape, dtype)
+        x = laid_out(x, of_values, geometry.dims)
         index_dtype = rng.choice(geometry.index_dtypes())
-        x = laid_out(x, layout, dims)
         return call_of(operator, x, geometry=geometry, index_dtype=index_dtype)
     reduce = reduce or rng.choice(REDUCES if dtype in (None, *ARITHMETIC) else ("last",))
     dtype = dtype or rng.choice(MOVABLE if reduce == "last" else ARITHMETIC)
     is_forward = operator.startswith("unpool")
-    sizes = (*shape, *(geometry.pooled if is_forward else geometry.output))
-    adds_up = is_forward and reduce == "sum"
-    values = laid_out(random_values(rng, sizes, dtype, any_bits and not adds_up), layout, dims)
+    sizes = geometry.pooled if is_forward else geometry.output
+    any_bits = any_bits and not (is_forward and reduce == "sum")
+    values = random_values(rng, (*shape, *sizes), dtype, any_bits)
     kind = "offset" if "offsets" in operator else kind or rng.choice(INDEX_KINDS)
-    indices = laid_out(random_indices(rng, geometry, shape, kind), layout_of_indices, dims)
-    return call_of(operator, values, indices, geometry=geometry, reduce=reduce, kind=kind)
+    indices = random_indices(rng, geometry, shape, kind)
+    pairs = ((values, of_values), (indices, of_indices))
+    tensors = (laid_out(tensor, layout, geometry.dims) for tensor, layout in pairs)
+    return call_of(operator, *tensors, geometry=geometry, reduce=reduce, kind=kind)
 
 
 def with_invalid_index(call: Call, rng: Random) -> Call:
