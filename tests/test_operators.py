@@ -42,6 +42,14 @@ def test_operators_equal_the_reference(
     check_each(calls, lambda call: call.verify(device))
 
 
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)])
+def test_sums_are_rounded_once(device: str, dtype: torch.dtype, large: float) -> None:
+    x = torch.tensor([[large, 1, 1]], dtype=dtype)  # neither of the ones would change the first
+    geometry = geometry_of(pooled=(3,), window=(3, 1, 0))
+    for indices in (torch.tensor([[2, 2, 2]]), torch.tensor([[2, 1, 0]]).byte()):
+        cases.call_of("unpool", x, indices, geometry=geometry, reduce="sum").check(device)
+
+
 # The arguments of draw().
 SIZES: dict[str, dict[str, Any]] = {
     "an empty batch": {"leading": (0, 3)},
