@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as torch_F
 from cases import all_same, same
 from torch import Tensor, nn
-from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +20,9 @@ import maxunpool_cuda.functional as F
 from maxunpool_cuda import MaxPool2d, _patch, patched
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+needs_a_mode_in_backward = pytest.mark.skipif(
+    not hasattr(torch.overrides, "redispatch_function"), reason="no mode in a backward"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,23 +34,18 @@ def nothing_is_left(single_threaded_torch: None) -> Iterator[None]:
 
 def dtype_of_indices(x: Tensor = IMAGE) -> torch.dtype:
     """The dtype of the indices that torch.nn's pooling returns at this place."""
-    indices: Tensor = torch_F.max_pool2d(x, 2, return_indices=True)[1]
-    return indices.dtype
+    return torch_F.max_pool2d(x, 2, return_indices=True)[1].dtype
 
 
-def loss(x: Tensor, of: Any = torch_F, **options: Any) -> Tensor:
-    """Windows overlap. The size of an index is a factor, which tells its dtype."""
-    values, indices = of.max_pool2d(x, 3, 2, 1, return_indices=True, **options)
-    output = of.max_unpool2d(values, indices, 3, 2, 1, output_size=x.shape[-2:])
-    return output.square().sum() * indices.itemsize
+def loss(x: Tensor) -> Tensor:
+    """The size of an index in bytes is a factor, which tells its dtype."""
+    values, indices = torch_F.max_pool2d(x, 2, return_indices=True)
+    return torch_F.max_unpool2d(values, indices, 2).square().sum() * indices.itemsize
 
 
-def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
-    x = IMAGE.clone().requires_grad_()
-    return torch.autograd.grad(function(x), x)[0]
-
-
-OURS = gradient(partial(loss, of=F, index_dtype=torch.uint8))
+def gradient_of_loss() -> Tensor:
+    """The gradient for IMAGE, for indices of one byte. No windows overlap."""
+    return 2 * F.max_unpool2d(*F.max_pool2d(IMAGE, 2, return_indices=True), 2)
 
 
 def forms_of(name: str) -> dict[str, Callable[..., Any]]:
@@ -72,20 +69,17 @@ BEFORE_RETURN_INDICES = {"max_pool": (3, 2, 1, 1, True), "adaptive_max_pool": (3
 @pytest.mark.parametrize("kind", BEFORE_RETURN_INDICES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_every_form_of_pooling(dims: int, kind: str, form: str) -> None:
-    """Results are equal, and come from the same operator."""
+    """Results are equal, and come from the same operator. PyTorch's tell if there are indices."""
     name, arguments = f"{kind}{dims}d", BEFORE_RETURN_INDICES[kind]
     x = torch.rand(2, 3, *[8] * dims, requires_grad=True)
     function = forms_of(name)[form]
-    returns_indices = isinstance(function(x, *arguments), tuple)  # as PyTorch's own does
-    for dtype in (torch.int32, torch.uint8):
-        with patched(index_dtype=dtype):
-            got = leaves(function(x, *arguments))
-        is_flat = kind == "adaptive_max_pool"
-        returned = torch.int64 if dtype == torch.uint8 and is_flat else dtype
-        options: Any = {"return_indices": returns_indices, "index_dtype": returned}
-        expected = leaves(getattr(F, name)(x, *arguments, **options))
-        assert all_same(got, expected)
-        assert got[0].grad_fn.name() == expected[0].grad_fn.name()
+    returns_indices = isinstance(function(x, *arguments), tuple)
+    with patched(index_dtype=torch.int32):
+        got = leaves(function(x, *arguments))
+    options: Any = {"return_indices": returns_indices, "index_dtype": torch.int32}
+    expected = leaves(getattr(F, name)(x, *arguments, **options))
+    assert all_same(got, expected)
+    assert got[0].grad_fn.name() == expected[0].grad_fn.name()
 
 
 def test_every_name_of_the_functions_is_in_the_table() -> None:
@@ -96,45 +90,37 @@ def test_every_name_of_the_functions_is_in_the_table() -> None:
     assert found == _patch._REPLACEMENTS.keys()
 
 
-ROW, TWICE = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
-
-
 def test_modules() -> None:
     """torch.nn's are covered. This package's modules and functions keep their own arguments."""
+    row, twice = torch.tensor([[[1.0, 4.0]]]), torch.tensor([[[0, 0]]])
     ours = MaxPool2d(2, return_indices=True, index_dtype=torch.int32)
     with patched(index_dtype=torch.uint8, reduce="sum"):
-        assert dtype_of_indices(nn.Parameter(IMAGE.clone())) == torch.uint8
-        assert nn.MaxUnpool2d(2)(ROW, TWICE)[0, 0, 0] == 5
+        assert nn.MaxPool2d(2, return_indices=True)(nn.Parameter(IMAGE))[1].dtype == torch.uint8
+        assert nn.MaxUnpool2d(2)(row, twice)[0, 0, 0] == 5
         assert ours(IMAGE)[1].dtype == torch.int32
-        assert F.max_unpool2d(ROW, TWICE, 2)[0, 0, 0] == 4
-        assert nn.MaxPool2d(17)(torch.rand(1, 40, 40)).shape == (1, 2, 2)  # without offsets
+        assert F.max_unpool2d(row, twice, 2)[0, 0, 0] == 4
+        # Of these windows there are no offsets of one byte.
+        assert nn.MaxPool2d(17)(torch.rand(1, 40, 40)).shape == (1, 2, 2)
+        assert nn.AdaptiveMaxPool2d(2, return_indices=True)(IMAGE)[1].dtype == torch.int64
 
 
 def test_nesting() -> None:
-    """Also of decorated functions, and where an exception ends it."""
+    """Also of decorated functions, where an exception ends it, and only in this thread."""
     outer, inner = patched(index_dtype=torch.int32), patched(index_dtype=torch.uint8)
 
     @inner
     def fails() -> None:
         """Documented."""
-        with outer, inner, BaseTorchFunctionMode():
+        with outer, inner:
             assert dtype_of_indices() == torch.uint8
             raise ZeroDivisionError
 
     assert (fails.__name__, fails.__doc__) == ("fails", "Documented.")
-    with outer, outer:
+    with outer, outer, ThreadPoolExecutor(1) as elsewhere:
         with pytest.raises(ZeroDivisionError):
             fails()
         assert dtype_of_indices() == torch.int32
-
-
-def test_threads() -> None:
-    """patched() holds for one thread. The backward may run in another."""
-    x = IMAGE.clone().requires_grad_()
-    with patched(index_dtype=torch.uint8), ThreadPoolExecutor(1) as elsewhere:
         assert elsewhere.submit(dtype_of_indices).result() == torch.int64
-        elsewhere.submit(loss(x).backward).result()
-    assert same(x.grad, OURS)
 
 
 async def async_generator() -> Any:
@@ -160,7 +146,7 @@ def test_what_is_done_too_late() -> None:
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError, match=r"^patched: .*, as in patched\(\)\(function\), but got"):
-        patched(pool_of)
+        patched(loss)
     with pytest.raises(ValueError, match=r"^patched: expected index_dtype .* got torch.int16$"):
         patched(index_dtype=torch.int16)
     with pytest.raises(ValueError, match=r"^patched: expected reduce .* got 'mean'$"):
@@ -180,42 +166,6 @@ def test_graph_breaks() -> None:
     assert torch.compile(breaking, backend="eager")(IMAGE) == breaking(IMAGE) == expected
 
 
-def pool_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices are cloned, as a region with a graph of its own may not return an alias.
-
-    Arguments are positional, as Dynamo hands them to modes.
-    """
-    values, indices = torch_F.max_pool2d_with_indices(x, 2, 2, 0, 1, False, True)
-    return values, indices.clone()
-
-
-class Pools(torch.autograd.Function):
-    """Pools in forward and backward. Both multiply by an index's size, which tells its dtype."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        values, indices = pool_of(x)
-        return values * indices.itemsize
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch_F.interpolate(Pools.forward(*ctx.saved_tensors) * grad, scale_factor=2)
-
-
-def summed(x: Tensor) -> Tensor:
-    return Pools.apply(x).sum()
-
-
-POOLED, OFFSETS = F.max_pool2d(IMAGE, 2, return_indices=True, index_dtype=torch.uint8)
-GRADIENT = torch_F.interpolate(POOLED, scale_factor=2)
-
-
 def compiled(function: Callable[[Tensor], Any], place: str) -> Callable[[Tensor], Any]:
     """Compiles a function, and patches torch.nn.functional around the compiled code or inside."""
     mode = patched(index_dtype=torch.uint8)
@@ -227,61 +177,93 @@ def checkpointed(x: Tensor) -> Tensor:
     return checkpoint(loss, x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("place", ["around", "inside"])
-@pytest.mark.parametrize(("function", "expected"), [(checkpointed, OURS), (summed, GRADIENT)])
-def test_compiled_code_that_pools_in_its_backward(
-    function: Any, expected: Tensor, place: str
-) -> None:
-    assert same(gradient(compiled(function, place)), expected)
+def sizes_of_indices(x: Tensor) -> Tensor:
+    """A tensor of the shape of pooled ``x``, that holds how many bytes its indices take."""
+    # Arguments are positional, as Dynamo hands them to modes.
+    indices = torch_F.max_pool2d_with_indices(x, 2, 2, 0, 1, False, True)[1]
+    return torch.full_like(indices, indices.itemsize, dtype=torch.int64)
 
 
-# Code that Dynamo runs apart from all modes. The last results are the indices of a pooling.
-def branches(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.cond(x.sum() > 0, pool_of, lambda x: pool_of(x + 1), (x,))
+def branches(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, sizes_of_indices, lambda x: sizes_of_indices(x + 1), (x,))
 
 
-# A region that is compiled once runs as it does outside of patched(), even if it pools.
-plain_region = torch.compiler.nested_compile_region(lambda x: x.sin())
-pooling_region = torch.compiler.nested_compile_region(pool_of)
-
-
-def regions(x: Tensor) -> tuple[Tensor, ...]:
-    return plain_region(x), *pooling_region(x), pool_of(x)[1]
-
-
-def scans(x: Tensor) -> tuple[Tensor, ...]:
+def scans(x: Tensor) -> Tensor:
     from torch._higher_order_ops.scan import scan
 
-    sums = scan(lambda carry, x: (carry + x, carry * x), torch.zeros(8), x[0, 0])
-    return *sums, *scan(lambda carry, x: (carry + 1, pool_of(x)[1]), torch.zeros(()), x)
+    return scan(lambda carry, x: (carry + 1, sizes_of_indices(x)), torch.zeros(()), x)[1]
 
 
-@pytest.mark.parametrize("place", ["around", "inside"])
-@pytest.mark.parametrize("function", [branches, regions, scans])
-def test_compiled_code_apart_from_modes(function: Any, place: str) -> None:
-    *others, _indices = function(IMAGE)
-    assert all_same(compiled(function, place)(IMAGE), (*others, OFFSETS))
+every_place = pytest.mark.parametrize("place", ["around", "inside"])
 
 
-def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of functions with a backward of their own, if PyTorch shows these to modes."""
+@every_place
+def test_compiled_code_that_pools_in_its_backward(place: str) -> None:
+    x = IMAGE.clone().requires_grad_()
+    compiled(checkpointed, place)(x).backward()
+    assert same(x.grad, gradient_of_loss())
+
+
+@every_place
+@pytest.mark.parametrize("function", [branches, scans])
+def test_compiled_branches_and_loops(function: Any, place: str) -> None:
+    """Dynamo runs their code apart from all modes."""
+    assert compiled(function, place)(IMAGE).unique() == 1
+
+
+plain_region = torch.compiler.nested_compile_region(lambda x: x.sin())
+pooling_region = torch.compiler.nested_compile_region(sizes_of_indices)
+
+
+@every_place
+def test_compiled_regions(place: str) -> None:
+    """A region that is compiled once runs as it does outside of patched(), even if it pools."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return plain_region(x), pooling_region(x), sizes_of_indices(x)
+
+    plain, pooled, other = compiled(function, place)(IMAGE)
+    assert same(plain, IMAGE.sin())
+    assert pooled.unique() == torch.int64.itemsize
+    assert other.unique() == 1
+
+
+def test_transforms() -> None:
     with patched(index_dtype=torch.uint8):
-        assert same(torch.vmap(torch.func.grad(loss))(IMAGE), OURS)
-        if hasattr(torch.overrides, "redispatch_function"):
-            assert same(torch.func.grad(summed)(IMAGE), GRADIENT)
-            assert same(torch.vmap(Pools.apply)(IMAGE[:, None])[:, 0], POOLED)
-        graph = torch.fx.symbolic_trace(pool_of)
-        monkeypatch.setattr("maxunpool_cuda._patch._redispatch", None)
-        # PyTorch 2.11: the mode is off in them.
-        assert same(torch.vmap(Pools.apply)(IMAGE[:, None])[:, 0], POOLED * torch.int64.itemsize)
-    assert graph(IMAGE)[1].dtype == torch.uint8
+        assert same(torch.vmap(torch.func.grad(loss))(IMAGE), gradient_of_loss())
+        graph = torch.fx.symbolic_trace(sizes_of_indices)
+    assert graph(IMAGE).unique() == 1
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.overrides, "redispatch_function"), reason="no mode in a backward"
-)
+class TimesSize(torch.autograd.Function):
+    """``x`` times how many bytes an index takes. The gradient is multiplied by it as well."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * dtype_of_indices(x).itemsize
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * dtype_of_indices(*ctx.saved_tensors).itemsize
+
+
+@needs_a_mode_in_backward
+def test_transforms_of_functions_with_a_backward_of_their_own() -> None:
+    with patched(index_dtype=torch.uint8):
+        gradient = torch.func.grad(lambda x: TimesSize.apply(x).sum())(IMAGE)
+        assert same(torch.vmap(TimesSize.apply)(IMAGE), IMAGE)
+    assert same(gradient, torch.ones_like(IMAGE))
+
+
+@needs_a_mode_in_backward
 def test_what_a_checkpoint_computes_again() -> None:
     x = IMAGE.clone().requires_grad_()
     with patched(index_dtype=torch.uint8):
-        checkpoint(loss, x, use_reentrant=False).backward()
-    assert same(x.grad, OURS)
+        checkpointed(x).backward()
+    assert same(x.grad, gradient_of_loss())
