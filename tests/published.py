@@ -8,7 +8,7 @@ compilers, runtimes and devices return is equal to what torch.nn returns, whatev
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,13 @@ def drawn(published: Published) -> tuple[nn.Module, Tensor, Results]:
         expected = results(model, x)
         if all(bool(tensor.any()) for tensor in expected.values()):
             return model, x, expected
+
+
+def program_of(function: Callable[..., Any], *inputs: Tensor, shapes: Any = None) -> Any:
+    """The exported program. ``shapes`` has the dynamic dimensions of each input."""
+    module = nn.Module()
+    module.forward = function
+    return torch.export.export(module, inputs, dynamic_shapes=shapes)
 
 
 def pooling_in(module: torch.fx.GraphModule) -> set[str]:
