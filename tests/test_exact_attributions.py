@@ -3,7 +3,6 @@
 
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -200,19 +199,6 @@ def test_each_call_is_watched_alone() -> None:
     x = torch.randn(2, 3)
     with exact_attributions(model):
         assert all_same([model(x), model(x)], [x.relu()] * 2)
-
-
-def test_threads_are_watched_each_alone() -> None:
-    """What a call returns in a thread is checked, while a call of another thread goes on."""
-
-    def forward(part: nn.Module, x: Tensor) -> Tensor:
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(part, x).result()
-        return x
-
-    model = Network(forward, Network(forgets, relu()))
-    with exact_attributions(model), pytest.raises(RuntimeError, match=r"^exact_attributions: "):
-        model(torch.randn(2, 3))
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

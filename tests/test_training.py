@@ -2,7 +2,6 @@
 """Training under deterministic algorithms, and in less memory than torch.nn takes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
 
@@ -50,20 +50,15 @@ def test_the_input_of_a_pool_is_freed(device: str, dims: int, return_indices: bo
     """After the forward, unless something else needs it. torch.nn keeps it for the backward."""
     x = torch.rand(2, 3, *[9] * dims, device=device)
     scale = torch.ones((), device=device, requires_grad=True)
-
-    def pooled(of: Any) -> tuple[Any, StorageWeakRef]:
-        """The values, or they and indices, and what tells whether the pool's input is freed."""
+    is_freed = []
+    for of in (nn, maxunpool_cuda):
         pool = getattr(of, f"MaxPool{dims}d")(3, 2, 1, return_indices=return_indices)
         product = scale * x  # its backward needs both factors, and not the product
-        return pool(product), StorageWeakRef(product.untyped_storage())
-
-    results_of_torch_nn, theirs = pooled(nn)
-    assert not theirs.expired()
-    del results_of_torch_nn
-    assert theirs.expired()
-    results, ours = pooled(maxunpool_cuda)
-    assert ours.expired()
-    values = results[0] if return_indices else results
+        values = leaves(pool(product))[0]
+        memory = StorageWeakRef(product.untyped_storage())
+        del product
+        is_freed.append(memory.expired())
+    assert is_freed == [False, True]
     (gradient,) = torch.autograd.grad(values.sum(), scale)
     # The maxima are proportional to the scale, which is 1.
     torch.testing.assert_close(gradient, values.sum())
