@@ -2,7 +2,6 @@
 """Adaptive max pooling: definition, torch.nn's results, derivatives, graphs."""
 
 import functools
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +9,7 @@ from typing import Any
 import cases
 import pytest
 import torch
-from cases import (
-    FLOATS,
-    LAYOUTS,
-    all_same,
-    distinct,
-    laid_out,
-    random_input,
-    random_leading,
-    same,
-    scaled,
-)
+from cases import LAYOUTS, all_same, distinct, laid_out, random_input, random_leading, same, scaled
 from reference import Sizes, adaptive_max_pool
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -34,11 +23,12 @@ import maxunpool_cuda.functional as F
 every_rank = pytest.mark.parametrize("dims", [1, 2, 3])
 
 
-def ours(dims: int, functions: Any = F) -> Callable[..., Any]:
-    return getattr(functions, f"adaptive_max_pool{dims}d")
+def ours(dims: int) -> Callable[..., Any]:
+    return getattr(F, f"adaptive_max_pool{dims}d")
 
 
-theirs = functools.partial(ours, functions=nn.functional)
+def theirs(dims: int) -> Callable[..., Any]:
+    return getattr(nn.functional, f"adaptive_max_pool{dims}d")
 
 
 @pytest.fixture(params=["torch.nn's", "composed"])
@@ -55,10 +45,13 @@ def steps(tensor: Tensor) -> list[int]:
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def sizes_of(rng: random.Random, dims: int, most: int) -> tuple[Sizes, Any, Sizes]:
+def random_sizes(rng: random.Random, dims: int, most: int) -> tuple[Sizes, Any, Sizes]:
     """Sizes of a plane, an output_size that may have None, and the pooled sizes it asks for."""
     sizes = tuple(rng.randint(1, most) for _ in range(dims))
-    asked = tuple(rng.choice((None, 1, rng.randint(1, 2 * most))) for _ in sizes)
+    asked: list[int | None] = []
+    for size in sizes:
+        divisors = [m for m in range(1, size + 1) if size % m == 0]  # then windows have one size
+        asked.append(rng.choice((None, rng.choice(divisors), rng.randint(1, 2 * most))))
     pooled = tuple(n if m is None else m for n, m in zip(sizes, asked, strict=True))
     return sizes, asked if dims > 1 else pooled[0], pooled  # torch.nn's 1d takes no None
 
@@ -66,54 +59,32 @@ def sizes_of(rng: random.Random, dims: int, most: int) -> tuple[Sizes, Any, Size
 @both_ways
 @every_rank
 def test_the_definition_and_torchs(real_device: str, dims: int, rng: random.Random) -> None:
-    """Values, indices and strides are compared. Inputs have ties, infinities and NaNs."""
-    module = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")
+    """Values and indices are the reference's, strides torch.nn's. Ties, infinities and NaNs."""
     for _ in range(scaled(160)):
-        sizes, asked, pooled = sizes_of(rng, dims, most=(40, 12, 6)[dims - 1])
-        x = random_input(rng, (*random_leading(rng), *sizes), rng.choice(FLOATS))
+        sizes, asked, pooled = random_sizes(rng, dims, most=(40, 12, 6)[dims - 1])
+        x = random_input(rng, (*random_leading(rng), *sizes), rng.choice(cases.FLOATS))
         x = cases.moved(laid_out(x, rng.choice(LAYOUTS), dims), real_device)
-        values, indices = both = ours(dims)(x, asked, return_indices=True)
-        expected = theirs(dims)(x, asked, return_indices=True)
+        values, indices = ours(dims)(x, asked, return_indices=True)
+        # PyTorch's kernels write any NaN for float16 and bfloat16.
+        exactly = {"rtol": 0, "atol": 0, "equal_nan": True, "check_device": False}
+        assert_close((values, indices), adaptive_max_pool(x, pooled), **exactly)
         case = (x.dtype, x.shape, x.stride(), asked)
-        for right in (adaptive_max_pool(x, pooled), expected):
-            # PyTorch's kernels write any NaN for float16 and bfloat16.
-            exactly = {"rtol": 0, "atol": 0, "equal_nan": True, "check_device": False}
-            assert_close(both, right, **exactly)
-        assert steps(values) == steps(indices) == steps(expected[0]), case
-        assert same(module(asked)(x), values), case
+        assert steps(values) == steps(indices) == steps(theirs(dims)(x, asked)), case
         assert same(ours(dims)(x, asked), values), case
-        smaller = module(asked, True, index_dtype=torch.int32)(x)
-        assert all_same(smaller, (values, indices.int())), case
+        small = ours(dims)(x, asked, return_indices=True, index_dtype=torch.int32)
+        assert all_same(small, (values, indices.int())), case
 
 
-@both_ways
-@every_rank
-def test_multiples_of_the_output_are_max_pooled(
-    real_device: str, dims: int, rng: random.Random
+@pytest.mark.parametrize(("rows", "dtype"), [(48, torch.uint8), (51, torch.int32)])
+def test_the_backward_of_windows_of_one_size_keeps_small_indices(
+    rows: int, dtype: torch.dtype, real_device: str
 ) -> None:
-    """Results and gradients are torch.nn's. The backward keeps the smallest indices."""
-    for _ in range(scaled(40)):
-        pooled = tuple(rng.choice((1, 1, 2, 3)) for _ in range(dims))
-        window = tuple(rng.randint(1, (300, 20, 7)[dims - 1]) for _ in range(dims))
-        sizes = tuple(m * k for m, k in zip(pooled, window, strict=True))
-        x = distinct(torch.empty(*random_leading(rng), *sizes, dtype=torch.float64))
-        x = laid_out(x, rng.choice(LAYOUTS), dims).to(real_device).requires_grad_()
-        expected = theirs(dims)(x, pooled, return_indices=True)
-        torch.use_deterministic_algorithms(False)  # torch.nn's backward on CUDA raises under them
-        (right,) = torch.autograd.grad(expected[0].sum(), x)
-        torch.use_deterministic_algorithms(True)
-        smallest = torch.uint8 if math.prod(window) <= 256 else torch.int32
-        case = (x.shape, x.stride(), pooled)
-        for returned, kept in ((False, smallest), (True, torch.int64)):
-            saved: list[torch.dtype] = []
-            keep = lambda tensor, saved=saved: saved.append(tensor.dtype) or tensor  # noqa: E731
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                results = ours(dims)(x, pooled, return_indices=returned)
-            values = results[0] if returned else results
-            assert saved == [kept], case
-            assert all_same(results, expected if returned else expected[0]), case
-            assert steps(values) == steps(expected[0]), case
-            assert same(torch.autograd.grad(values.sum(), x)[0], right), case
+    """As that of max pooling does. Windows have 16 rows or 17, and 16 columns."""
+    x = torch.rand(2, 3, rows, 32, device=real_device, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        F.adaptive_max_pool2d(x, (3, 2))
+    assert [each.dtype for each in kept] == [dtype]
 
 
 def test_a_gradient_of_one_position_has_the_layout_of_the_input(device: str) -> None:
@@ -145,16 +116,15 @@ def test_only_indices_that_are_returned_have_to_fit() -> None:
 @every_rank
 def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:
     for _ in range(scaled(8)):
-        sizes, asked, _ = sizes_of(rng, dims, most=(9, 4, 3)[dims - 1])
+        sizes, asked, _ = random_sizes(rng, dims, most=(9, 4, 3)[dims - 1])
         x = torch.empty(2, *sizes, dtype=torch.float64, device=real_device)
         x = distinct(x).requires_grad_()
         pool = functools.partial(ours(dims), output_size=asked)
-        both = {"check_batched_grad": True}
-        assert gradcheck(pool, x, check_forward_ad=True, check_batched_forward_grad=True, **both)
-        cube = lambda x, pool=pool: pool(x).pow(3)  # noqa: E731
-        assert gradgradcheck(cube, x, check_fwd_over_rev=True, **both)
+        batched = {"check_batched_grad": True}
+        assert gradcheck(pool, x, check_forward_ad=True, check_batched_forward_grad=True, **batched)
+        assert gradgradcheck(pool, x, check_fwd_over_rev=True, **batched)
         batch = torch.stack([distinct(x.detach()), x.detach()])
-        assert same(vmap(pool)(batch), torch.stack([*map(pool, batch)]))
+        assert same(vmap(pool)(batch), torch.stack([pool(each) for each in batch])), "vmap"
 
 
 @pytest.mark.parametrize(("sizes", "is_pooled"), [((6, 7), True), ((7, 6), False)])
@@ -170,22 +140,30 @@ def test_compiled_for_one_size(real_device: str, sizes: Sizes, is_pooled: bool) 
 
 
 @pytest.mark.parametrize(("dims", "size"), [(1, 3), (2, 1), (3, 4)])
-def test_compiled_and_exported(real_device: str, dims: int, size: int) -> None:
-    """One graph serves all sizes. Decomposed, it has no operator of this package."""
-    open_sizes = [{d: torch.export.Dim.DYNAMIC for d in range(dims + 2) if d != 1}]
-    pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
-    x = torch.rand(11, 13, *[5] * dims, device=real_device)
-    program = torch.export.export(pool, (x,), dynamic_shapes=open_sizes, strict=dims == 2)
-    decomposed = program.run_decompositions(maxunpool_cuda.export.decompositions())
-    assert "maxunpool_cuda" in str(program.graph)
-    assert "maxunpool_cuda" not in str(decomposed.graph)
+def test_compiled_for_all_sizes(real_device: str, dims: int, size: int) -> None:
     graphs = CompileCounterWithBackend("aot_eager")
+    pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, return_indices=True)
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=graphs)
     for batch, length in ((11, 5), (12, 6), (14, 8)):
         x = torch.rand(batch, 13, *[length] * dims, device=real_device, requires_grad=True)
-        expected = pool(x)
-        for form in (program.module(), decomposed.module(), compiled):
-            assert all_same(form(x), expected), (x.shape, form)
-        wanted, got = (torch.autograd.grad(of(x)[0].sum(), x)[0] for of in (pool, compiled))
-        assert same(got, wanted), x.shape
+        got, expected = compiled(x), pool(x)
+        assert all_same(got, expected), x.shape
+        gradients = (torch.autograd.grad(values.sum(), x) for values, _ in (got, expected))
+        assert all_same(*gradients), x.shape
     assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(("dims", "size"), [(1, 3), (2, 1), (3, 4)])
+def test_exported_for_all_sizes(real_device: str, dims: int, size: int) -> None:
+    """Decomposed, the program has no operator of this package."""
+    pool = getattr(maxunpool_cuda, f"AdaptiveMaxPool{dims}d")(size, True, index_dtype=torch.int32)
+    x = torch.rand(11, 13, *[5] * dims, device=real_device)
+    sizes = {dim: torch.export.Dim.DYNAMIC for dim in range(dims + 2) if dim != 1}
+    program = torch.export.export(pool, (x,), dynamic_shapes=[sizes], strict=dims == 2)
+    decomposed = program.run_decompositions(maxunpool_cuda.export.decompositions())
+    assert "maxunpool_cuda" in str(program.graph)
+    assert "maxunpool_cuda" not in str(decomposed.graph)
+    for batch, length in ((11, 5), (12, 6), (14, 8)):
+        x = torch.rand(batch, 13, *[length] * dims, device=real_device)
+        assert all_same(program.module()(x), pool(x)), x.shape
+        assert all_same(decomposed.module()(x), pool(x)), x.shape

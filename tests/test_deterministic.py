@@ -5,7 +5,6 @@ It is right about PyTorch's own calls, in the release that is installed.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -16,32 +15,27 @@ from cases import OPERATORS, draw, scaled
 from conftest import Record, needs_library
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.nn.functional import interpolate
 from torch.profiler import profile
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-double = functools.partial(interpolate, scale_factor=2)
-# Calls of PyTorch, whose backward on CUDA raises the error unless they are decomposed. Of each the
-# dimensions, the operator that a decomposition has not, and whether this release decomposes it.
+# Modules of PyTorch, whose backward on CUDA raises the error unless they are decomposed. Of each
+# the dimensions, the operator that a decomposition has not, and whether this release decomposes it.
 CALLS = [
     (nn.MaxPool3d(2), 3, "max_pool3d_with_indices", False),
     (nn.MaxPool3d(2, return_indices=True), 3, "max_pool3d_with_indices", RELEASE >= (2, 13)),
     (nn.AdaptiveMaxPool2d(1), 2, "adaptive_max_pool2d", False),
-    (functools.partial(double, mode="bilinear"), 2, "upsample_bilinear2d", True),
-    (functools.partial(double, mode="bicubic"), 2, "upsample_bicubic2d", False),
 ]
 
 
-def dispatched(call: Callable[[Tensor], Any], dims: int) -> str:
+def dispatched(call: Callable[[Tensor], Any], dims: int) -> list[str]:
     """The operators that ``call`` dispatches for a CUDA tensor, which is fake: no GPU is needed."""
     # Without CUDA, PyTorch stops in the middle of a decomposition, but not at an operator.
     stops = contextlib.nullcontext() if torch.version.cuda else contextlib.suppress(RuntimeError)
     with FakeTensorMode(), Record() as record:
         x = torch.empty(1, 2, *[8] * dims, device="cuda")
-        record.names.clear()
         with stops:
             call(x)
-    return " ".join(record.names)
+    return record.names
 
 
 @pytest.mark.parametrize(("call", "dims", "operator", "is_decomposed"), CALLS)

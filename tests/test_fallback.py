@@ -5,15 +5,11 @@ The fixture ``device`` runs other tests on the fallback, and in a build without 
 do: make check-fallback. Fake tensors stand for tensors of devices that are not there.
 """
 
-import math
-import re
 import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -21,26 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases import (
-    DENSE,
-    DIFFERENTIABLE,
-    OPERATORS,
-    UNPOOLING,
-    Call,
-    all_same,
-    call_of,
-    draw,
-    geometry_of,
-    laid_out,
-    scaled,
-    with_invalid_index,
-)
-from conftest import Record, needs_library
+from cases import OPERATORS, UNPOOLING, Call, call_of, draw, geometry_of, scaled, with_invalid_index
+from conftest import Record
 from failures import check_each
-from published import pooling_in
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda.functional as F
@@ -75,15 +56,6 @@ def test_the_kernels_of_other_devices(operator: str, rng: Random) -> None:
             call_kernel(call)
 
 
-def test_the_kernels_of_other_devices_check_their_tensors(rng: Random) -> None:
-    call = draw(rng, "unpool", torch.float32)
-    values, indices = call.tensors
-    with pytest.raises(NotImplementedError, match="expected dense tensors but got a sparse_coo"):
-        call_kernel(replace(call, tensors=(values.to_sparse(), indices)))
-    with pytest.raises(RuntimeError, match=r"same device but got cpu and meta$"):
-        call_kernel(replace(call, tensors=(values, indices.to("meta"))))
-
-
 def test_cuda_tensors_without_kernels_warn_once(monkeypatch: Patch) -> None:
     """Of a GPU of AMD, for which there are none, nothing is said."""
     monkeypatch.setattr(_fallback, "_has_warned", False)
@@ -112,7 +84,7 @@ def test_a_captured_graph_checks_indices_when_it_runs(monkeypatch: Patch) -> Non
     assert "aten::_assert_async" in record.names
 
 
-@pytest.mark.usefixtures("single_threaded_torch")
+@pytest.mark.usefixtures("single_threaded_torch")  # and not under deterministic algorithms
 @pytest.mark.parametrize("device", ["mps", "AMD"])
 def test_other_devices_run_the_operators_where_torch_nn_cannot(
     device: str, monkeypatch: Patch
@@ -122,21 +94,25 @@ def test_other_devices_run_the_operators_where_torch_nn_cannot(
         monkeypatch.setattr(torch.version, "hip", "7.0")
         device = "cuda"
 
-    def called(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> set[str]:
-        traced = make_fx(partial(function, **options))(*tensors)
-        return {name.split(".")[0] for name in pooling_in(traced)}
+    def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> set[str]:
+        with Record() as record:
+            function(*arguments, **options)
+        return {name.split("::")[0] for name in record.names if "pool" in name}
 
+    torch_nns, ours = {"aten"}, {"maxunpool_cuda"}
     with FakeTensorMode():
         x = torch.empty(1, 1, 4, 4, device=device)
-        at = torch.empty(1, 1, 4, 4, device=device, dtype=torch.int64)
-        pool, unpool = (partial(each, kernel_size=2) for each in (F.max_pool2d, F.max_unpool2d))
-        assert called(pool, x) == called(unpool, x, at) == {"aten"}
-        small = called(pool, x, return_indices=True, index_dtype=torch.uint8)
-        assert small == called(unpool, x, at.int()) == {"maxunpool_cuda"}
-        assert called(unpool, x, at, reduce="sum") == {"maxunpool_cuda"}
+        indices = torch.empty(1, 1, 4, 4, device=device, dtype=torch.int64)
+        assert called(F.max_pool2d, x, 2) == torch_nns
+        assert called(F.max_unpool2d, x, indices, 2) == torch_nns
+        small = {"return_indices": True, "index_dtype": torch.uint8}
+        assert called(F.max_pool2d, x, 2, **small) == ours
+        assert called(F.max_unpool2d, x, indices.int(), 2) == ours
+        assert called(F.max_unpool2d, x, indices, 2, reduce="sum") == ours
         torch.use_deterministic_algorithms(True)
-        assert called(pool, x) == called(unpool, x, at) == {"maxunpool_cuda"}
-        assert called(F.adaptive_max_pool2d, x, output_size=1) == {"maxunpool_cuda"}
+        assert called(F.max_pool2d, x, 2) == ours
+        assert called(F.max_unpool2d, x, indices, 2) == ours
+        assert called(F.adaptive_max_pool2d, x, 1) == ours
 
 
 FIRST_RUN = """
@@ -170,168 +146,24 @@ def test_a_wheel_without_a_library(tmp_path: Path, monkeypatch: Patch) -> None:
     assert lines_of("-c", FIRST_RUN, folder=tmp_path) == [f"none False {note}", str(init)]
 
 
-def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
-    """The shapes and strides of the results of a call, or the words of its error."""
-    try:
-        results = call(*arguments)
-    except Exception as error:
-        return str(error).split("\n")[0]
-    return [(tuple(result.shape), result.stride()) for result in leaves(results)]
-
-
-def spoilt(rng: Random, numbers: Any) -> Any:
-    """The numbers of a list, sometimes with other ones, or with one less."""
-    if not isinstance(numbers, tuple) or rng.random() < 0.8:
-        return numbers
-    if rng.random() < 0.2:
-        return numbers[1:]
-    strange = (-1, 0, 1, 2, 17, 256, 2**31, 2**58, 2**60, 2**61)
-    return tuple(rng.choice((number, number + 1, rng.choice(strange))) for number in numbers)
-
-
-# The tensor with other strides, another shape or another dtype.
-CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda t: t[:1].expand(t.shape),
-    lambda t: t[(slice(None),) * (t.dim() - 1) + (slice(0, 1),)],
-    lambda t: t.transpose(0, -1),
-    lambda t: t[0],
-    lambda t: t[:, :0],
-    lambda t: t.new_empty(1, *t.shape),
-    lambda t: t.as_strided(t.shape, [1] * t.dim()),
-    lambda t: t.to(torch.bool),
-)
-
-
-@needs_library
+@pytest.mark.parametrize("device", ["cpu", "fallback"], indirect=True)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_guard_refuses_what_the_checks_refuse(operator: str, rng: Random) -> None:
-    """Right calls and wrong ones, straight to a kernel: the checks' errors, shapes and strides."""
-    errors = set()
-    for _ in range(scaled(1200)):
-        call = draw(rng, operator, most_cells=12, longest=6)
-        if rng.random() < 0.05:  # a single position a plane, and one channel: any layout fits
-            call = draw(rng, operator, leading=(3, 1), geometry=geometry_of((1, 1), (2, 2, 0)))
-        tensors = [t if rng.random() < 0.9 else rng.choice(CHANGES)(t) for t in call.tensors]
-        arguments = [spoilt(rng, argument) for argument in call.arguments]
-        if rng.random() < 0.05:
-            arguments[-1] = torch.int16 if operator == "pool" else "max"
-        result = call.definition.result
-        expected = outcome(partial(result, device="meta"), *tensors, *arguments)
-        if isinstance(expected, list) and math.prod(expected[0][0]) > 2**16:
-            continue  # all numbers are allowed, and the result would be large
-        with torch.inference_mode():  # without autograd, whose kernel is in Python
-            found = outcome(call.operator, *tensors, *arguments)
-        if isinstance(expected, str):
-            errors.add(re.sub(r"[\d-]+", "", expected)[:60])
-        if "in the output plane" not in str(found):  # the numbers fit, but not these indices
-            assert found == expected, (tensors, arguments)
-    assert len(errors) > 5, errors
-
-
-# The devices of CPU tensors, without the emulated GPU.
-on_the_cpu = pytest.mark.parametrize("device", ["cpu", "fallback"], indirect=True)
-every_derivative = pytest.mark.parametrize(("operator", "reduce"), DIFFERENTIABLE)
-
-
-def in_channels_last(tensor: Tensor) -> Tensor:
-    """A copy in this layout, as its strides tell: ``contiguous`` keeps those of one channel."""
-    format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=format).copy_(tensor)
-
-
-# The sizes of the batch and the channels, and a size of pooled planes.
-SHAPES = [((2, 3), 2), ((2, 1), 2), ((1, 1), 1), ((0, 3), 1)]
-
-
-def calls_in_layouts(rng: Random, operator: str, reduce: str) -> Iterator[Call]:
-    """Calls in each layout; one channel, planes of one position, a volume without a batch."""
-    for dims, (leading, size) in product((1, 2, 3), SHAPES):
-        geometry = geometry_of((size,) * dims, (size, size, 0))
-        how: dict[str, Any] = {"geometry": geometry, "leading": leading, "reduce": reduce}
-        yield draw(rng, operator, torch.float64, **how, layout="contiguous")
-        yield draw(rng, operator, torch.float64, **how, layout="strided")
-        if dims > 1:
-            call = draw(rng, operator, torch.float64, **how)
-            yield replace(call, tensors=tuple(map(in_channels_last, call.tensors)))
-        if dims == 3 and leading[0] > 0:  # it keeps channels_last_3d
-            yield replace(call, tensors=tuple(in_channels_last(t)[0] for t in call.tensors))
-
-
-def results_and_gradient(call: Call, x: Tensor, *indices: Tensor) -> list[Tensor]:
-    """All results of the call for other tensors, and the gradient of their squares' sum / 2."""
-    results = call.on(x.requires_grad_(), *indices)
-    return [*results, *torch.autograd.grad(results[0], x, results[0], create_graph=True)]
-
-
-@on_the_cpu
-@every_derivative
-def test_results_have_the_strides_of_the_trace(
-    device: str, operator: str, reduce: str, rng: Random
-) -> None:
-    def check(call: Call) -> None:
-        real = results_and_gradient(call, *call.moved(device).tensors)
-        empty = (
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-            for each in call.tensors
-        )
-        traced = results_and_gradient(call, *empty)
-        assert [each.stride() for each in real] == [each.stride() for each in traced]
-        assert not any(each._is_view() for each in traced)
-
-    check_each(calls_in_layouts(rng, operator, reduce), check)
-
-
-@on_the_cpu
-@every_derivative
-def test_results_may_be_changed_in_place(
-    device: str, operator: str, reduce: str, rng: Random
-) -> None:
-    """As ``nn.ReLU(inplace=True)`` does. No result is a view."""
+def test_results_may_be_changed_in_place(device: str, operator: str, rng: Random) -> None:
+    """As ``nn.ReLU(inplace=True)`` does. Autograd refuses to change some views."""
 
     def check(call: Call) -> None:
-        tensors = x, *_ = call.moved(device).tensors
-        weight = torch.tensor(0.5, dtype=x.dtype, requires_grad=True)
-        with torch.inference_mode():
-            assert not any(each._is_view() for each in call.on(*tensors))
-        with torch.no_grad():
-            values = call.on(*tensors)[0]
-        assert values.mul_(weight).requires_grad
-        results = results_and_gradient(call, *tensors)
-        assert not any(each._is_view() for each in results)
-        for number in (0, -1):  # the values and the gradient
-            output = (results[number] * weight).sin()
-            expected = torch.autograd.grad(output.sum(), (x, weight), retain_graph=True)
-            changed = results_and_gradient(call, *tensors)[number].mul_(weight).sin_()
-            assert all_same(torch.autograd.grad(changed.sum(), (x, weight)), expected)
+        x = call.tensors[0].requires_grad_()
+        for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
+            with mode:
+                results = call.on(x)
+                assert not any(result._is_view() for result in results)
+        results[0].mul_(2).sum().backward()
 
-    check_each(calls_in_layouts(rng, operator, reduce), check)
+    check_each((draw(rng, operator, torch.float64) for _ in range(scaled(20))), check)
 
 
-@on_the_cpu
-@pytest.mark.parametrize("of_indices", DENSE)
-@pytest.mark.parametrize("operator", UNPOOLING)
-def test_of_bad_indices_the_first_in_memory_is_named(
-    device: str, operator: str, of_indices: str, rng: Random
-) -> None:
-    """The call's layout orders them, which is that of the values."""
-    errors = {
-        "contiguous": r"but got 201\b.* at position 3 of plane 4 ",
-        "channels_last": r"but got 202\b.* at position 2 of plane 5 ",
-    }
-    for layout, error in errors.items():
-        geometry = geometry_of((2, 2), (2, 2, 0))
-        how: dict[str, Any] = {"geometry": geometry, "leading": (2, 3), "layout": layout}
-        call = draw(rng, operator, torch.float32, **how)
-        indices = call.tensors[1].contiguous()
-        planes = indices.view(6, -1)
-        planes[4, 3] = 201
-        planes[5, 2] = 202
-        tensors = call.tensors[0], laid_out(indices, of_indices, 2)
-        replace(call, tensors=tensors, error=error).verify_error(device)
-
-
-@on_the_cpu
+@pytest.mark.parametrize("device", ["cpu", "fallback"], indirect=True)
 def test_a_volume_of_one_channel_and_minus_infinity(device: str) -> None:
     """PyTorch's pooling of channels_last_3d gives such windows the index 0."""
-    x = in_channels_last(torch.full((2, 1, 4, 4, 4), -torch.inf))
+    x = torch.full((2, 4, 4, 4, 1), -torch.inf).movedim(-1, 1)
     call_of("pool", x, geometry=geometry_of((2, 2, 2), (2, 2, 0))).check(device)

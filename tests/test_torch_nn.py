@@ -2,7 +2,6 @@
 """In place of torch.nn: its results on one thread, its forms of arguments, its samples."""
 
 import random
-from collections.abc import Iterator
 from inspect import getfullargspec
 from typing import Any
 
@@ -40,31 +39,30 @@ def test_unpooling_is_torchs(dtype: torch.dtype, rng: random.Random) -> None:
     """Functions return torch.nn's results. Modules return the reference's for every ``reduce``."""
 
     def check(call: Call) -> None:
-        (x, indices), (size, *window, _) = call.tensors, call.arguments
-        ours, theirs = (getattr(of, f"max_unpool{call.dims}d") for of in (F, nn.functional))
+        x, indices = call.tensors
+        size, *window, _reduce = call.arguments
+        positions = call.positions.long().contiguous()
+        name = f"max_unpool{call.dims}d"
         # torch.nn's 1d takes sizes as ints, or in tuples of other lengths.
-        bare = [sizes[0] if call.dims == 1 else sizes for sizes in window]
-        expected = theirs(x.contiguous(), call.positions.long().contiguous(), *bare, size)
-        assert same(ours(x, indices, *window, size), expected)
+        numbers = [sizes[0] if call.dims == 1 else sizes for sizes in window]
+        expected = getattr(nn.functional, name)(x.contiguous(), positions, *numbers, size)
+        assert same(getattr(F, name)(x, indices, *window, size), expected)
         for reduce in REDUCES:
             module = getattr(maxunpool_cuda, f"MaxUnpool{call.dims}d")(*window, reduce=reduce)
             got = module(input=x, indices=indices, output_size=size)
-            assert same(got, max_unpool(x, call.positions, size, reduce)), reduce
+            assert same(got, max_unpool(x, positions, size, reduce)), reduce
 
     check_each((draw(rng, rng.choice(UNPOOLING[:2]), dtype) for _ in range(scaled(60))), check)
 
 
 # Poolings of more than a kernel takes at once: batch and channels, sizes of the plane; kernel,
-# stride, padding and dilation, the same in all dimensions; and the layout.
+# stride and padding, the same in all dimensions; and the layout.
 LARGE: list[tuple[Sizes, Sizes, Sizes, str]] = [
-    ((2, 1), (4, 40000), (2, 2, 0, 1), "contiguous"),  # a row wider than 16 bits count
-    ((1, 1050), (5, 6), (2, 1, 1, 1), "contiguous"),  # many channels
-    ((2, 3), (40, 41), (40, 1, 20, 1), "contiguous"),  # windows padded by half
-    ((2, 20), (23, 26), (20, 3, 0, 1), "channels_last"),
-    ((2, 3), (5000,), (4000, 333, 100, 1), "contiguous"),
-    ((1, 2), (18, 17, 19), (16, 1, 8, 1), "contiguous"),
-    # More elements than a uint16 counts, in windows of many channels. It is always drawn.
-    ((1, 40), (67, 66), (65, 1, 0, 1), "channels_last"),
+    ((2, 1), (4, 40000), (2, 2, 0), "contiguous"),  # a row wider than 16 bits count
+    ((1, 1050), (5, 6), (2, 1, 1), "contiguous"),  # many channels
+    ((2, 3), (40, 41), (40, 1, 20), "contiguous"),  # windows padded by half
+    # More elements than a uint16 counts, in windows of many channels.
+    ((1, 40), (67, 66), (65, 1, 0), "channels_last"),
 ]
 
 
@@ -73,25 +71,29 @@ def test_pooling_is_torchs(device: str, dtype: torch.dtype, rng: random.Random) 
     """Compare with torch.nn's kernels for contiguous CPU tensors, as its others err at -inf."""
 
     def check(call: Call) -> None:
-        (x,), (*window, ceil) = call.tensors, call.geometry.pooling
-        ours, theirs = (getattr(of, f"max_pool{call.dims}d") for of in (F, nn.functional))
-        expected, positions = theirs(x.contiguous(), *window, ceil, return_indices=True)
-        module = getattr(maxunpool_cuda, f"MaxPool{call.dims}d")(*window, True, ceil)
+        (x,) = call.tensors
+        *window, ceil_mode, _index_dtype = call.arguments
+        pool = getattr(nn.functional, f"max_pool{call.dims}d")
+        expected, positions = pool(x.contiguous(), *window, ceil_mode, return_indices=True)
         there = moved(x, device)
+        module = getattr(maxunpool_cuda, f"MaxPool{call.dims}d")(*window, True, ceil_mode)
         values, indices = module(there)
         assert same(indices, positions)
-        for got in (values, ours(there, *window, ceil)):
+        alone = getattr(F, f"max_pool{call.dims}d")(there, *window, ceil_mode)
+        for got in (values, alone):
             assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
-    def calls() -> Iterator[Call]:
-        for _ in range(scaled(25)):
-            yield draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
-        for leading, size, window, layout in (LARGE[-1], *rng.sample(LARGE, scaled(len(LARGE)))):
-            in_each = [(number,) * len(size) for number in window]
-            geometry = Geometry.of_pooling(size, *in_each, ceil=rng.random() < 0.5)
-            yield draw(rng, "pool", dtype, geometry=geometry, leading=leading, layout=layout)
-
-    check_each(calls(), check)
+    calls = [
+        draw(rng, "pool", dtype, longest=rng.choice((9, 40)), most_cells=2000)
+        for _ in range(scaled(25))
+    ]
+    for leading, sizes, window, layout in LARGE:
+        kernel, stride, padding = ((number,) * 2 for number in window)
+        geometry = Geometry.of_pooling(
+            sizes, kernel, stride, padding, dilation=(1, 1), ceil=rng.random() < 0.5
+        )
+        calls.append(draw(rng, "pool", dtype, geometry=geometry, leading=leading, layout=layout))
+    check_each(calls, check)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -102,7 +104,8 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
         patch.setattr(torch.backends, "disable_global_flags", lambda: None)
         from torch.testing._internal.common_methods_invocations import op_db
 
-    ours, described = getattr(F, name), [op for op in op_db if op.name == f"nn.functional.{name}"]
+    ours = getattr(F, name)
+    described = [op for op in op_db if op.name == f"nn.functional.{name}"]
     for op in described:
         samples = [*op.sample_inputs("cpu", torch.float32)]
         for sample in rng.sample(samples, min(scaled(800), len(samples))):
@@ -110,9 +113,7 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
             got, theirs = (of(*given, **sample.kwargs) for of in (ours, op))
             assert type(got) is type(theirs)
             assert all_same(got, theirs), sample
-    errors = [e for op in described if op.error_inputs_func for e in op.error_inputs("cpu")]
-    assert errors
-    for error in errors:
+    for error in described[0].error_inputs("cpu"):
         sample = error.sample_input
         # In 1d and 3d, PyTorch's pooling and max_unpool1d have other words: here all have 2d's.
         words = error.error_regex if "2d" in name or name == "max_unpool3d" else None
@@ -158,16 +159,14 @@ def test_names_and_defaults_of_arguments(name: str) -> None:
         assert getfullargspec(ours)[:4] == getfullargspec(theirs)[:4]
 
 
-# Sizes before those of the plane are ignored, whatever they are.
-OUTPUT_SIZES: list[Any] = [
-    *((5, 7), [5, 7], torch.Size([5, 7]), (9, 1, 5, 7), [-1, 2**70, 5, 7], (None, "C", 5, 7)),
-    torch.tensor([0, 0, 5, 7]),
-]
-
-
-@pytest.mark.parametrize("size", OUTPUT_SIZES, ids=repr)
+@pytest.mark.parametrize(
+    "size", [(5, 7), [9, 1, 5, 7], (None, "C", 5, 7), torch.tensor([0, 0, 5, 7])], ids=repr
+)
 def test_forms_of_output_size(size: Any) -> None:
-    """Forms are torch.nn's. An unbatched input also takes as many sizes as it has itself."""
+    """Sizes before those of the plane are ignored, whatever they are, as by torch.nn.
+
+    An unbatched input also takes as many sizes as it has itself.
+    """
     x = torch.rand(2, 3, 2, 3)
     indices = torch.arange(6).reshape(2, 3).expand(x.shape)
     expected = nn.functional.max_unpool2d(x, indices, 2, output_size=(5, 7))
