@@ -17,7 +17,17 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OPERATORS, UNPOOLING, Call, call_of, draw, geometry_of, scaled, with_invalid_index
+from cases import (
+    OPERATORS,
+    UNPOOLING,
+    Call,
+    call_of,
+    draw,
+    draw_differentiable,
+    geometry_of,
+    scaled,
+    with_invalid_index,
+)
 from conftest import Record
 from failures import check_each
 from torch import Tensor
@@ -148,18 +158,24 @@ def test_a_wheel_without_a_library(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "fallback"], indirect=True)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_results_may_be_changed_in_place(device: str, operator: str, rng: Random) -> None:
-    """As ``nn.ReLU(inplace=True)`` does. Autograd refuses to change some views."""
+def test_results_have_the_strides_of_the_trace_and_are_no_views(
+    device: str, operator: str, rng: Random
+) -> None:
+    """Autograd would refuse to change some views in place, as ``nn.ReLU(inplace=True)`` does."""
 
     def check(call: Call) -> None:
-        x = call.tensors[0].requires_grad_()
+        x, *indices = call.tensors
+        traced = leaves(call.definition.result(x, *indices, *call.arguments, device="meta"))
+        x.requires_grad_()
         for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
             with mode:
                 results = call.on(x)
-                assert not any(result._is_view() for result in results)
+            assert [each.stride() for each in results] == [each.stride() for each in traced]
+            assert not any(each._is_view() for each in results)
         results[0].mul_(2).sum().backward()
 
-    check_each((draw(rng, operator, torch.float64) for _ in range(scaled(20))), check)
+    calls = (draw_differentiable(rng, operator, torch.float64) for _ in range(scaled(80)))
+    check_each(calls, check)
 
 
 @pytest.mark.parametrize("device", ["cpu", "fallback"], indirect=True)
