@@ -6,16 +6,14 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from cases import OPERATORS, Call, draw, geometry_of, scaled
+from cases import OPERATORS, Call, draw, scaled
 from conftest import GPUS, needs_library
 from failures import check_each
-from reference import Sizes
 from torch import Tensor
 from torch.utils._pytree import tree_leaves as leaves
 
@@ -32,11 +30,7 @@ IN_GRAPHS: list[tuple[str, type[Exception], str]] = [
     ("unpool(x, (indices - 1).int(), 2)", RuntimeError, "but got -1 at position 0 of plane 0 "),
     ("unpool(x[0, 0], indices[0, 0], 2)", RuntimeError, r"but got shape \[2, 2\]"),
     ("unpool(x, indices, 2, reduce='max')", ValueError, "reduce .* but got '?max'?"),
-    (
-        "unpool(x[0], indices[0], 2, output_size=[7, 4, 9])",
-        ValueError,
-        r"output_size .* but got \[7, 4, 9\] for stride=\[2, 2\]",
-    ),
+    ("unpool(x[0], indices[0], 2, output_size=[7, 4, 9])", ValueError, r"got \[7, 4, 9\] for str"),
 ]
 BAD_CALLS = [
     *IN_GRAPHS,
@@ -51,15 +45,13 @@ BAD_CALLS = [
         NotImplementedError,
         "input .* a quantized tensor$",
     ),
-    (
-        "pool(torch.nested.nested_tensor([image[0]]), 2)",
-        NotImplementedError,
-        "input .* a nested tensor$",
-    ),
+    ("pool(torch.nested.nested_tensor([image[0]]), 2)", NotImplementedError, "a nested tensor$"),
     ("adaptive_pool(image.to_sparse(), 3)", NotImplementedError, "input .* a sparse_coo tensor$"),
     # Forms of arguments
     ("unpool(x, indices, True)", TypeError, "kernel_size .* but got True$"),
     ("unpool(x, indices, 2, 2, 2**63)", TypeError, rf"padding .* but got \({2**63}, {2**63}\)$"),
+    # torch.nn's class keeps (2.0, 2.0) for 2.0.
+    ("maxunpool_cuda.MaxUnpool2d(2.0)", TypeError, "kernel_size .* but got 2.0$"),
     ("maxunpool_cuda.MaxUnpool2d(2, reduce='amax')", ValueError, "reduce .* but got 'amax'$"),
     # Windows
     ("unpool(x, indices, 0)", RuntimeError, r"but got kernel_size=\[0, 0\], stride"),
@@ -77,22 +69,14 @@ BAD_CALLS = [
     ("unpool(x, offsets, 17)", ValueError, r"at most 256 .* got kernel_size=\[17, 17\], .*int32"),
     ("pool(image, 2, index_dtype=None)", ValueError, "index_dtype .* but got None$"),
     ("maxunpool_cuda.MaxPool2d(2, index_dtype='int64')", ValueError, "but got 'int64'$"),
-    (
-        "pool(image, 2, 2, 0, (1, 2), index_dtype=torch.uint8)",
-        ValueError,
-        r"no dilation, .* but got .*dilation=\[1, 2\]; use int32",
-    ),
+    ("pool(image, 2, 2, 0, 3, index_dtype=torch.uint8)", ValueError, r"dilation=\[3, 3\]; use int"),
     (
         "pool(image[..., :1, :1].expand(1, 1, 2**16, 2**15), 2, index_dtype=torch.int32)",
         ValueError,
         rf"int32 indices but got spatial sizes \[{2**16}, {2**15}\]; use int64$",
     ),
-    ("adaptive_pool(image, 2, index_dtype=torch.uint8)", ValueError, "but got torch.uint8$"),
-    (
-        "maxunpool_cuda.AdaptiveMaxPool2d(2, index_dtype=torch.uint8)",
-        ValueError,
-        "have no offsets, but got torch.uint8$",
-    ),
+    ("adaptive_pool(image, 2, index_dtype=torch.uint8)", ValueError, "no offsets, but got torch.u"),
+    ("maxunpool_cuda.AdaptiveMaxPool2d(2, index_dtype='int64')", ValueError, "but got 'int64'$"),
 ]
 # torch.nn refuses these in 1, 2 and 3 dimensions. The exception is that of torch.nn.
 AS_TORCH = [
@@ -230,13 +214,6 @@ CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
 NUMBERS = (-1, 0, 1, 2, 17, 256, 2**31, 2**58, 2**60, 2**61)
 
 
-def changed_numbers(rng: Random, numbers: Sizes) -> Sizes:
-    """One number less, or others."""
-    if rng.random() < 0.2:
-        return numbers[1:]
-    return tuple(rng.choice((number, number + 1, rng.choice(NUMBERS))) for number in numbers)
-
-
 def changed(rng: Random, call: Call) -> Call:
     """The call with other tensors and arguments, or as it is. ``error``: how the checks refuse it.
 
@@ -246,9 +223,10 @@ def changed(rng: Random, call: Call) -> Call:
     for place, tensor in enumerate(tensors):
         if rng.random() < 0.2:
             tensors[place] = rng.choice(CHANGES)(tensor)
-    for place, argument in enumerate(arguments):
-        if isinstance(argument, tuple) and rng.random() < 0.2:
-            arguments[place] = changed_numbers(rng, argument)
+    for place, numbers in enumerate(arguments):
+        if isinstance(numbers, tuple) and rng.random() < 0.2:
+            others = (rng.choice((n, n + 1, rng.choice(NUMBERS))) for n in numbers)
+            arguments[place] = numbers[1:] if rng.random() < 0.2 else tuple(others)
     if rng.random() < 0.05:
         arguments[-1] = torch.int16 if call.name == "max_pool" else "max"
     error = ""
@@ -287,12 +265,12 @@ def test_random_arguments(device: str, operator: str, rng: Random) -> None:
         if math.prod(call.geometry.kernel) < 2**16:  # else the reference would take long, too
             call.compare(results)
 
-    calls = [draw(rng, operator, most_cells=12, longest=6) for _ in range(scaled(4000))]
     # Where a size is 0 or 1, strides may fit two layouts. A volume has two without a batch, too.
-    for leading, pooled in product(((0, 3), (3, 1), (3,)), ((1, 1), (2, 2), (1, 2, 2))):
-        chosen = {"leading": leading, "geometry": geometry_of(pooled, (2, 2, 0))}
-        calls += [draw(rng, operator, **chosen) for _ in range(scaled(200))]
-    calls = [changed(rng, call) for call in calls]
+    leadings = ((2, 3), (0, 3), (3, 1), (3,))
+    calls = [
+        changed(rng, draw(rng, operator, leading=rng.choice(leadings), most_cells=12, longest=4))
+        for _ in range(scaled(6000))
+    ]
     refused = {call.error.split(" but got ")[0] for call in calls}
     assert len(refused) > 5
     check_each(calls, check)

@@ -68,10 +68,3 @@ def test_repr_and_errors_name_the_class_and_its_own_argument(name: str) -> None:
         module()
     with pytest.raises(NotImplementedError, match=rf"^{name}: .*torch\.jit\.script"):
         torch.jit.script(module)
-
-
-def test_unpools_show_a_window_as_it_was_passed() -> None:
-    """torch.nn's class keeps (2.0, 2.0) for 2.0."""
-    expected = "kernel_size to be an int or a sequence of ints but got 2.0"
-    with pytest.raises(TypeError, match=f"^MaxUnpool2d: expected {expected}$"):
-        maxunpool_cuda.MaxUnpool2d(2.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OPERATORS, Call, all_same, draw_differentiable, laid_out, same, scaled
+from cases import OPERATORS, Call, all_same, draw_differentiable, laid_out, same
 from failures import check_each
 from torch import Tensor
 from torch._dynamo import compiled_autograd
@@ -84,18 +84,6 @@ def test_vmap(device: str, operator: str, leading: tuple[int, ...], rng: Random)
             assert all_same(nested(*tensors), vmap(call.function)(*tensors)), "nested"
 
     check_each([draw_differentiable(rng, operator, torch.float64, leading=leading)], check)
-
-
-@every_operator
-def test_opcheck(operator: str, rng: Random) -> None:
-    def check(call: Call) -> None:
-        x, *others = call.tensors
-        for leaf in (x, x.detach().clone().requires_grad_()):
-            results = torch.library.opcheck(call.operator, (leaf, *others, *call.arguments))
-            assert set(results.values()) == {"SUCCESS"}
-
-    calls = (draw_differentiable(rng, operator, torch.float32) for _ in range(scaled(4)))
-    check_each(calls, check)
 
 
 @every_operator
