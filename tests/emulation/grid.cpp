@@ -49,16 +49,12 @@ struct Fiber {
   Dim3 index;
 };
 
-// Blocks run one after the other here, but at once on a GPU. So nothing may tell ThreadSanitizer of
-// an order between them: the addresses that order threads at barriers differ from block to block.
 struct Block {
   std::unique_ptr<char[]> shared;
   std::vector<Fiber*> ready;
-  std::vector<Fiber*> waiting; // at a barrier
-  // Whether any thread gave the barrier a predicate. A thread may reach the next barrier before all
-  // have left this one, so there are two, used in turn. Their addresses order the threads.
-  int64_t any[2] = {};
-  unsigned turn = 0; // the one of the barrier that comes next
+  std::vector<Fiber*> waiting; // at the last of the barriers
+  // For each barrier, whether any thread gave it a predicate. Its address orders the threads.
+  std::deque<int64_t> barriers{0};
 };
 
 std::mutex one_grid;
@@ -74,7 +70,7 @@ std::mt19937 random;
 // A line for each grid that ran: the symbol of its kernel, the blocks that the launch asked for,
 // and the threads of a block.
 std::string launches;
-bool skips_a_block = false; // a mistake on purpose
+std::string skipped; // on purpose: "barriers", or "a block" of each grid
 
 unsigned below(unsigned end) {
   return random() % end;
@@ -128,8 +124,7 @@ void run_block(unsigned threads, size_t shared_bytes) {
     swapcontext(&scheduler, &running->context);
     if (block->waiting.size() == threads) {
       ready.swap(block->waiting);
-      block->turn ^= 1;
-      block->any[block->turn] = 0;
+      block->barriers.push_back(0);
     }
   }
   if (!block->waiting.empty()) {
@@ -140,8 +135,6 @@ void run_block(unsigned threads, size_t shared_bytes) {
 
 } // namespace
 
-bool skips_barriers = false;
-
 void run_grid(
     const void* kernel,
     unsigned blocks,
@@ -149,8 +142,9 @@ void run_grid(
     size_t shared_bytes,
     const std::function<void()>& thread) {
   const std::lock_guard<std::mutex> lock(one_grid);
-  if (blocks == 0 || threads == 0 || threads > 1024) {
-    maxunpool_cuda::fail(blocks, " blocks of ", threads);
+  const bool fits = 0 < blocks && blocks < 1u << 31 && 0 < threads && threads <= 1024;
+  if (!fits || shared_bytes > 48 << 10) { // a GPU refuses it, too
+    maxunpool_cuda::fail(blocks, " blocks of ", threads, " threads, ", shared_bytes, " bytes");
   }
   Dl_info info{};
   dladdr(kernel, &info);
@@ -163,8 +157,12 @@ void run_grid(
   body = &thread;
   scheduler_thread = __tsan_get_current_fiber();
   std::vector<unsigned> order = shuffled(blocks);
-  order.resize(skips_a_block ? blocks - 1 : blocks);
-  std::deque<Block> done; // kept to the end, so that the addresses in each block are new
+  if (skipped == "a block") {
+    order.pop_back();
+  }
+  // Blocks run one after the other here, but at once on a GPU. So nothing may tell ThreadSanitizer
+  // of an order between them: all are kept to the end, so that each has other addresses.
+  std::deque<Block> done;
   for (const unsigned number : order) {
     block = &done.emplace_back();
     blockIdx = {number};
@@ -174,13 +172,16 @@ void run_grid(
 }
 
 bool barrier(bool predicate) {
-  int64_t* const any = &block->any[block->turn];
-  *any |= predicate;
+  if (skipped == "barriers") {
+    return predicate;
+  }
+  int64_t& any = block->barriers.back(); // while this thread waits, there may be a later one
+  any |= predicate;
   block->waiting.push_back(running);
-  __tsan_release(any);
+  __tsan_release(&any);
   leave();
-  __tsan_acquire(any);
-  return *any != 0;
+  __tsan_acquire(&any);
+  return any != 0;
 }
 
 void let_others_run() {
@@ -198,11 +199,9 @@ namespace {
 
 // The operators of this file
 
-// `mistake` is what the grids should skip, or empty.
-void configure(int64_t seed, const std::string& mistake) {
+void configure(int64_t seed, const std::string& skips) {
   random.seed(static_cast<unsigned>(seed));
-  skips_barriers = mistake == "barriers";
-  skips_a_block = mistake == "a block";
+  skipped = skips;
 }
 
 std::string list_launches() {
@@ -218,7 +217,7 @@ int64_t divide(int64_t n, int64_t divisor) {
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(emulated, m) {
-  m.def("configure(int seed, str mistake) -> ()");
+  m.def("configure(int seed, str skips) -> ()");
   m.def("launches() -> str");
   m.def("forget_launches() -> ()");
   m.def("divide(int n, int divisor) -> int");

@@ -18,36 +18,31 @@
 
 #include <functional>
 #include <map>
+#include <regex>
 #include <string>
 #include <tuple>
-#include <type_traits>
-#include <utility>
 
 namespace {
 
 // What a thread does: it calls the kernel.
 using Thread = std::function<void()>;
 
-// The thread of a kernel with the values that the arguments point to now.
-template <class... Parameters, size_t... I>
-Thread thread_of(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
-  const std::tuple<std::remove_cv_t<Parameters>...> held = {
-      *static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...};
+// The thread of a kernel with the values that the arguments point to now. Within braces these are
+// read from the first to the last.
+template <class... Parameters>
+Thread thread_of(void (*kernel)(Parameters...), void** arguments) {
+  const std::tuple<Parameters...> held = {
+      *static_cast<Parameters*>(*arguments++)...};
   return [=] { std::apply(kernel, held); };
 }
 
 template <class Kernel>
-struct MakerOf;
-template <class... Parameters>
-struct MakerOf<void(Parameters...)> {
-  static Thread make(void* kernel, void** arguments) {
-    const auto function = reinterpret_cast<void (*)(Parameters...)>(kernel);
-    return thread_of(function, arguments, std::index_sequence_for<Parameters...>());
-  }
-};
+Thread thread_at(void* kernel, void** arguments) {
+  return thread_of(reinterpret_cast<Kernel*>(kernel), arguments);
+}
 
-#define KERNEL(symbol, ...) {symbol, MakerOf<decltype(__VA_ARGS__)>::make},
-const std::map<std::string, Thread (*)(void* kernel, void** arguments)> makers = {
+#define KERNEL(symbol, ...) {symbol, thread_at<decltype(__VA_ARGS__)>},
+const std::map<std::string, Thread (*)(void* kernel, void** arguments)> threads_at = {
 #include "kernel_table.inc"
 };
 
@@ -55,13 +50,10 @@ const std::map<std::string, Thread (*)(void* kernel, void** arguments)> makers =
 
 extern "C" std::function<void()> work_of_launch(
     const char* symbol, unsigned blocks, unsigned threads, size_t shared_bytes, void** arguments) {
-  // The name of the namespace, of 14 letters, is another one in the emulation.
-  std::string emulated = symbol;
-  const std::string package = "14maxunpool_cuda";
-  for (size_t at; (at = emulated.find(package)) != std::string::npos;) {
-    emulated.replace(at, package.size(), "8emulated");
-  }
+  // A symbol has the name of the namespace, of 14 letters. In the emulation it is another.
+  const std::regex package("14maxunpool_cuda");
+  const std::string emulated = std::regex_replace(symbol, package, "8emulated");
   void* const kernel = dlsym(RTLD_DEFAULT, emulated.c_str());
-  const Thread thread = makers.at(emulated)(kernel, arguments);
+  const Thread thread = threads_at.at(emulated)(kernel, arguments);
   return [=] { shim::run_grid(kernel, blocks, threads, shared_bytes, thread); };
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CUDA's runtime on a machine without a GPU: as much of it as tests of this package call, for
+// CUDA's runtime on a machine without a GPU: as much of it as the tests of host_code.py call, for
 // PyTorch to have one device, whose memory is the host's, and for nvcc's host code to launch
 // kernels there. It is preloaded, so its functions take the place of libcudart's. A kernel of this
-// package runs on the emulated GPU; those of PyTorch do not run. Each call is done when it returns,
+// package runs on the emulated GPU; those of PyTorch do nothing. Each call is done when it returns,
 // but what a stream gets while it captures a graph is done when the graph is launched. One thread
 // at a time calls all this.
 //
@@ -19,8 +19,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
-#include <unordered_map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,38 +29,41 @@ namespace {
 
 constexpr int kProcessors = 132;
 constexpr size_t kMemory = size_t{8} << 30;
-constexpr size_t kSharedMemory = 48 << 10; // of a block that has not asked for more
-
-struct Configuration {
-  dim3 grid;
-  dim3 block;
-  size_t shared_bytes;
-  cudaStream_t stream;
-};
 
 // What a stream gets to do.
 using Work = std::function<void()>;
 using Graph = std::vector<Work>;
 
+std::map<const void*, std::string> symbols; // of kernels, by the host's function
+std::map<const void*, void*> variables;     // addresses, by the host's variable
+std::tuple<dim3, dim3, size_t, cudaStream_t> pushed;
+std::string history; // a line for each allocation, launch, copy and fill
+
 // Makes the work of a launch of a kernel of this package: see invoke.cpp.
-using WorkOfLaunch = Work (*)(
+Work (*work_of_launch)(
     const char* symbol, unsigned blocks, unsigned threads, size_t shared_bytes, void** arguments);
 
-struct State {
-  std::unordered_map<const void*, std::string> kernels; // symbols, by the host's function
-  std::unordered_map<const void*, void*> variables;     // addresses, by the host's variable
-  WorkOfLaunch work_of_launch = nullptr;
-  Configuration pushed{};
-  cudaError_t last_error = cudaSuccess;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  cudaStream_t capturing = nullptr; // a stream that captures this graph
-  Graph* graph = nullptr;
-  std::string log; // a line for each allocation, and for each work that was done
-};
-// A function, as libraries register what they have before variables of this one are initialized.
-State& state() {
-  static auto* const only = new State;
-  return *only;
+cudaStream_t capturing = nullptr; // the stream that captures a graph, if one does
+Graph captured;
+cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+
+bool captures(cudaStream_t stream) {
+  return stream != nullptr && stream == capturing;
+}
+
+// While a graph is captured, CUDA refuses some calls of threads that have not relaxed their mode.
+bool is_refused() {
+  return capturing != nullptr && mode != cudaStreamCaptureModeRelaxed;
+}
+
+cudaError_t do_or_capture(cudaStream_t stream, const std::string& name, const Work& work) {
+  history += name + '\n';
+  if (captures(stream)) {
+    captured.push_back(work);
+  } else {
+    work();
+  }
+  return cudaSuccess;
 }
 
 void* allocated(size_t bytes) {
@@ -68,48 +72,39 @@ void* allocated(size_t bytes) {
   return std::memset(std::aligned_alloc(alignment, whole), 0xa5, whole);
 }
 
-bool captures(cudaStream_t stream) {
-  return state().graph != nullptr && state().capturing == stream;
-}
-
-// While a graph is captured, CUDA refuses some calls of threads that have not relaxed their mode.
-bool is_refused() {
-  return state().graph != nullptr && state().mode != cudaStreamCaptureModeRelaxed;
-}
-
-cudaError_t do_or_capture(cudaStream_t stream, const std::string& name, const Work& work) {
-  const Work logged = [=] {
-    state().log += name + '\n';
-    work();
-  };
-  if (captures(stream)) {
-    state().graph->push_back(logged);
-  } else {
-    logged();
-  }
-  return cudaSuccess;
-}
-
 } // namespace
 
 extern "C" {
 
-void set_work_of_launch(WorkOfLaunch work_of_launch) {
-  state().work_of_launch = work_of_launch;
+void set_work_of_launch(decltype(work_of_launch) given) {
+  work_of_launch = given;
 }
 
-// The log, which is empty then.
-const char* take_log() {
+// The history since the last call.
+const char* take_history() {
   static std::string taken;
-  taken = std::exchange(state().log, "");
+  taken = std::exchange(history, "");
   return taken.c_str();
 }
+
+// ---- what does nothing. Graphs are never freed.
+
+#define DOES_NOTHING(function, ...)   \
+  cudaError_t function(__VA_ARGS__) { \
+    return cudaSuccess;               \
+  }
+DOES_NOTHING(cudaSetDevice, int)
+DOES_NOTHING(cudaDeviceSynchronize)
+DOES_NOTHING(cudaGetLastError)
+DOES_NOTHING(cudaMemGetInfo, size_t*, size_t*)
+DOES_NOTHING(cudaGraphDestroy, cudaGraph_t)
+DOES_NOTHING(cudaGraphExecDestroy, cudaGraphExec_t)
+DOES_NOTHING(cudaGraphGetNodes, cudaGraph_t, cudaGraphNode_t*, size_t*)
 
 // ---- what nvcc's host code calls
 
 void** __cudaRegisterFatBinary(void*) {
-  static void* handle = nullptr;
-  return &handle;
+  return nullptr;
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaRegisterFunction(
@@ -123,10 +118,14 @@ void __cudaRegisterFunction(
     dim3*,
     dim3*,
     int*) {
-  state().kernels[function] = symbol;
+  symbols[function] = symbol;
 }
 void __cudaRegisterVar(void**, char* variable, char*, const char*, int, size_t bytes, int, int) {
-  state().variables[variable] = std::calloc(1, bytes);
+  variables[variable] = std::calloc(1, bytes);
+}
+cudaError_t cudaGetSymbolAddress(void** address, const void* variable) {
+  *address = variables.at(variable);
+  return cudaSuccess;
 }
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
@@ -134,18 +133,14 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 unsigned __cudaPushCallConfiguration(
     dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
-  state().pushed = {grid, block, shared_bytes, stream};
+  pushed = {grid, block, shared_bytes, stream};
   return 0;
 }
 cudaError_t __cudaPopCallConfiguration(
     dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
-  *grid = state().pushed.grid;
-  *block = state().pushed.block;
-  *shared_bytes = state().pushed.shared_bytes;
-  *static_cast<cudaStream_t*>(stream) = state().pushed.stream;
+  std::tie(*grid, *block, *shared_bytes, *static_cast<cudaStream_t*>(stream)) = pushed;
   return cudaSuccess;
 }
-// What a GPU refuses is an error here, too.
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t kernel,
     dim3 grid,
@@ -153,24 +148,12 @@ cudaError_t __cudaLaunchKernel(
     void** arguments,
     size_t shared_bytes,
     cudaStream_t stream) {
-  const std::string symbol = state().kernels[kernel];
-  const unsigned threads = block.x * block.y * block.z;
-  const bool fits_grid = grid.x > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16;
-  if (!fits_grid || threads == 0 || threads > 1024 || shared_bytes > kSharedMemory) {
-    return state().last_error = cudaErrorInvalidConfiguration;
-  }
+  const std::string& symbol = symbols.at(kernel);
   Work work = [] {};
   if (symbol.find("maxunpool_cuda") != std::string::npos) {
-    work = state().work_of_launch(symbol.c_str(), grid.x, threads, shared_bytes, arguments);
+    work = work_of_launch(symbol.c_str(), grid.x, block.x, shared_bytes, arguments);
   }
   return do_or_capture(stream, symbol, work);
-}
-cudaError_t cudaGetSymbolAddress(void** address, const void* variable) {
-  *address = state().variables[variable];
-  return *address == nullptr ? cudaErrorInvalidSymbol : cudaSuccess;
-}
-cudaError_t cudaGetLastError() {
-  return std::exchange(state().last_error, cudaSuccess);
 }
 
 // ---- the device
@@ -183,31 +166,20 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int) {
-  return cudaSuccess;
-}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::strcpy(properties->name, "a stand-in without a GPU");
-  properties->major = 9;
-  properties->warpSize = 32;
   properties->totalGlobalMem = kMemory;
-  properties->multiProcessorCount = kProcessors;
-  properties->maxThreadsPerMultiProcessor = 2048;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount ? kProcessors : 0;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceSynchronize() {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = kProcessors; // which is what the package asks for
   return cudaSuccess;
 }
 // PyTorch asks for functions of the driver by name, and calls none of them here.
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*) {
-  static const auto do_nothing = +[]() { return 0; };
-  *function = reinterpret_cast<void*>(do_nothing);
+  *function = reinterpret_cast<void*>(cudaDeviceSynchronize);
   return cudaSuccess;
 }
 
@@ -217,12 +189,8 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
   if (bytes > kMemory) {
     return cudaErrorMemoryAllocation;
   }
-  if (bytes == 0) {
-    *address = nullptr;
-    return cudaSuccess;
-  }
-  state().log += "cudaMalloc\n";
-  *address = allocated(bytes);
+  history += "cudaMalloc\n";
+  *address = bytes == 0 ? nullptr : allocated(bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* address) {
@@ -230,16 +198,8 @@ cudaError_t cudaFree(void* address) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
-  if (is_refused()) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   *address = allocated(bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
-  *free = kMemory;
-  *all = kMemory;
-  return cudaSuccess;
+  return is_refused() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(
     void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -275,45 +235,31 @@ cudaError_t cudaStreamGetCaptureInfo(
     const cudaGraphNode_t**,
     const cudaGraphEdgeData**,
     size_t*) {
-  if (id != nullptr) {
-    *id = 1;
-  }
+  *id = 1;
   return cudaStreamIsCapturing(stream, status);
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* next) {
-  *next = std::exchange(state().mode, *next);
+  std::swap(mode, *next);
   return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  state().capturing = stream;
-  state().graph = new Graph;
+  capturing = stream;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
-  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(state().graph, nullptr));
-  return cudaSuccess;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-  *count = reinterpret_cast<Graph*>(graph)->size();
+  *graph = reinterpret_cast<cudaGraph_t>(new Graph(std::exchange(captured, {})));
+  capturing = nullptr;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiateWithFlags(
     cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
-  *made = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  *made = reinterpret_cast<cudaGraphExec_t>(graph);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
   for (const Work& work : *reinterpret_cast<Graph*>(graph)) {
     work();
   }
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete reinterpret_cast<Graph*>(graph);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
-  delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 

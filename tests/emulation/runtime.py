@@ -41,18 +41,17 @@ def why_not() -> str:
 def kernel_table() -> str:
     """A row for each kernel: KERNEL(symbol, function), with the function's template arguments."""
     rows = []
-    for symbol, name in emulation.kernels().items():
-        # Such as: void emulated::backward<unsigned int, true, false>(emulated::Report, ...). No
-        # template argument has a parenthesis but that of a cast: (emulated::Elements)2.
-        function = re.fullmatch(r"void (\w+::\w+<.*?>)\((?!emulated::Elements\)\d).*\)", name)
-        assert function, name
-        rows.append(f'KERNEL("{symbol}", {function[1]})')
+    for symbol, signature in emulation.kernels().items():
+        # Such as: void emulated::forward<float, (emulated::Elements)2>(unsigned int, ...).
+        signature = re.sub(r"\((emulated::\w+)\)(\d)", r"\1{\2}", signature)
+        function = signature.removeprefix("void ").partition("(")[0]
+        rows.append(f'KERNEL("{symbol}", {function})')
     return "\n".join(rows)
 
 
 @functools.cache
-def build() -> tuple[Path, Path]:
-    """The libraries that stand for CUDA's runtime and for its driver; invoke.so beside them."""
+def build() -> Path:
+    """The library that stands for CUDA's runtime and for its driver. invoke.so is beside it."""
     library = emulation.build("cuda")
     folder = library.parent
     texts = {name: (emulation.HERE / name).read_text() for name in ("runtime.cpp", "invoke.cpp")}
@@ -63,18 +62,16 @@ def build() -> tuple[Path, Path]:
     texts["driver.cpp"] = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in driver)
     for name, text in texts.items():
         (folder / name).write_text(text)
-    (folder / "driver").mkdir(exist_ok=True)
-    # nvcc calls g++, and tells it where the headers of CUDA are.
-    program = Path(TOOLKIT.home, "bin", "nvcc")
-    nvcc = [program, "-x", "c++", "-std=c++20", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    # nvcc calls g++, and tells it where the headers of CUDA are. The library has the name of the
+    # driver's, so that the loader looks for no other.
+    nvcc = [Path(TOOLKIT.home, "bin", "nvcc"), "-x", "c++", "-std=c++20", "-cudart", "none", "-w"]
+    nvcc += ["-shared", "-Xcompiler", "-fPIC", "-Xlinker", "-soname=libcuda.so.1"]
+    stand_in = [*nvcc, "runtime.cpp", "driver.cpp", "-o", "runtime.so"]
+    subprocess.run(stand_in, check=True, cwd=folder)
     gcc = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
-    for command in (
-        [*nvcc, "runtime.cpp", "-o", "runtime.so"],
-        [*gcc, "-w", "driver.cpp", "-o", "driver/libcuda.so.1"],
-        [*gcc, *emulation.TORCH, *emulation.SHIM, "invoke.cpp", "-o", "invoke.so", library],
-    ):
-        subprocess.run(command, check=True, cwd=folder)
-    return folder / "runtime.so", folder / "driver" / "libcuda.so.1"
+    invoke = [*gcc, *emulation.TORCH, *emulation.SHIM, "invoke.cpp", "-o", "invoke.so", library]
+    subprocess.run(invoke, check=True, cwd=folder)
+    return folder / "runtime.so"
 
 
 # Autograd's threads of the device may still run, and the process would not end in order.
@@ -88,21 +85,11 @@ os._exit(status)
 
 def run_tests(file: Path, caches_memory: bool) -> subprocess.CompletedProcess[str]:
     """Run tests, each of which calls connect() first, in a process that has the device."""
-    runtime, driver = build()
-    paths = [str(driver.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    environment = {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    environment = {"LD_PRELOAD": str(build())}
     if not caches_memory:
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     arguments = ("--all", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", file)
     return emulation.run([sys.executable, "-c", RUN_PYTEST, *arguments], environment)
-
-
-def connect() -> None:
-    """Let launches of nvcc's host code run emulated kernels."""
-    emulation.library()
-    invoke = ctypes.CDLL(str(Path(os.environ["LD_PRELOAD"]).parent / "invoke.so"))
-    stand_in().set_work_of_launch(invoke.work_of_launch)
-    assert torch.cuda.get_device_name() == "a stand-in without a GPU"
 
 
 def stand_in() -> ctypes.CDLL:
@@ -110,11 +97,18 @@ def stand_in() -> ctypes.CDLL:
     return ctypes.CDLL(os.environ["LD_PRELOAD"])
 
 
-def take_log() -> list[str]:
+def connect() -> None:
+    """Let launches of nvcc's host code run emulated kernels."""
+    invoke = ctypes.CDLL(str(Path(os.environ["LD_PRELOAD"]).parent / "invoke.so"))
+    stand_in().set_work_of_launch(invoke.work_of_launch)
+    assert torch.cuda.get_device_name() == "a stand-in without a GPU"
+
+
+def take_history() -> list[str]:
     """What the device did since the last call: symbols of kernels, names of other functions.
 
     Such as ["cudaMalloc", "_ZN14maxunpool_cuda8backwardI...", "cudaMemcpyAsync"].
     """
-    take = stand_in().take_log
+    take = stand_in().take_history
     take.restype = ctypes.c_char_p
     return take().decode().splitlines()
