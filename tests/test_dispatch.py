@@ -13,81 +13,49 @@ import cases
 import emulation
 import pytest
 import torch
-from reference import Sizes
 
-# Kernel, stride and padding in height and width. A name has the kernel, the stride after "/" where
-# it is not 2 (or not 4, of 4x4), and the padding after "+".
-WINDOWS = {
-    "2x2": (2, 2, 0),
-    "3x3": (3, 2, 0),
-    "3x3+1": (3, 2, 1),
-    "4x4": (4, 4, 0),
-    "3x3/1+1": (3, 1, 1),
-    "5x5/1+2": (5, 1, 2),
-    # These have no kernel of their own.
-    "2x2+1": (2, 2, 1),
-    "3x3/3": (3, 3, 0),
-    "2x2/1": (2, 1, 0),
-    "3x3/1": (3, 1, 0),
-    "5x5/3": (5, 3, 1),
-    "6x6/5": (6, 5, 0),
-}
-# The windows of the dimensions before the width; None stands for the window in height.
-SHAPES: dict[str, tuple[Sizes | None, ...]] = {
-    "lines": (),
-    "volumes": ((2, 2, 0), None),
-    "deep-overlap": ((2, 1, 0), None),
-}
-PLANES: tuple[Sizes | None, ...] = (None,)
-INDICES = {
-    "any": cases.INDEX_DTYPES,
-    "flat": (torch.int64, torch.int32),
-    "uint8": (torch.uint8,),
-}
-# A row stands for every combination of one word from each of its columns; the last column is the
-# first kernel that such a call launches. "rows" divide into vectors, "uneven-rows" do not; "lines",
-# "volumes" and "deep-overlap" are of other dimensions than two (SHAPES).
+# A row stands for every combination of one word from each of its columns. The last column is the
+# first kernel that such a call launches. Of the others,
+#
+#   3/2+1       is a window in height and width, of kernel 3, stride 2 and padding 1
+#   rows        are contiguous, and divide into a kernel's vectors; odd-rows do not divide
+#   unaligned   are such rows, at an address that does not divide
+#   channels    of channels_last tensors divide into vectors; odd-channels do not
+#   lines       are rows in one dimension, volumes in three, where windows do not overlap in depth;
+#               in deep-overlap they do
+#   any         stands for all dtypes of indices
 TABLE = """
-unpool last    2x2 3x3 3x3+1  rows               bool float16 int32    any    forward cells
-unpool last    2x2 3x3+1      channels           uint8 int16 float32   any    forward channels
-unpool last    2x2 3x3        uneven-rows        bool float16 float32  any    forward planes
-unpool last    3x3+1          unaligned          uint8 float32         any    forward planes
-unpool last    2x2 3x3 3x3+1  rows channels      float64 complex64     any    forward planes
-unpool last    4x4            rows               float16 float32       any    forward cells
-unpool last    3x3/1+1        rows unaligned     int16 float32         any    forward_strips
-unpool last    5x5/1+2        rows channels      float16 float32       uint8  forward_strips
-unpool last    2x2 3x3 4x4    rows               complex128            any    forward_last_slots
-unpool last    4x4            channels unaligned  float32              any    forward_last_slots
-unpool last    4x4 3x3/1+1    rows               bool float64          any    forward_last_slots
-unpool last    5x5/1+2        rows               float32               flat   forward_last_slots
-unpool last    5x5/1+2        rows               uint8 complex64       uint8  forward_last_slots
-unpool last    2x2+1 3x3/1    rows channels      float32               any    forward_last_slots
-unpool last    2x2 4x4        lines volumes      float32               any    forward cells
-unpool last    3x3+1          volumes            float32               any    forward cells
-unpool last    3x3+1          lines              float32               flat   forward cells
-unpool last    3x3+1          lines              float32               uint8  forward_last_slots
-unpool last    3x3/1+1        lines volumes      float32               any    forward_last_slots
-unpool last    2x2 3x3        deep-overlap       float32               any    forward_last_slots
-unpool sum     2x2 4x4        rows               bfloat16 int32        any    forward cells
-unpool sum     2x2            channels           uint8 float32         any    forward channels
-unpool sum     2x2            rows uneven-rows   float64 int64         any    forward planes
-unpool sum     3x3 3x3+1      rows               float16 float32       any    forward cells
-unpool sum     3x3 3x3+1      channels           bfloat16 float32      any    forward channels
-unpool sum     3x3+1          uneven-channels    float16 bfloat16      any    forward planes
-unpool sum     3x3/1+1        rows channels      bfloat16 float32      any    forward_strips
-unpool sum     5x5/1+2        rows channels      float16 float32       uint8  forward_strips
-unpool sum     2x2            rows               complex64 complex128  any    forward_own_sum_slots
-unpool sum     3x3+1 3x3/1+1  rows channels      int32 float64         any    forward_own_sum_slots
-gradient last  2x2 4x4 3x3/3  uneven-channels    bool float16 float64  any    backward
-gradient last  2x2+1          unaligned lines    float32 complex64     any    backward
-gradient last  3x3 2x2/1      uneven-rows lines  uint8 complex64       any    backward drops losers
-gradient last  3x3+1 5x5/3    rows               float32               any    backward drops losers
-gradient last  3x3/1 6x6/5    rows channels      float32               any    backward_last_slots
-gradient last  3x3+1          volumes            float32               any    backward_last_slots
-gradient last  2x2            deep-overlap       float32               any    backward_last_slots
-gradient last  2x2 3x3+1      rows               complex128            any    backward_last_slots
-gradient sum   5x5/1+2 6x6/5  channels volumes   uint8 complex64       any    backward
-gradient sum   2x2 3x3+1      rows               complex128            any    backward_sum_slots
+unpool last    2/2 3/2 3/2+1    rows                bool float16 int32  any    forward cells
+unpool last    2/2 3/2+1        channels            uint8 int16 int32   any    forward channels
+unpool last    2/2 3/2+1        odd-rows unaligned  bool float16 int32  any    forward planes
+unpool last    2/2 3/2 3/2+1    rows channels       float64 complex64   any    forward planes
+unpool last    4/4              rows                float16 float32     any    forward cells
+unpool last    3/1+1            rows unaligned      int16 float32       any    forward_strips
+unpool last    5/1+2            rows channels       float16 float32     uint8  forward_strips
+unpool last    5/1+2            rows                float32             int64  forward_last_slots
+unpool last    4/4              channels unaligned  float32             any    forward_last_slots
+unpool last    4/4 3/1+1        rows                bool float64        any    forward_last_slots
+unpool last    2/2 3/2 4/4      rows                complex128          any    forward_last_slots
+unpool last    2/2+1 3/1        rows                float32             any    forward_last_slots
+unpool last    2/2 4/4          lines volumes       float32             any    forward cells
+unpool last    3/2+1            lines               float32             int64  forward cells
+unpool last    3/2+1            lines               float32             uint8  forward_last_slots
+unpool last    3/1+1            lines volumes       float32             any    forward_last_slots
+unpool last    2/2              deep-overlap        float32             any    forward_last_slots
+unpool sum     2/2              rows                bfloat16 int32      any    forward cells
+unpool sum     3/2 3/2+1        rows                float16 float32     any    forward cells
+unpool sum     3/2+1            channels            bfloat16 float32    any    forward channels
+unpool sum     3/2+1            odd-channels        float16 bfloat16    any    forward planes
+unpool sum     3/1+1            rows channels       bfloat16 float32    any    forward_strips
+unpool sum     2/2              rows                complex64           any    forward_own_sum_slots
+unpool sum     3/2+1 3/1+1      rows                int32 float64       any    forward_own_sum_slots
+gradient last  2/2 2/2+1 3/3    odd-channels lines  bool complex64      any    backward
+gradient last  2/1 3/2+1 5/3+1  odd-rows lines      uint8 complex64     any    backward drops losers
+gradient last  3/1 6/5          rows                float32             any    backward_last_slots
+gradient last  2/2 3/2+1        deep-overlap        float32             any    backward_last_slots
+gradient last  2/2 3/2+1        rows                complex128          any    backward_last_slots
+gradient sum   5/1+2 6/5        channels volumes    uint8 complex64     any    backward
+gradient sum   2/2 3/2+1        rows                complex128          any    backward_sum_slots
 """
 ROWS = [re.split("  +", line) for line in TABLE.strip().splitlines()]
 # The second kernel of a call with flat indices. Offsets cannot leave their window.
@@ -120,32 +88,33 @@ def launched(call: cases.Call) -> list[str]:
 
 
 def draw(
-    rng: Random, function: str, window: str, layout: str, dtype: torch.dtype, index: torch.dtype
+    rng: Random, function: str, window: str, layout: str, dtype: str, index_dtype: torch.dtype
 ) -> cases.Call:
     """A call as the table describes it."""
     operator, reduce = function.split()
-    if index == torch.uint8:
+    if index_dtype == torch.uint8:
         operator += " from offsets"
-    windows = [each or WINDOWS[window] for each in (*SHAPES.get(layout, PLANES), None)]
-    columns = 5 if layout == "uneven-rows" else 16
-    pooled = (*(2 for _ in windows[1:]), columns)
-    *output, width = (n * stride for n, (_, stride, _) in zip(pooled, windows, strict=True))
-    output = (*output, width + (layout == "uneven-rows"))
+    kernel, stride, *padding = (int(n) for n in re.findall("[0-9]+", window))
+    flat = (kernel, stride, *(padding or [0]))
+    deep = (2, 1, 0) if layout == "deep-overlap" else (2, 2, 0)
+    dims = {"lines": 1, "volumes": 3, "deep-overlap": 3}.get(layout, 2)
+    windows = (deep, flat, flat)[-dims:]
+    pooled = (2, 2, 5 if layout == "odd-rows" else 16)[-dims:]
+    output = [n * stride for n, (_, stride, _) in zip(pooled, windows, strict=True)]
+    output[-1] += layout == "odd-rows"
+    memory = "channels_last" if "channels" in layout else "contiguous"
     call = cases.draw(
         rng,
         operator,
-        dtype,
+        getattr(torch, dtype),
         reduce=reduce,
         kind="own window",
-        geometry=cases.Geometry(pooled, *zip(*windows, strict=True), output),
-        leading=(2, 5 if layout == "uneven-channels" else 16),
-        layout="contiguous",
+        geometry=cases.Geometry(pooled, *zip(*windows, strict=True), tuple(output)),
+        leading=(2, 5 if layout == "odd-channels" else 16),
+        layout="unaligned" if layout == "unaligned" else memory,
     )
-    place = {"channels": "channels_last", "unaligned": "unaligned"}
-    place = place.get(layout.removeprefix("uneven-"), "contiguous")
     values, indices = call.tensors
-    tensors = (values, indices.to(index))
-    return replace(call, tensors=tuple(cases.laid_out(each, place, call.dims) for each in tensors))
+    return replace(call, tensors=(values, indices.to(index_dtype)))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" | ".join)
@@ -157,11 +126,12 @@ def test_calls_of_a_row_launch_its_kernel(row: list[str], rng: Random) -> None:
 def check_row(row: list[str], rng: Random, device: str = "cpu") -> None:
     """Compare what all calls of a row launch."""
     function, windows, layouts, dtypes, indices, kernel = row
-    calls = itertools.product(windows.split(), layouts.split(), dtypes.split(), INDICES[indices])
-    for window, layout, dtype, index in calls:
-        call = draw(rng, function, window, layout, getattr(torch, dtype), index)
-        fixup = [] if index == torch.uint8 else FIXUP[function]
-        assert launched(call.moved(device)) == [kernel, *fixup], (window, layout, dtype, index)
+    index_dtypes = cases.INDEX_DTYPES if indices == "any" else [getattr(torch, indices)]
+    words = itertools.product(windows.split(), layouts.split(), dtypes.split(), index_dtypes)
+    for each in words:
+        call = draw(rng, function, *each).moved(device)
+        fixup = [] if each[-1] == torch.uint8 else FIXUP[function]
+        assert launched(call) == [kernel, *fixup], each
 
 
 @pytest.mark.parametrize(
@@ -185,7 +155,7 @@ def test_large_calls_are_cut(operator: str, rows: int, parts: int, rng: Random) 
         torch.float32,
         reduce="last",
         kind="own window",
-        geometry=cases.geometry_of((rows, 1024), WINDOWS["2x2"]),
+        geometry=cases.geometry_of((rows, 1024), (2, 2, 0)),
         leading=(2, 1),
         layout="contiguous",
     )

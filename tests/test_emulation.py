@@ -20,18 +20,15 @@ PYTEST = ("-m", "pytest", "-s", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:
 
 
 def calls_of_every_kernel(rng: random.Random) -> Iterator[Call]:
-    """Calls of kernels for usual windows, large ones, other windows, and 64-bit numbers."""
-    usual = itertools.product(
-        cases.DIFFERENTIABLE, (torch.uint8, *cases.FLOATS), cases.WAYS, cases.WINDOWS
-    )
-    for (operator, reduce), dtype, way, window in usual:
-        aim = aimed(rng, operator, way, window, dims=2)
-        yield draw(rng, operator, dtype, reduce=reduce, **aim)
-    other_windows = ((5, 5, 0), (5, 5, 2), (5, 2**17, 0))
-    others = itertools.product(cases.DIFFERENTIABLE, cases.ARITHMETIC, other_windows)
-    for (operator, reduce), dtype, window in others:
-        if operator != "pool" or dtype in cases.POOLED:
-            geometry = geometry_of((1, 1), window)
+    """Calls for usual windows, and for others: large ones, and such that 64 bits count a plane."""
+    usual = [*itertools.product((torch.uint8, *cases.FLOATS), cases.WAYS, cases.WINDOWS)]
+    others = [geometry_of((1, 1), window) for window in ((5, 5, 0), (5, 5, 2), (5, 2**17, 0))]
+    for operator, reduce in cases.DIFFERENTIABLE:
+        for dtype, way, window in usual:
+            aim = aimed(rng, operator, way, window, dims=2)
+            yield draw(rng, operator, dtype, reduce=reduce, **aim)
+        dtypes = cases.POOLED if operator == "pool" else cases.ARITHMETIC
+        for dtype, geometry in itertools.product(dtypes, others):
             yield draw(rng, operator, dtype, reduce=reduce, geometry=geometry)
 
 
