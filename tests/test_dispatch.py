@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which CUDA kernels a call of unpooling launches, and that calls too large for 32 bits are cut.
+"""Which CUDA kernels a call of unpooling launches.
 
 csrc/cuda/dispatch.cuh has the rules. Here are calls on both sides of each.
 """
@@ -75,8 +75,6 @@ def name_of(signature: str) -> str:
         name += f" {ELEMENTS[int(elements[1])]}"
     if name == "backward" and ", true>(" in signature:
         name += " drops losers"
-    if "_last_slots<unsigned long," in signature:
-        name += " in 64 bits"
     return name
 
 
@@ -132,35 +130,3 @@ def check_row(row: list[str], rng: Random, device: str = "cpu") -> None:
         call = draw(rng, function, *each).moved(device)
         fixup = [] if each[-1] == torch.uint8 else FIXUP[function]
         assert launched(call) == [kernel, *fixup], each
-
-
-@pytest.mark.parametrize(
-    ("rows", "parts"),
-    [
-        pytest.param(12, 1, id="both fit"),
-        pytest.param(24, 2, id="one fits"),
-        pytest.param(40, 0, id="none fits"),
-    ],
-)
-@pytest.mark.parametrize("operator", ["unpool", "gradient"])
-def test_large_calls_are_cut(operator: str, rows: int, parts: int, rng: Random) -> None:
-    """Of two images the emulation's 32 bits count one, both, or not one.
-
-    Each part launches both kernels. If not even one image fits, there are no parts, and the simple
-    one does all.
-    """
-    call = cases.draw(
-        rng,
-        operator,
-        torch.float32,
-        reduce="last",
-        kind="own window",
-        geometry=cases.geometry_of((rows, 1024), (2, 2, 0)),
-        leading=(2, 1),
-        layout="contiguous",
-    )
-    fast = {"unpool": "forward cells", "gradient": "backward"}[operator]
-    slots = {"unpool": "forward_last_slots", "gradient": "backward_last_slots"}[operator]
-    kernels = [f"{slots} in 64 bits"] * 2 if parts == 0 else [fast, slots] * parts
-    with emulation.emulated_gpu(rng):
-        assert launched(call) == kernels

@@ -81,10 +81,9 @@ def test_every_architecture_asked_for_is_there(option: str, suffix: str) -> None
     assert {".".join(arch) for arch in found} == asked
 
 
-# The registers of a thread, of 255, that kernels may have beyond 64. With at most 64, half of the
-# threads that a processor can hold run at once, and hide the latency of memory; with at most 80,
-# three eighths; with at most 128, a quarter. Strips are bound by instructions, and pool_windows
-# does what networks rarely have.
+# A thread may have 64 registers: then half of the threads that a processor can hold run at once,
+# and hide the latency of memory. Exceptions are strips, which are bound by instructions, and
+# pool_windows, which does what networks rarely have.
 MOST_REGISTERS = {"forward_strips": 80, "pool_windows": 128}
 TUNED = "13.0"  # the release of nvcc that the kernels were tuned with
 

@@ -44,9 +44,8 @@ SETUP = runpy.run_path(str(Path(__file__).parents[2] / "setup.py"))
 # The headers of PyTorch, without what its oldest release lacks, as setup.py has them.
 TORCH = [f"-DTORCH_TARGET_VERSION={SETUP['TORCH_TARGET']}"]
 TORCH += [f"-isystem{path}" for path in SETUP["cpp_extension"].include_paths()]
-# Each -D gives a name of csrc/cuda another meaning. docs/emulation.md says what is untested so.
 SHIM = ["-include", "cuda_shim.h", "-I.", "-DUSE_CUDA", f"-Dmaxunpool_cuda={NAMESPACE}"]
-SHIM += ["-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu"]
+SHIM += ["-Daoti_torch_device_type_cuda=aoti_torch_device_type_cpu"]  # of all tensors
 # The sanitizers of this process, as -fsanitize takes them: see sanitized().
 SANITIZERS = os.environ.get("MAXUNPOOL_SANITIZERS", "")
 RUNTIMES = {  # without libstdc++, AddressSanitizer cannot intercept exceptions
@@ -200,7 +199,6 @@ def kernels() -> dict[str, str]:
     """The symbols of all kernels, and their signatures: ``void emulated::backward<bool>(...)``."""
     texts = "".join(path.read_text() for path in CSRC.glob("cuda/*"))
     names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", texts)
-    assert len(names) == texts.count("__global__")
     listed = subprocess.check_output(["nm", "-D", build("cuda")], text=True)
     pattern = rf"_ZN{len(NAMESPACE)}{NAMESPACE}\d+(?:{'|'.join(names)})I\w+"
     symbols = sorted(set(re.findall(pattern, listed)))

@@ -38,8 +38,9 @@ void run_grid(
     size_t shared_bytes,
     const std::function<void()>& thread);
 
-// What a thread calls. barrier() returns whether any thread of the block gave a predicate.
-bool barrier(bool predicate);
+// What a thread calls. barrier_or() returns whether the predicate of any thread of the block holds.
+void barrier();
+bool barrier_or(bool predicate);
 void let_others_run();
 void* shared_memory();
 
@@ -61,10 +62,10 @@ auto launch(
 } // namespace shim
 
 inline void __syncthreads() {
-  shim::barrier(false);
+  shim::barrier();
 }
 inline int __syncthreads_or(int predicate) {
-  return shim::barrier(predicate != 0);
+  return shim::barrier_or(predicate != 0);
 }
 
 inline int __clz(int value) {
@@ -75,25 +76,24 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) {
 }
 
 // Atomic operations order nothing else. Others run before one, never within it.
+template <class T, class Change>
+T atomically(T* to, const Change& change) {
+  shim::let_others_run();
+  const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  __atomic_store_n(to, change(before), __ATOMIC_RELAXED);
+  return before;
+}
 template <class T>
 T atomicExch(T* to, T value) {
-  shim::let_others_run();
-  return __atomic_exchange_n(to, value, __ATOMIC_RELAXED);
+  return atomically(to, [=](T) { return value; });
 }
 template <class T>
 T atomicMax(T* to, T value) {
-  shim::let_others_run();
-  const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
-  __atomic_store_n(to, std::max(before, value), __ATOMIC_RELAXED);
-  return before;
+  return atomically(to, [=](T before) { return std::max(before, value); });
 }
-
 template <class T>
 T atomicOr(T* to, T value) {
-  shim::let_others_run();
-  const T before = __atomic_load_n(to, __ATOMIC_RELAXED);
-  __atomic_store_n(to, before | value, __ATOMIC_RELAXED);
-  return before;
+  return atomically(to, [=](T before) { return before | value; });
 }
 
 // The host's functions of CUDA. The device does at once whatever it is asked, and nothing fails.

@@ -171,10 +171,7 @@ void run_grid(
   __tsan_acquire(&ends);
 }
 
-bool barrier(bool predicate) {
-  if (skipped == "barriers") {
-    return predicate;
-  }
+bool barrier_or(bool predicate) {
   int64_t& any = block->barriers.back(); // while this thread waits, there may be a later one
   any |= predicate;
   block->waiting.push_back(running);
@@ -182,6 +179,12 @@ bool barrier(bool predicate) {
   leave();
   __tsan_acquire(&any);
   return any != 0;
+}
+
+void barrier() {
+  if (skipped != "barriers") {
+    barrier_or(false);
+  }
 }
 
 void let_others_run() {

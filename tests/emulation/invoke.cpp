@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Makes the work of a launch: a kernel of the emulation, with the arguments that nvcc's host code
 // has pointers to. runtime.cpp gets these, and knows the kernel by its symbol alone.
-// kernel_table.inc has a row for each kernel, KERNEL(symbol, function), which tells the types of
-// its parameters.
+// kernel_table.inc has a row for each kernel, which tells the types of its parameters.
 //
 // Example: for the symbol of a kernel void(int, float*), and pointers a and b, it is kernel(*a,
 // *b), with the values that *a and *b have now.
@@ -31,8 +30,7 @@ using Thread = std::function<void()>;
 // read from the first to the last.
 template <class... Parameters>
 Thread thread_of(void (*kernel)(Parameters...), void** arguments) {
-  const std::tuple<Parameters...> held = {
-      *static_cast<Parameters*>(*arguments++)...};
+  const std::tuple<Parameters...> held = {*static_cast<Parameters*>(*arguments++)...};
   return [=] { std::apply(kernel, held); };
 }
 
@@ -41,7 +39,6 @@ Thread thread_at(void* kernel, void** arguments) {
   return thread_of(reinterpret_cast<Kernel*>(kernel), arguments);
 }
 
-#define KERNEL(symbol, ...) {symbol, thread_at<decltype(__VA_ARGS__)>},
 const std::map<std::string, Thread (*)(void* kernel, void** arguments)> threads_at = {
 #include "kernel_table.inc"
 };

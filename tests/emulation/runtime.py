@@ -39,14 +39,14 @@ def why_not() -> str:
 
 
 def kernel_table() -> str:
-    """A row for each kernel: KERNEL(symbol, function), with the function's template arguments."""
+    """A row for each kernel: its symbol, and thread_at() of invoke.cpp for its type."""
     rows = []
     for symbol, signature in emulation.kernels().items():
         # Such as: void emulated::forward<float, (emulated::Elements)2>(unsigned int, ...).
         signature = re.sub(r"\((emulated::\w+)\)(\d)", r"\1{\2}", signature)
         function = signature.removeprefix("void ").partition("(")[0]
-        rows.append(f'KERNEL("{symbol}", {function})')
-    return "\n".join(rows)
+        rows.append(f'{{"{symbol}", thread_at<decltype({function})>}},\n')
+    return "".join(rows)
 
 
 @functools.cache
