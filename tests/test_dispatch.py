@@ -92,15 +92,19 @@ def draw(
     operator, reduce = function.split()
     if index_dtype == torch.uint8:
         operator += " from offsets"
-    kernel, stride, *padding = (int(n) for n in re.findall("[0-9]+", window))
-    flat = (kernel, stride, *(padding or [0]))
+    numbers = [int(n) for n in re.findall("[0-9]+", window)]
+    flat = (*numbers, 0)[:3]  # without padding if there are two numbers
     deep = (2, 1, 0) if layout == "deep-overlap" else (2, 2, 0)
     dims = {"lines": 1, "volumes": 3, "deep-overlap": 3}.get(layout, 2)
+    # In depth, height and width, of which a plane has the last two, and a line the last.
     windows = (deep, flat, flat)[-dims:]
     pooled = (2, 2, 5 if layout == "odd-rows" else 16)[-dims:]
     output = [n * stride for n, (_, stride, _) in zip(pooled, windows, strict=True)]
     output[-1] += layout == "odd-rows"
-    memory = "channels_last" if "channels" in layout else "contiguous"
+    if "channels" in layout:
+        memory = "channels_last"
+    else:
+        memory = "unaligned" if layout == "unaligned" else "contiguous"
     call = cases.draw(
         rng,
         operator,
@@ -109,7 +113,7 @@ def draw(
         kind="own window",
         geometry=cases.Geometry(pooled, *zip(*windows, strict=True), tuple(output)),
         leading=(2, 5 if layout == "odd-channels" else 16),
-        layout="unaligned" if layout == "unaligned" else memory,
+        layout=memory,
     )
     values, indices = call.tensors
     return replace(call, tensors=(values, indices.to(index_dtype)))

@@ -20,8 +20,7 @@ OBSTACLE = "" if IS_REQUIRED else runtime.why_not()
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE)
-@pytest.mark.parametrize("memory", ["cached", "not cached"])
-def test_host_code(memory: str) -> None:
-    done = runtime.run_tests(emulation.HERE / "host_code.py", caches_memory=memory == "cached")
+def test_host_code() -> None:
+    done = runtime.run_tests(emulation.HERE / "host_code.py")
     # exit(1) prints nothing: the last line names the test that was running.
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-8000:]}"

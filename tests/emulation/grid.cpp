@@ -7,8 +7,9 @@
 //
 //   1 to the barrier, 0 to the barrier, 2 to the barrier, 2 to its end, 0 to its end, 1 to its end
 //
-// This file is compiled without sanitizers. The functions that begin with __tsan tell
-// ThreadSanitizer which fiber runs, as it takes each for a thread, and which ones wait for others.
+// maxunpool_cuda is the namespace `emulated` here, by a macro (__init__.py). This file is compiled
+// without sanitizers. The functions that begin with __tsan tell ThreadSanitizer which fiber runs,
+// as it takes each for a thread, and which ones wait for others.
 #include "cuda/divider.cuh"
 #include "cuda/error_records.cuh"
 #include "errors.h"

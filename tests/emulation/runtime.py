@@ -83,13 +83,11 @@ os._exit(status)
 """
 
 
-def run_tests(file: Path, caches_memory: bool) -> subprocess.CompletedProcess[str]:
+def run_tests(file: Path) -> subprocess.CompletedProcess[str]:
     """Run tests, each of which calls connect() first, in a process that has the device."""
-    environment = {"LD_PRELOAD": str(build())}
-    if not caches_memory:
-        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     arguments = ("--all", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", file)
-    return emulation.run([sys.executable, "-c", RUN_PYTEST, *arguments], environment)
+    command = [sys.executable, "-c", RUN_PYTEST, *arguments]
+    return emulation.run(command, {"LD_PRELOAD": str(build())})
 
 
 def stand_in() -> ctypes.CDLL:
