@@ -135,7 +135,7 @@ check-cuda:
 	@echo "check-cuda: no nvcc, so nothing is checked"
 endif
 # Tests of csrc, and of the tools around it, need a library or a compiler.
-check-fallback: NEED_A_LIBRARY := $(patsubst %,--ignore tests/test_%.py,dispatch harness library simple_kernels)
+check-fallback: NEED_A_LIBRARY := $(patsubst %,--ignore tests/test_%.py,dispatch library simple_kernels)
 check-fallback:
 	$(MAKE) test WHEEL= FALLBACK=1 TORCH=torch==2.13.0 VENV=.venv-fallback ARGS="$(ONCE) $(NEED_A_LIBRARY) $(ARGS)"
 # Not in CHECKS, as it may fail. PIP_EXTRA_INDEX_URL names the index of nightly builds.

@@ -88,7 +88,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the windows of a call lie. Every field has an entry for each spatial dimension."""
+    """Where the windows of a call lie. Fields have an entry for each spatial dimension."""
 
     pooled: Sizes  # how many windows there are
     kernel: Sizes
@@ -480,7 +480,8 @@ def aimed(
     columns = rng.choice((8, 16) if way == "even rows" else (3, 5, 7, 9))
     geometry = geometry_of((*(rng.randint(1, 4) for _ in range(dims - 1)), columns), window)
     _, stride, _ = window
-    # Unpooling allows sizes that differ from the default by less than a stride.
+    # Unpooling allows sizes that differ from the default by less than a stride. Rows are even if
+    # there are `stride` outputs for each cell, where that size is allowed.
     *sizes, width = (n + rng.randrange(stride) for n in geometry.output)
     if way == "even rows" and abs(stride * columns - geometry.output[-1]) < stride:
         width = stride * columns
@@ -566,7 +567,7 @@ def with_invalid_index(call: Call, rng: Random) -> Call:
 def draw_differentiable(
     rng: Random, operator: str, dtype: torch.dtype, reduce: str = "", leading: Sizes = ()
 ) -> Call:
-    """A small call of distinct values, without empty windows or with an index that repeats."""
+    """A small call of distinct values: a pooling without empty windows, or a repeated index."""
     while True:
         shape = leading or rng.choice(((2,), (2, 2)))
         call = draw(rng, operator, dtype, reduce=reduce, leading=shape, most_cells=12, longest=5)

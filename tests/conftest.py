@@ -24,7 +24,7 @@ from maxunpool_cuda import _fallback, _operators
 
 pytest.register_assert_rewrite("cases")  # its assertions show values, as tests' do
 
-# The seed of all random inputs.
+# The seed of the random inputs that tests draw.
 GIVEN = os.environ.get("MAXUNPOOL_SEED", "0")
 SEED = secrets.randbelow(2**31) if GIVEN == "fresh" else int(GIVEN)
 os.environ["MAXUNPOOL_SEED"] = str(SEED)  # for the processes of pytest-xdist

@@ -200,6 +200,9 @@ def test_arguments_are_checked(name: str) -> None:
         call(MaxPool2d(2), index_dtype=torch.int16)
     with pytest.raises(ValueError, match=f"^{name}: expected reduce"):
         call(MaxPool2d(2), reduce="first")
+
+
+def test_only_models_are_restored() -> None:
     with pytest.raises(TypeError, match=r"^restore_max_pooling: .* a Module but got list"):
         restore_max_pooling([MaxPool2d(2)])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Deterministic mode fills no result of this package, and docs/deterministic.md is right.
+"""Deterministic mode fills no result of this package.
 
-It is right about PyTorch's own calls, in the release that is installed.
+And PyTorch's own calls raise, or do not, as docs/deterministic.md says of the installed release.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ import pytest
 import torch
 from emulation import runtime
 
-# make check-cuda, which is there for these tests, does not accept that without a GPU none can run.
+# Where make check-cuda runs this without a GPU, an obstacle is a failure and no skip.
 IS_REQUIRED = os.environ.get("MAXUNPOOL_HOST_CODE") == "1" and not torch.cuda.is_available()
 OBSTACLE = "" if IS_REQUIRED else runtime.why_not()
 

@@ -97,9 +97,13 @@ def test_unusual_sizes(device: str, operator: str, chosen: dict[str, Any], rng: 
     check_each(calls, lambda call: call.verify(device))
 
 
-# Sizes of the batch and the channels, and of the pooled planes. The CPU cuts such tensors into rows
-# of cells, into cells, into single elements, and rows into cells.
-PLANES = [((2, 1), (34, 31)), ((2, 33), (5, 40)), ((1, 1100), (2, 4)), ((1, 2), (2, 601))]
+# Sizes of the batch and the channels, and of the pooled planes.
+PLANES = [
+    ((2, 1), (34, 31)),  # the CPU cuts them into rows of cells
+    ((2, 33), (5, 40)),  # into cells
+    ((1, 1100), (2, 4)),  # into single elements
+    ((1, 2), (2, 601)),  # and rows into cells
+]
 
 
 @pytest.mark.parametrize(("leading", "pooled"), PLANES, ids=str)
@@ -225,7 +229,7 @@ def test_threads_are_used(tmp_path: Path) -> None:
 
 
 def test_windows_far_larger_than_the_planes() -> None:
-    """Though extents exceed 64 bits, the last of the duplicates gets the gradient."""
+    """Cells reach over 2^17 * 2^27 rows of 2^20 outputs: positions of 64 bits would overflow."""
     grad_output = torch.ones(1, 1, 1, 1, 2**20, dtype=torch.uint8)
     indices = torch.zeros(1, 1, 2**17, 1, 1, dtype=torch.int64)
     arguments = ((1, 1, 2**20), (1, 1, 1), (2**27, 1, 1), (0, 0, 0), "last")

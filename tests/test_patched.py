@@ -127,10 +127,19 @@ async def async_generator() -> Any:
     yield
 
 
-WRONG = [lambda: (yield), partial(asyncio.sleep, 0), async_generator, nn.ReLU]
+def generator() -> Any:
+    yield
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(generator, id="a generator"),
+        pytest.param(async_generator, id="an async generator"),
+        pytest.param(partial(asyncio.sleep, 0), id="a coroutine"),
+        pytest.param(nn.ReLU, id="a class"),
+    ],
+)
 def test_what_it_cannot_decorate(wrong: Any) -> None:
     """What only begins its work when it is called, and a class."""
     with pytest.raises(TypeError, match=r"^patched: expected a function that is done"):

@@ -75,7 +75,7 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 }
 
-// Atomic operations order nothing else. Others run before one, never within it.
+// Atomic operations order nothing else. Other threads may run before one, but not within it.
 template <class T, class Change>
 T atomically(T* to, const Change& change) {
   shim::let_others_run();

@@ -151,7 +151,7 @@ void run_grid(
   dladdr(kernel, &info);
   const std::string symbol = info.dli_sname == nullptr ? "?" : info.dli_sname;
   launches += symbol + ' ' + std::to_string(blocks) + ' ' + std::to_string(threads) + '\n';
-  // Kernels do all of their work under any number of blocks.
+  // Half of the launches get four blocks at most: kernels do all of their work under any number.
   blocks = std::min(blocks, below(2) == 0 ? blocks : 1 + below(4));
   gridDim = {blocks};
   blockDim = {threads};
