@@ -47,8 +47,9 @@ def test_every_kernel_is_reached(device: str, rng: random.Random) -> None:
 def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
     """They multiply by a reciprocal, whose rounding shows next to multiples of the divisor."""
     for _ in range(5000):
-        divisor, quotient = (rng.getrandbits(rng.randint(1, 63)) or 1 for _ in range(2))
-        n = min(divisor * quotient, 2**63 - 1) - rng.randint(0, 1)
+        bits = rng.randint(1, 63)  # of the divisor; the product has at most 63
+        divisor, quotient = rng.getrandbits(bits) or 1, rng.getrandbits(63 - bits) or 1
+        n = divisor * quotient - rng.randint(0, 1)
         assert emulation.library().divide(n, divisor) == n // divisor, (n, divisor)
 
 

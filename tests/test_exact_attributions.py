@@ -203,6 +203,7 @@ def test_each_call_is_watched_alone() -> None:
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_an_exception_ends_the_watch(error: type[BaseException]) -> None:
+    """At the latest with the context: PyTorch runs no hook after a KeyboardInterrupt."""
 
     def fails(part: nn.Module, x: Tensor) -> Tensor:
         raise error

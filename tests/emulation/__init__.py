@@ -166,8 +166,9 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     build("cuda", sanitizers)  # here: the compiler itself should not run under them
     if "address" in sanitizers:
         build("cpu", sanitizers)
+    compiler = os.environ.get("CXX", "g++")
     runtimes = [
-        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
         for name in RUNTIMES[sanitizers]
     ]
     environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}

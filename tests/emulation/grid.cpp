@@ -54,7 +54,7 @@ struct Block {
   std::unique_ptr<char[]> shared;
   std::vector<Fiber*> ready;
   std::vector<Fiber*> waiting; // at the last of the barriers
-  // For each barrier, whether any thread gave it a predicate. Its address orders the threads.
+  // For each barrier, whether any thread gave it a true predicate. Its address orders the threads.
   std::deque<int64_t> barriers{0};
 };
 

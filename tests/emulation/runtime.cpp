@@ -37,7 +37,7 @@ using Graph = std::vector<Work>;
 std::map<const void*, std::string> symbols; // of kernels, by the host's function
 std::map<const void*, void*> variables;     // addresses, by the host's variable
 std::tuple<dim3, dim3, size_t, cudaStream_t> pushed;
-std::string history; // a line for each allocation, launch, copy and fill
+std::string history; // a line for each cudaMalloc, launch, copy and fill
 
 // Makes the work of a launch of a kernel of this package: see invoke.cpp.
 Work (*work_of_launch)(
