@@ -36,6 +36,7 @@ CSRC = HERE.parent.parent / "csrc"
 # kernels that the package may have. Their operators are in a library of this name, so loading it
 # changes no operator of the package. That is what emulated_gpu() does.
 NAMESPACE = "emulated"
+COMPILER = os.environ.get("CXX", "g++")
 FLAGS = "-std=c++20 -O0 -g1 -fPIC -Wall -Wextra -Wno-unused-parameter"
 FLAGS += " -Wno-unknown-pragmas -Werror -x c++"
 # PyTorch says at the import of its builder that there is no GPU; pytest would show that at the end.
@@ -75,8 +76,7 @@ def sources(backend: str) -> dict[str, str]:
 
 def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
     """Build the library of csrc/cuda or csrc/cpu, unless the same files were built before."""
-    compiler = os.environ.get("CXX", "g++")
-    command = [compiler, *FLAGS.split(), *TORCH, *(SHIM if backend == "cuda" else ())]
+    command = [COMPILER, *FLAGS.split(), *TORCH, *(SHIM if backend == "cuda" else ())]
     command += ["-DFIBERS"] if sanitizers == "thread" else []
     sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
     # Of functions that PyTorch has, too, the library calls its own, those of the shim, even where
@@ -103,7 +103,7 @@ def build(backend: str, sanitizers: str = SANITIZERS) -> Path:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         objects = pool.map(compiled, [path for path in texts if path.endswith((".cpp", ".cu"))])
-        link = [compiler, "-shared", "-o", library, *objects, *sanitize, *libraries]
+        link = [COMPILER, "-shared", "-o", library, *objects, *sanitize, *libraries]
         subprocess.run(link, check=True, cwd=folder)
     return library
 
@@ -166,9 +166,8 @@ def sanitized(sanitizers: str, *arguments: str) -> subprocess.CompletedProcess[s
     build("cuda", sanitizers)  # here: the compiler itself should not run under them
     if "address" in sanitizers:
         build("cpu", sanitizers)
-    compiler = os.environ.get("CXX", "g++")
     runtimes = [
-        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        subprocess.check_output([COMPILER, f"-print-file-name={name}"], text=True).strip()
         for name in RUNTIMES[sanitizers]
     ]
     environment = {"MAXUNPOOL_SANITIZERS": sanitizers, "LD_PRELOAD": " ".join(runtimes)}

@@ -68,7 +68,7 @@ def build() -> Path:
     nvcc += ["-shared", "-Xcompiler", "-fPIC", "-Xlinker", "-soname=libcuda.so.1"]
     stand_in = [*nvcc, "runtime.cpp", "driver.cpp", "-o", "runtime.so"]
     subprocess.run(stand_in, check=True, cwd=folder)
-    gcc = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
+    gcc = [emulation.COMPILER, "-std=c++20", "-O0", "-g1", "-fPIC", "-shared"]
     invoke = [*gcc, *emulation.TORCH, *emulation.SHIM, "invoke.cpp", "-o", "invoke.so", library]
     subprocess.run(invoke, check=True, cwd=folder)
     return folder / "runtime.so"
