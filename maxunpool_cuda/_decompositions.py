@@ -99,22 +99,59 @@ def max_pool(
     dims = len(kernel_size)
     window = zip(input.shape[-dims:], kernel_size, stride, padding, dilation, strict=True)
     axes = [pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
-    is_real = input.dtype.is_floating_point
-    lowest = -math.inf if is_real else torch.iinfo(input.dtype).min
+    lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(input.dtype).min
     padded = _resize(input, padding, [axis.extent for axis in axes], lowest)
-    pooled = [axis.pooled for axis in axes]
-    values = input.new_full((*input.shape[:-dims], *pooled), lowest)
-    offsets = _first_offsets(axes, input.device)
-    for offset, element in enumerate(itertools.product(*map(range, kernel_size))):
-        # This element of all windows.
-        value: Tensor = padded[(..., *map(_elements, axes, element))]
-        is_better = (value > values) | value.isnan() if is_real else value > values
-        values = torch.where(is_better, value, values)
-        offsets = torch.where(is_better, offset, offsets)
+    zero = torch.zeros((), dtype=torch.int32, device=input.device)
+    best = _Best(padded, zero)
+    # Of a window in which nothing is larger than the lowest value, the first element in the input.
+    first = _Best(padded.new_full((), lowest), zero)
+    step = 1  # between the offsets of neighbours along the axis
+    for number, axis in reversed([*enumerate(axes)]):
+        if axis.padding > 0:
+            before = _elements_before(axis, number, dims, input.device)
+            first = first._replace(offsets=first.offsets + before * step)
+        best = _pool_along(best, first, axis, number - dims, step)
+        step *= axis.kernel
+    values, offsets = best.values.contiguous(), best.offsets.expand(best.values.shape)
     if index_dtype == torch.uint8:
-        return values.contiguous(), offsets.to(torch.uint8).contiguous()
-    positions = _positions_of(offsets, axes)
-    return values.contiguous(), positions.to(index_dtype).contiguous()
+        return values, offsets.to(torch.uint8).contiguous()
+    return values, _positions_of(offsets, axes).to(index_dtype).contiguous()
+
+
+class _Best(NamedTuple):
+    """The largest element of each window, among those along the axes that are pooled so far."""
+
+    values: Tensor
+    offsets: Tensor  # int32, in the part of the window along these axes
+
+
+def _pool_along(best: _Best, first: _Best, axis: Axis, dim: int, step: int) -> _Best:
+    """The largest elements along one more axis: rows of a window are pooled before its columns.
+
+    Args:
+        best: along the axes behind this one.
+        first: what stays where nothing is larger.
+        axis: to be pooled.
+        dim: its dimension, counted from the last one: -1 is the last.
+        step: between the offsets of neighbours along it.
+    """
+    result = first
+    for element in range(axis.kernel):
+        # This element of all windows.
+        place = (..., _elements(axis, element), *[slice(None)] * (-dim - 1))
+        values, offsets = best.values[place], best.offsets
+        offsets = (offsets[place] if offsets.dim() else offsets) + element * step
+        if element == 0 and axis.padding == 0:  # then every window begins in the input
+            result = _Best(values, offsets)
+            continue
+        is_better = values > result.values
+        if values.dtype.is_floating_point:
+            is_better = torch.logical_or(is_better, values != values)  # NaN wins
+        result = _Best(
+            torch.where(is_better, values, result.values),
+            torch.where(is_better, offsets, result.offsets),
+        )
+    return result
 
 
 def pooled_axis(
@@ -137,23 +174,16 @@ def _elements(axis: Axis, element: int) -> Any:
     return slice(first, first + (axis.pooled - 1) * axis.stride + 1, axis.stride)
 
 
-def _first_offsets(axes: list[Axis], device: torch.device) -> Tensor:
-    """For each window, the offset of its first element that is not before the input.
-
-    This is the index of a window in which nothing is larger than the lowest value.
-    """
-    offsets = torch.zeros([axis.pooled for axis in axes], dtype=torch.int32, device=device)
-    for number, axis in enumerate(axes):
-        # Later windows begin in the input, as this one does: int32 may not hold where. (A minimum,
-        # written with the maximum that ONNX's runtimes have.)
-        last = axis.padding // axis.stride + 1
-        windows = arange_along(number, len(axes), axis.pooled, device)
-        windows = last - (last - windows).clamp(min=0)
-        begins = windows * axis.stride - axis.padding
-        elements_before = (axis.dilation - 1 - begins).clamp(min=0)
-        elements_before = elements_before.div(axis.dilation, rounding_mode="floor")
-        offsets = offsets * axis.kernel + elements_before
-    return offsets
+def _elements_before(axis: Axis, number: int, dims: int, device: torch.device) -> Tensor:
+    """How many elements each window has before the input, along the axis of this number."""
+    # Later windows begin in the input, as this one does: int32 may not hold where. (A minimum,
+    # written with the maximum that ONNX's runtimes have.)
+    last = axis.padding // axis.stride + 1
+    windows = arange_along(number, dims, axis.pooled, device)
+    windows = last - (last - windows).clamp(min=0)
+    begins = windows * axis.stride - axis.padding
+    elements_before = (axis.dilation - 1 - begins).clamp(min=0)
+    return elements_before.div(axis.dilation, rounding_mode="floor")
 
 
 def _positions_of(offsets: Tensor, axes: list[Axis]) -> Tensor:
