@@ -2,7 +2,7 @@
 """What the functions of functional.py do with a call of adaptive max pooling.
 
 Of an axis of size n that is pooled to size m, window i begins at ``floor(i * n / m)`` and ends
-before ``ceil((i + 1) * n / m)``. There are two cases:
+before ``ceil((i + 1) * n / m)``. There are three cases:
 
 1. m divides n, as in 6 to 3: all windows have the size n / m, here [0, 2), [2, 4), [4, 6). Max
    pooling with ``kernel_size = stride = n / m`` does the same (_call.py).
@@ -10,24 +10,23 @@ before ``ceil((i + 1) * n / m)``. There are two cases:
    torch.nn's function finds the indices, and ``max_unpool_backward`` with "sum" reads the values
    there. Its gradient, ``max_unpool`` with "sum", is deterministic on CUDA, where torch.nn's is
    not.
+3. torch.export records a call for other runtimes, of which few know adaptive pooling. The elements
+   are written out window by window, so that case 1 does: 0 1 2 and 2 3 4, one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import _arguments, _call, _operators
-from ._arguments import Ints, is_known_int
+from ._arguments import is_known_int
 from ._call import Pooled
 from ._checks import not_dense_error
-
-# The dtypes that torch.nn's function takes.
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def adaptive_max_pool(
@@ -51,64 +50,125 @@ def adaptive_max_pool(
     _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
     if not return_indices:
         index_dtype = torch.int64  # nobody sees them, so any plane will do
-    is_for_torch = _call.is_for_torch(name, input, index_dtype)
-    kernel_size = None if is_for_torch else _common_window(input, output_size, dims)
-    if kernel_size is not None:
-        return _pool_equal_windows(function, arguments, kernel_size, index_dtype)
-    values, indices = _pool_unequal_windows(
-        name, input, output_size, index_dtype, dims=dims, is_for_torch=is_for_torch
-    )
+    if _call.is_for_torch(name, input, index_dtype):
+        return _pool_by_torch(name, input, output_size, return_indices)
+    axes = _known_axes(input, output_size, dims)
+    is_recorded = _call.leaves_python()
+    if axes is not None and (is_recorded or all(axis.has_one_size for axis in axes)):
+        return _pool_known_axes(function, input, axes, return_indices, index_dtype)
+    if is_recorded and not return_indices and _is_in_torch(output_size, dims):
+        return _pool_by_torch(name, input, output_size, return_indices=False)
+    values, indices = _pool_unequal_windows(name, input, output_size, index_dtype, dims=dims)
     return (values, indices) if return_indices else values
 
 
-def _common_window(input: Tensor, output_size: object, dims: int) -> Ints | None:
-    """The size that all windows have, or None if they differ or if case 2 has to do it.
+def _pool_by_torch(name: str, input: Tensor, output_size: Any, return_indices: bool) -> Pooled:
+    """The results of torch.nn's function."""
+    results: Pooled = getattr(torch.nn.functional, name)(input, output_size, return_indices)
+    return results
+
+
+def _is_in_torch(output_size: object, dims: int) -> bool:
+    """Whether torch.nn's function can be recorded for sizes that are not known.
+
+    A trace has it for any sizes. Exporters take other windows than the whole plane for those of
+    the example's size.
+    """
+    return torch.jit.is_tracing() or output_size in (1, (1,) * dims, [1] * dims)
+
+
+class _Axis(NamedTuple):
+    """An axis of known sizes."""
+
+    size: int
+    pooled: int
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all windows have the same size, side by side."""
+        return self.size % self.pooled == 0
+
+    def windows(self) -> list[list[int]]:
+        """The elements of each window; its last one is repeated up to the size of the largest."""
+        size, pooled = self.size, self.pooled
+        windows = [range(i * size // pooled, -(-(i + 1) * size // pooled)) for i in range(pooled)]
+        largest = max(map(len, windows))
+        return [[*window] + [window[-1]] * (largest - len(window)) for window in windows]
+
+
+def _known_axes(input: Tensor, output_size: object, dims: int) -> list[_Axis] | None:
+    """The axes, or None if case 2 has to do it.
 
     All sizes must be known: a question about a symbolic size would fix it in the graph that is
-    being traced. Exported programs are case 2, because decomposed max pooling
-    has nodes for each element of a window. So do empty inputs, and arguments that are wrong:
-    torch.nn's function refuses those, in its own words.
+    being traced. Case 2 are empty inputs, too, and arguments that are wrong: torch.nn's function
+    refuses those, in its own words.
     """
     output_sizes = (output_size,) * dims if type(output_size) is int else output_size
     if not isinstance(output_sizes, (tuple, list)) or len(output_sizes) != dims:
         return None
     shape = input.shape
-    if len(shape) - dims not in (1, 2) or input.dtype not in _DTYPES:
+    if len(shape) - dims not in (1, 2) or input.dtype not in _call.TORCH_POOLS:
         return None
     if any(is_known_int(size) and size == 0 for size in shape):
         return None
-    if _operators.is_traced() and _arguments.is_exporting():
-        return None
-    window = []
+    axes = []
     for size, output in zip(shape[-dims:], output_sizes, strict=True):
         pooled = size if output is None and dims > 1 else output  # torch.nn has no None in 1d
-        if not (is_known_int(size) and is_known_int(pooled) and pooled > 0 and size % pooled == 0):
+        if not (is_known_int(size) and is_known_int(pooled) and pooled > 0):
             return None
-        window.append(size // pooled)
-    return tuple(window)
+        axes.append(_Axis(size, pooled))
+    return axes
 
 
-def _pool_equal_windows(
+def _pool_known_axes(
     function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    kernel_size: Ints,
+    input: Tensor,
+    axes: list[_Axis],
+    return_indices: bool,
     index_dtype: torch.dtype,
 ) -> Pooled:
-    """Adaptive pooling as max pooling, with windows of this size side by side."""
-    input, _, return_indices = arguments
-    dims = len(kernel_size)
+    """Adaptive pooling as max pooling, with windows of one size side by side."""
+    dims = len(axes)
     if index_dtype == torch.int32:
         _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
+    written_out = input
+    elements = {}  # of the windows, by the number of an axis whose windows have several sizes
+    kernel_size = [axis.size // axis.pooled for axis in axes]
+    for number, axis in enumerate(axes):
+        if not axis.has_one_size:
+            windows = axis.windows()
+            kernel_size[number] = len(windows[0])
+            elements[number] = torch.tensor(windows, device=input.device).flatten()
+            written_out = written_out.index_select(number - dims, elements[number])
+    window = tuple(kernel_size)
     # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
-    pooling = (input, kernel_size, kernel_size, 0, 1, False, return_indices)
-    results = _call.max_pool(function, dims, pooling, index_dtype)
-    if dims < 3:
-        return results
-    # Of volumes, torch.nn's function returns contiguous tensors alone.
+    pooling = (written_out, window, window, 0, 1, False, return_indices)
+    results = _call.max_pool(function, dims, pooling, torch.int64 if elements else index_dtype)
     if isinstance(results, Tensor):
-        return results.contiguous()
+        # Of volumes, torch.nn's function returns contiguous tensors alone.
+        return results.contiguous() if dims == 3 else results
     values, indices = results
-    return values.contiguous(), indices.contiguous()
+    if elements:
+        indices = _positions_in_input(indices, axes, kernel_size, elements).to(index_dtype)
+    return (values.contiguous(), indices.contiguous()) if dims == 3 else (values, indices)
+
+
+def _positions_in_input(
+    positions: Tensor, axes: list[_Axis], kernel_size: list[int], elements: dict[int, Tensor]
+) -> Tensor:
+    """Positions in the plane of the input for those in the plane that is written out."""
+    result = torch.zeros_like(positions)
+    step = 1  # between neighbours along the axis, in the plane of the input
+    for number, axis in reversed([*enumerate(axes)]):
+        size = axis.pooled * kernel_size[number]
+        coordinate = positions % size
+        if number in elements:
+            chosen = elements[number].index_select(0, coordinate.flatten())
+            coordinate = chosen.view(positions.shape)
+        result = result + coordinate * step
+        positions = positions.div(size, rounding_mode="floor")
+        step *= axis.size
+    return result
 
 
 def _pool_unequal_windows(
@@ -118,7 +178,6 @@ def _pool_unequal_windows(
     index_dtype: torch.dtype,
     *,
     dims: int,
-    is_for_torch: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values and indices. The indices are those of torch.nn's function.
 
@@ -130,9 +189,9 @@ def _pool_unequal_windows(
     # A private name, which no release that was tried lacks.
     forward_level = getattr(torch.autograd.forward_ad, "_current_level", -1)
     is_eager = not _operators.is_traced() and forward_level < 0
-    if is_eager and not is_for_torch and input.layout is not torch.strided:
+    if is_eager and input.layout is not torch.strided:
         raise not_dense_error(name, "input", input)
-    takes_torch_values = is_for_torch or (input.is_cpu and is_eager)
+    takes_torch_values = input.is_cpu and is_eager
     pool = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = pool(input if takes_torch_values else input.detach(), output_size)
     if index_dtype == torch.int32:

@@ -187,6 +187,11 @@ def is_known_int(size: object) -> bool:
     return isinstance(size, int) and has_static_value(size)
 
 
+def is_symbolic(size: object) -> bool:
+    """Whether torch.export or Dynamo leaves a size open."""
+    return torch.compiler.is_compiling() and not is_known_int(size)
+
+
 def _surely(condition: bool) -> bool:
     """Whether a condition on sizes holds. False also if tracing cannot decide it.
 

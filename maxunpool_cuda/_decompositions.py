@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 Ints = Sequence[int]
 
@@ -49,10 +51,12 @@ def max_unpool(
     values = input
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
         values = input.float()  # so that a sum is rounded once
+    unpooling = (output_size, kernel_size, stride, padding)
+    origin = _origins.get(indices)
     if indices.dtype == torch.uint8:
-        result = unpool_window_offsets(
-            values, indices, output_size, kernel_size, stride, padding, reduce
-        )
+        result = unpool_window_offsets(values, indices, *unpooling, reduce)
+    elif origin is not None and origin.fits(*unpooling):
+        result = unpool_window_offsets(values, origin.offsets, *unpooling, reduce)
     else:
         positions = indices.long().flatten(-dims)
         result = unpool_positions(values.flatten(-dims), positions, output_size, reduce)
@@ -115,7 +119,40 @@ def max_pool(
     values, offsets = best.values.contiguous(), best.offsets.expand(best.values.shape)
     if index_dtype == torch.uint8:
         return values, offsets.to(torch.uint8).contiguous()
-    return values, _positions_of(offsets, axes).to(index_dtype).contiguous()
+    indices = _positions_of(offsets, axes).to(index_dtype).contiguous()
+    if isinstance(indices, FakeTensor):  # of a graph, in which nothing changes in place
+        _origins[indices] = _Origin(axes, offsets)
+    return values, indices
+
+
+class _Origin(NamedTuple):
+    """The pooling that flat indices come from."""
+
+    axes: list[Axis]
+    offsets: Tensor  # of the same elements, in their windows
+
+    def fits(self, output_size: Ints, kernel_size: Ints, stride: Ints, padding: Ints) -> bool:
+        """Whether an unpooling puts values back into the windows that were pooled, of this plane.
+
+        Then it may take the offsets, if its graph does not get too large.
+        """
+        if math.prod(_reaches(kernel_size, stride)) > MOST_WINDOWS:
+            return False
+        pairs = []
+        sizes = zip(self.axes, output_size, kernel_size, stride, padding, strict=True)
+        for axis, size, kernel, step, pad in sizes:
+            pairs += [(axis.size, size), (axis.kernel, kernel), (axis.dilation, 1)]
+            pairs += [(axis.stride, step), (axis.padding, pad)]
+        # An import at the top would import SymPy.
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return all(statically_known_true(pooled == unpooled) for pooled, unpooled in pairs)
+
+
+# Of flat indices in the graph that is being decomposed.
+_origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# That an output may be in, if flat indices are unpooled by windows: nine in 3x3 with stride 1.
+MOST_WINDOWS = 9
 
 
 class _Best(NamedTuple):
@@ -219,21 +256,24 @@ def _unpool_blocks(
 ) -> Tensor:
     """The padded output, of whole blocks, for window offsets. The head of this file explains it."""
     dims = len(kernel_size)
-    leading = values.dim() - dims
-    reaches = [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
-    blocks = [n + reach - 1 for n, reach in zip(values.shape[leading:], reaches, strict=True)]
-    # Blocks near the ends lack some windows: there are windows before and behind that hold nothing.
-    around = [reach - 1 for reach in reversed(reaches) for _ in ("before", "behind")]
-    values = torch.constant_pad_nd(values, around)
-    offsets = torch.constant_pad_nd(offsets.to(torch.int32), around, -1)
+    shape = values.shape[:-dims]
+    # Each axis becomes two. CoreML has five at most, so images have one other, of all planes.
+    values, offsets = values.flatten(0, -dims - 1), offsets.flatten(0, -dims - 1).to(torch.int32)
+    reaches = _reaches(kernel_size, stride)
+    blocks = [n + reach - 1 for n, reach in zip(values.shape[1:], reaches, strict=True)]
+    if max(reaches) > 1:
+        # Blocks near the ends lack some windows: before and behind are windows that hold nothing.
+        around = [reach - 1 for reach in reversed(reaches) for _ in ("before", "behind")]
+        values = torch.constant_pad_nd(values, around)
+        offsets = torch.constant_pad_nd(offsets, around, -1)
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
-    result = zero  # will be (*leading, blocks, stride, blocks, stride ...), a pair for each axis
+    result = zero  # will be (planes, blocks, stride, blocks, stride ...), a pair for each axis
     # In row-major order of the windows of an output, which begin up to reach - 1 blocks before it.
     for nth in itertools.product(*map(range, reaches)):
         blocks_before = [reach - 1 - n for n, reach in zip(nth, reaches, strict=True)]
         value, offset = values, offsets
         for number in range(dims):
-            dim = leading + 2 * number
+            dim = 1 + 2 * number
             value = value.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
             offset = offset.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
         is_own = _leads_to_output(offset, blocks_before, kernel_size, stride)
@@ -241,9 +281,12 @@ def _unpool_blocks(
             result = torch.where(is_own, value, result)
         else:
             result = result + torch.where(is_own, value, zero)
-    for number in range(dims):
-        result = result.flatten(-number - 2, -number - 1)
-    return result
+    return result.reshape(*shape, *(n * step for n, step in zip(blocks, stride, strict=True)))
+
+
+def _reaches(kernel_size: Ints, stride: Ints) -> list[int]:
+    """How many blocks of a stride a window reaches along each axis, the last one maybe in part."""
+    return [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
 
 
 def _leads_to_output(

@@ -23,6 +23,9 @@ fails otherwise.
 from __future__ import annotations
 
 import re
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -337,6 +340,38 @@ def _in_full(operator: Operator, *arguments: Any) -> Any:
         return operator.overload(*tensors, first, second, third, fourth, *others)
 
 
+def _trace(operator: Operator, *arguments: Any) -> Any:
+    """The results without data of a call that is traced."""
+    if torch.compiler.is_exporting() and _is_kept_by_exporter():
+        _warn_of_exporters(operator, UserWarning)
+    return operator.result(*arguments)
+
+
+def _is_kept_by_exporter() -> bool:
+    """Whether an exporter takes the call from one program into the next.
+
+    torch.export traces code of this package. Exporters trace the program that comes out; PyTorch's
+    ``proxy_call`` decomposes an operator or, as here, asks for its results. torch.onnx.export
+    knows what to do with it (export.py).
+    """
+    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
+        return False
+    callers = {frame.f_code for frame, _ in traceback.walk_stack(None)}
+    return call.__code__ not in callers and "proxy_call" in {code.co_name for code in callers}
+
+
+def _warn_of_exporters(operator: Operator, category: type[Warning]) -> None:
+    """Say what to do where an exporter meets the operator. Its own error would not."""
+    warnings.warn(
+        f"maxunpool_cuda: this program calls {operator.overload}, which only processes that import "
+        "this package have. For other runtimes use torch.onnx.export, or "
+        "program.run_decompositions(maxunpool_cuda.export.decompositions()), or "
+        "maxunpool_cuda.restore_max_pooling(model) before the export; see docs/export.md",
+        category,
+        stacklevel=2,
+    )
+
+
 def _call_under_vmap(
     operator: Operator,
     info: Any,
@@ -398,7 +433,7 @@ def _register() -> None:
         _LIBRARY.impl(name, partial(_differentiable, operator), "Autograd", with_keyset=True)
         _LIBRARY.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         _LIBRARY.impl(f"_explain_{name}", partial(_explain, operator), "CompositeExplicitAutograd")
-        torch.library.register_fake(operator.overload, operator.result, lib=_LIBRARY)
+        torch.library.register_fake(operator.overload, partial(_trace, operator), lib=_LIBRARY)
         rule = partial(_call_under_vmap, operator)
         torch.library.register_vmap(operator.overload, rule, lib=_LIBRARY)
 
@@ -434,6 +469,8 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         return operator.overload(*tensors, *arguments)
     try:
         if not _takes_short_way(tensors):
+            if torch.jit.is_tracing():
+                _warn_of_exporters(operator, torch.jit.TracerWarning)
             return operator.overload(*tensors, *arguments)
         if _needs_derivative(tensors[0]):
             return operator.function.apply(operator.compute, *tensors, arguments)

@@ -25,6 +25,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from . import _decompositions, _operators
 from ._decompositions import Ints
 
@@ -64,6 +66,24 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _operators.max_unpool: _decompositions.max_unpool,
         _operators.max_unpool_backward: _decompositions.max_unpool_backward,
     }
+
+
+def _tell_torch_onnx() -> None:
+    """Have torch.onnx.export decompose what it is given no translation of.
+
+    It looks into a table of PyTorch, as FakeTensor does for results without data, where an entry
+    in a second table says that the operator has its own. Without these private names of PyTorch
+    its exporter asks for a translation.
+    """
+    tables = [getattr(torch._decomp, name, None) for name in ("decomposition_table", "meta_table")]
+    if None in tables:
+        return
+    decomposed, traced = tables
+    decomposed.update(decompositions())
+    traced.update({operator.overload: operator.result for operator in _operators.OPERATORS})
+
+
+_tell_torch_onnx()
 
 
 def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
