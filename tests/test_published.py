@@ -52,7 +52,7 @@ def through_onnx(model: nn.Module, x: Tensor) -> Results:
 def test_every_way(
     is_converted: bool, name: str, way: Callable[[nn.Module, Tensor], Results], real_device: str
 ) -> None:
-    """The output and all gradients equal torch.nn's. A zero of either sign is a zero."""
+    """The output and all gradients are the expected ones. A zero of either sign is a zero."""
     model, x, expected = drawn(PUBLISHED[name])
     model.to(real_device)
     torch.use_deterministic_algorithms(True)  # under which torch.nn's unpooling raises an error
@@ -63,3 +63,44 @@ def test_every_way(
     with context:
         found = way(model, x.to(real_device))
     assert [key for key in found if not torch.equal(found[key], expected[key])] == []
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.usefixtures("single_threaded_torch")
+def test_what_torch_nn_returns(name: str) -> None:
+    """What is expected, but for gradients where windows overlap: all of them in TASEDNet."""
+    model, x, expected = drawn(PUBLISHED[name])
+    found = results(model, x)
+    right = ["output"] if name == "TASEDNet" else expected
+    assert [key for key in right if not torch.equal(found[key], expected[key])] == []
+
+
+@pytest.mark.usefixtures("single_threaded_torch")
+def test_finite_differences() -> None:
+    """They show that torch.nn's gradient of TASEDNet is wrong, and this package's right.
+
+    All numbers are positive. So no ReLU hides the values that are not written, whose gradients
+    torch.nn adds.
+    """
+    published = PUBLISHED["TASEDNet"]
+    model = published.make().double()
+    for parameter in model.parameters():
+        parameter.data = torch.rand_like(parameter)
+
+    def slope() -> float:
+        """The derivative of the outputs' sum in the direction, by autograd."""
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(leaf).sum(), leaf)
+        return (gradient * direction).sum().item()
+
+    step, is_smooth = 2.0**-20, False
+    while not is_smooth:  # A maximum that moves on one side makes the two sides differ.
+        x, direction = torch.rand(2, *published.shape, dtype=torch.float64)
+        before, here, after = (model(x + n * step * direction).sum().item() for n in (-1, 0, 1))
+        is_smooth = after - here == pytest.approx(here - before)
+    expected = (after - before) / (2 * step)
+    assert slope() > 1.1 * expected
+    with patched():
+        assert slope() == pytest.approx(expected)
+    with converted(model, index_dtype=torch.uint8):
+        assert slope() == pytest.approx(expected)
