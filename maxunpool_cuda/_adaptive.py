@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import _arguments, _call, _operators
-from ._arguments import is_known_int
+from ._arguments import Ints, is_known_int
 from ._call import Pooled
 from ._checks import not_dense_error
+from ._decompositions import all_positions
 
 
 def adaptive_max_pool(
@@ -54,8 +55,11 @@ def adaptive_max_pool(
         return _pool_by_torch(name, input, output_size, return_indices)
     axes = _known_axes(input, output_size, dims)
     is_recorded = _call.leaves_python()
-    if axes is not None and (is_recorded or all(axis.has_one_size for axis in axes)):
-        return _pool_known_axes(function, input, axes, return_indices, index_dtype)
+    if axes is not None and all(axis.has_one_size for axis in axes):
+        window = tuple([axis.size // axis.pooled for axis in axes])
+        return _pool_equal_windows(function, input, window, return_indices, index_dtype)
+    if axes is not None and is_recorded:
+        return _pool_written_out(function, input, axes, return_indices, index_dtype)
     if is_recorded and not return_indices and _is_in_torch(output_size, dims):
         return _pool_by_torch(name, input, output_size, return_indices=False)
     values, indices = _pool_unequal_windows(name, input, output_size, index_dtype, dims=dims)
@@ -74,7 +78,7 @@ def _is_in_torch(output_size: object, dims: int) -> bool:
     A trace has it for any sizes. Exporters take other windows than the whole plane for those of
     the example's size.
     """
-    return torch.jit.is_tracing() or output_size in (1, (1,) * dims, [1] * dims)
+    return _operators.is_jit_tracing() or output_size in (1, (1,) * dims, [1] * dims)
 
 
 class _Axis(NamedTuple):
@@ -120,55 +124,53 @@ def _known_axes(input: Tensor, output_size: object, dims: int) -> list[_Axis] | 
     return axes
 
 
-def _pool_known_axes(
+def _pool_equal_windows(
+    function: Callable[..., Any],
+    input: Tensor,
+    window: Ints,
+    return_indices: bool,
+    index_dtype: torch.dtype,
+) -> Pooled:
+    """Adaptive pooling as max pooling, with windows of this size side by side."""
+    dims = len(window)
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
+    # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
+    pooling = (input, window, window, 0, 1, False, return_indices)
+    results = _call.max_pool(function, dims, pooling, index_dtype)
+    if dims < 3:
+        return results
+    # Of volumes, torch.nn's function returns contiguous tensors alone.
+    if isinstance(results, Tensor):
+        return results.contiguous()
+    values, indices = results
+    return values.contiguous(), indices.contiguous()
+
+
+def _pool_written_out(
     function: Callable[..., Any],
     input: Tensor,
     axes: list[_Axis],
     return_indices: bool,
     index_dtype: torch.dtype,
 ) -> Pooled:
-    """Adaptive pooling as max pooling, with windows of one size side by side."""
+    """The same after the elements are written out window by window."""
     dims = len(axes)
+    sizes = [axis.size for axis in axes]
     if index_dtype == torch.int32:
-        _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
-    written_out = input
-    elements = {}  # of the windows, by the number of an axis whose windows have several sizes
-    kernel_size = [axis.size // axis.pooled for axis in axes]
+        _arguments.check_fits_int32(function.__name__, tuple(sizes))
+    windows = [axis.windows() for axis in axes]
+    window = tuple([len(of_axis[0]) for of_axis in windows])
+    coordinates = [torch.tensor(of_axis, device=input.device).flatten() for of_axis in windows]
     for number, axis in enumerate(axes):
         if not axis.has_one_size:
-            windows = axis.windows()
-            kernel_size[number] = len(windows[0])
-            elements[number] = torch.tensor(windows, device=input.device).flatten()
-            written_out = written_out.index_select(number - dims, elements[number])
-    window = tuple(kernel_size)
-    # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
-    pooling = (written_out, window, window, 0, 1, False, return_indices)
-    results = _call.max_pool(function, dims, pooling, torch.int64 if elements else index_dtype)
+            input = input.index_select(number - dims, coordinates[number])
+    results = _pool_equal_windows(function, input, window, return_indices, torch.int64)
     if isinstance(results, Tensor):
-        # Of volumes, torch.nn's function returns contiguous tensors alone.
-        return results.contiguous() if dims == 3 else results
+        return results
     values, indices = results
-    if elements:
-        indices = _positions_in_input(indices, axes, kernel_size, elements).to(index_dtype)
-    return (values.contiguous(), indices.contiguous()) if dims == 3 else (values, indices)
-
-
-def _positions_in_input(
-    positions: Tensor, axes: list[_Axis], kernel_size: list[int], elements: dict[int, Tensor]
-) -> Tensor:
-    """Positions in the plane of the input for those in the plane that is written out."""
-    result = torch.zeros_like(positions)
-    step = 1  # between neighbours along the axis, in the plane of the input
-    for number, axis in reversed([*enumerate(axes)]):
-        size = axis.pooled * kernel_size[number]
-        coordinate = positions % size
-        if number in elements:
-            chosen = elements[number].index_select(0, coordinate.flatten())
-            coordinate = chosen.view(positions.shape)
-        result = result + coordinate * step
-        positions = positions.div(size, rounding_mode="floor")
-        step *= axis.size
-    return result
+    positions = all_positions(coordinates, sizes).index_select(0, indices.flatten())
+    return values, positions.view(indices.shape).to(index_dtype)
 
 
 def _pool_unequal_windows(

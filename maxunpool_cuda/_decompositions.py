@@ -105,7 +105,7 @@ def max_pool(
     axes = [pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
     lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(input.dtype).min
     padded = _resize(input, padding, [axis.extent for axis in axes], lowest)
-    zero = torch.zeros((), dtype=torch.int32, device=input.device)
+    zero = torch.full((), 0, dtype=torch.int32, device=input.device)
     best = _Best(padded, zero)
     # Of a window in which nothing is larger than the lowest value, the first element in the input.
     first = _Best(padded.new_full((), lowest), zero)
@@ -150,7 +150,7 @@ class _Origin(NamedTuple):
 
 
 # Of flat indices in the graph that is being decomposed.
-_origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_origins: Any = WeakIdKeyDictionary()
 # That an output may be in, if flat indices are unpooled by windows: nine in 3x3 with stride 1.
 MOST_WINDOWS = 9
 
@@ -220,20 +220,32 @@ def _elements_before(axis: Axis, number: int, dims: int, device: torch.device) -
     windows = last - (last - windows).clamp(min=0)
     begins = windows * axis.stride - axis.padding
     elements_before = (axis.dilation - 1 - begins).clamp(min=0)
-    return elements_before.div(axis.dilation, rounding_mode="floor")
+    return elements_before // axis.dilation
 
 
 def _positions_of(offsets: Tensor, axes: list[Axis]) -> Tensor:
     """Flat positions in the input plane for the offsets in each window."""
-    positions = torch.zeros_like(offsets, dtype=torch.int64)
-    remaining = offsets.long()
-    step = 1  # between neighbours along the axis, in a flat plane
-    for number, axis in reversed([*enumerate(axes)]):
-        begins = arange_along(number, len(axes), axis.pooled, offsets.device).long() * axis.stride
-        coordinate = remaining % axis.kernel * axis.dilation + (begins - axis.padding)
-        positions = positions + coordinate * step
-        step = step * axis.size
-        remaining = remaining.div(axis.kernel, rounding_mode="floor")
+    sizes = [axis.size for axis in axes]
+    begins, places = [], []
+    for axis in axes:
+        windows = torch.arange(axis.pooled, device=offsets.device)
+        begins.append(windows * axis.stride - axis.padding)
+        places.append(torch.arange(axis.kernel, device=offsets.device) * axis.dilation)
+    # A position is that where the window begins, and a step that depends on the offset alone. A
+    # table has it, as a division may become one of floating-point numbers.
+    steps = all_positions(places, sizes).index_select(0, offsets.flatten())
+    pooled = [axis.pooled for axis in axes]
+    return all_positions(begins, sizes).view(pooled) + steps.view(offsets.shape)
+
+
+def all_positions(coordinates: Sequence[Tensor], sizes: Ints) -> Tensor:
+    """Flat positions in a plane, for all combinations of coordinates along its axes.
+
+    For the coordinates [0, 1] and [0, 2] in a plane of 4x4 these are [0, 2, 4, 6].
+    """
+    positions = coordinates[0]
+    for along, size in zip(coordinates[1:], sizes[1:], strict=True):
+        positions = (positions.unsqueeze(-1) * size + along).flatten()
     return positions
 
 

@@ -360,6 +360,9 @@ def _is_kept_by_exporter() -> bool:
     return call.__code__ not in callers and "proxy_call" in {code.co_name for code in callers}
 
 
+_TracerWarning: type[Warning] = getattr(torch.jit, "TracerWarning", UserWarning)
+
+
 def _warn_of_exporters(operator: Operator, category: type[Warning]) -> None:
     """Say what to do where an exporter meets the operator. Its own error would not."""
     warnings.warn(
@@ -455,6 +458,7 @@ has_short_way = None not in _QUESTIONS
 _is_transformed, _mode_count, _is_jit_tracing = _QUESTIONS
 _PLAIN = {Tensor, torch.nn.Parameter}  # another subclass may override what a call does
 is_traced = torch.compiler.is_compiling  # whether Dynamo or torch.export has to see a call
+is_jit_tracing: Callable[[], bool] = _is_jit_tracing or (lambda: False)
 
 
 def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any:
@@ -469,8 +473,8 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         return operator.overload(*tensors, *arguments)
     try:
         if not _takes_short_way(tensors):
-            if torch.jit.is_tracing():
-                _warn_of_exporters(operator, torch.jit.TracerWarning)
+            if is_jit_tracing():
+                _warn_of_exporters(operator, _TracerWarning)
             return operator.overload(*tensors, *arguments)
         if _needs_derivative(tensors[0]):
             return operator.function.apply(operator.compute, *tensors, arguments)

@@ -75,12 +75,11 @@ def _tell_torch_onnx() -> None:
     in a second table says that the operator has its own. Without these private names of PyTorch
     its exporter asks for a translation.
     """
-    tables = [getattr(torch._decomp, name, None) for name in ("decomposition_table", "meta_table")]
-    if None in tables:
-        return
-    decomposed, traced = tables
-    decomposed.update(decompositions())
-    traced.update({operator.overload: operator.result for operator in _operators.OPERATORS})
+    decomposed: Any = getattr(torch._decomp, "decomposition_table", None)
+    traced: Any = getattr(torch._decomp, "meta_table", None)
+    if decomposed is not None and traced is not None:
+        decomposed.update(decompositions())
+        traced.update({operator.overload: operator.result for operator in _operators.OPERATORS})
 
 
 _tell_torch_onnx()
