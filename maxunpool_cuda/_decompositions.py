@@ -4,21 +4,29 @@
 The arguments of the three functions are those of the operators, which have checked them. The table
 of them is ``decompositions()`` in export.py. The fallback computes with some of them, too.
 
-Pooling compares, for all windows at once, their first elements, then their second ones, and so on.
-For windows of 2 with stride 2 these are ``x[..., 0::2]`` and ``x[..., 1::2]``.
+Converters know few of PyTorch's operators: none knows ``scatter_reduce``, CoreML makes
+floating-point numbers of integers that are divided, and has tensors of at most five axes. Here are
+slices, comparisons, ``where``, ``stack`` and tables.
 
-Unpooling of flat indices is a scatter. Unpooling of window offsets needs none. Cut the padded
-output into blocks of one stride. Each window begins with a block, and reaches
-``ceil(kernel_size / stride)`` blocks. So each output is in the windows that begin with its own
-block, or one before it, and so on, and it takes the value of the window whose offset leads to it.
-For windows of 3 with stride 2 (blocks of 2, window w begins with block w, and reaches 2 blocks):
+Pooling compares, for all windows at once, their first elements, then their second ones, and so on:
+first along the last axis, then along the one before it. For windows of 2 with stride 2 these are
+``x[..., 0::2]`` and ``x[..., 1::2]``.
+
+Unpooling of flat indices is a scatter, if nobody knows which window they come from. If a pool in
+the same graph has made them, its window offsets take their place. Unpooling of window offsets needs
+no scatter. Cut the padded output into blocks of one stride. Each window begins with a block, and
+reaches ``ceil(kernel_size / stride)`` blocks. So each output is in the windows that begin with its
+own block, or one before it, and so on, and it takes the value of the window whose offset leads to
+it. For windows of 3 with stride 2 (blocks of 2, window w begins with block w, and reaches 2 blocks):
 
     block b                     0    | 1    | 2    | 3
     output                      0  1 | 2  3 | 4  5 | 6  7
     its offset in window b      0  1 | 0  1 | 0  1 | 0  1
     its offset in window b - 1       | 2  - | 2  - | 2  -    (a window has only three elements)
 
-So output 2 gets the value of window 1 if that has the offset 0, and of window 0 if that has 2.
+So output 2 gets the value of window 1 if that has the offset 0, and of window 0 if that has 2. The
+outputs at the same place of all blocks (0, 2, 4, 6, and 1, 3, 5, 7) are computed at once, and then
+interleaved.
 """
 
 from __future__ import annotations
@@ -112,7 +120,7 @@ def max_pool(
     step = 1  # between the offsets of neighbours along the axis
     for number, axis in reversed([*enumerate(axes)]):
         if axis.padding > 0:
-            before = _elements_before(axis, number, dims, input.device)
+            before = _elements_before(axis, number, dims, zero)
             first = first._replace(offsets=first.offsets + before * step)
         best = _pool_along(best, first, axis, number - dims, step)
         step *= axis.kernel
@@ -136,7 +144,7 @@ class _Origin(NamedTuple):
 
         Then it may take the offsets, if its graph does not get too large.
         """
-        if math.prod(_reaches(kernel_size, stride)) > MOST_WINDOWS:
+        if math.prod(kernel_size) > MOST_ELEMENTS:
             return False
         pairs = []
         sizes = zip(self.axes, output_size, kernel_size, stride, padding, strict=True)
@@ -151,8 +159,8 @@ class _Origin(NamedTuple):
 
 # Of flat indices in the graph that is being decomposed.
 _origins: Any = WeakIdKeyDictionary()
-# That an output may be in, if flat indices are unpooled by windows: nine in 3x3 with stride 1.
-MOST_WINDOWS = 9
+# Of a window whose flat indices are unpooled as offsets. Each has two nodes of the graph.
+MOST_ELEMENTS = 64
 
 
 class _Best(NamedTuple):
@@ -211,16 +219,20 @@ def _elements(axis: Axis, element: int) -> Any:
     return slice(first, first + (axis.pooled - 1) * axis.stride + 1, axis.stride)
 
 
-def _elements_before(axis: Axis, number: int, dims: int, device: torch.device) -> Tensor:
-    """How many elements each window has before the input, along the axis of this number."""
+def _elements_before(axis: Axis, number: int, dims: int, zero: Tensor) -> Tensor:
+    """How many elements each window has before the input, along the axis of this number.
+
+    ``zero`` has their dtype and device.
+    """
     # Later windows begin in the input, as this one does: int32 may not hold where. (A minimum,
     # written with the maximum that ONNX's runtimes have.)
     last = axis.padding // axis.stride + 1
-    windows = arange_along(number, dims, axis.pooled, device)
-    windows = last - (last - windows).clamp(min=0)
+    windows = arange_along(number, dims, axis.pooled, zero.device)
+    windows = last - torch.maximum(last - windows, zero)
     begins = windows * axis.stride - axis.padding
-    elements_before = (axis.dilation - 1 - begins).clamp(min=0)
-    return elements_before // axis.dilation
+    elements_before = torch.maximum(axis.dilation - 1 - begins, zero)
+    # CoreML makes floating-point numbers of a quotient, and has no dilation.
+    return elements_before if axis.dilation == 1 else elements_before // axis.dilation
 
 
 def _positions_of(offsets: Tensor, axes: list[Axis]) -> Tensor:
@@ -268,32 +280,26 @@ def _unpool_blocks(
 ) -> Tensor:
     """The padded output, of whole blocks, for window offsets. The head of this file explains it."""
     dims = len(kernel_size)
-    shape = values.shape[:-dims]
-    # Each axis becomes two. CoreML has five at most, so images have one other, of all planes.
+    leading = values.shape[:-dims]
+    # One axis of all planes: CoreML has five axes at most, and interleaving adds one.
     values, offsets = values.flatten(0, -dims - 1), offsets.flatten(0, -dims - 1).to(torch.int32)
     reaches = _reaches(kernel_size, stride)
-    blocks = [n + reach - 1 for n, reach in zip(values.shape[1:], reaches, strict=True)]
     if max(reaches) > 1:
         # Blocks near the ends lack some windows: before and behind are windows that hold nothing.
         around = [reach - 1 for reach in reversed(reaches) for _ in ("before", "behind")]
         values = torch.constant_pad_nd(values, around)
         offsets = torch.constant_pad_nd(offsets, around, -1)
-    zero = torch.zeros((), dtype=values.dtype, device=values.device)
-    result = zero  # will be (planes, blocks, stride, blocks, stride ...), a pair for each axis
-    # In row-major order of the windows of an output, which begin up to reach - 1 blocks before it.
-    for nth in itertools.product(*map(range, reaches)):
-        blocks_before = [reach - 1 - n for n, reach in zip(nth, reaches, strict=True)]
-        value, offset = values, offsets
-        for number in range(dims):
-            dim = 1 + 2 * number
-            value = value.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
-            offset = offset.narrow(dim, nth[number], blocks[number]).unsqueeze(dim + 1)
-        is_own = _leads_to_output(offset, blocks_before, kernel_size, stride)
-        if reduce == "last":
-            result = torch.where(is_own, value, result)
-        else:
-            result = result + torch.where(is_own, value, zero)
-    return result.reshape(*shape, *(n * step for n, step in zip(blocks, stride, strict=True)))
+    windows = [
+        _Windows(before, *(_starting(before, reaches, each) for each in (values, offsets)))
+        for before in itertools.product(*[range(reach - 1, -1, -1) for reach in reaches])
+    ]
+    places = [min(kernel, step) for kernel, step in zip(kernel_size, stride, strict=True)]
+    outputs = [
+        _unpool_place(windows, place, kernel_size, stride, reduce)
+        for place in itertools.product(*map(range, places))
+    ]
+    output = _interleave(outputs, places, stride)
+    return output.reshape(*leading, *output.shape[1:])
 
 
 def _reaches(kernel_size: Ints, stride: Ints) -> list[int]:
@@ -301,23 +307,55 @@ def _reaches(kernel_size: Ints, stride: Ints) -> list[int]:
     return [-(-kernel // step) for kernel, step in zip(kernel_size, stride, strict=True)]
 
 
-def _leads_to_output(
-    offset: Tensor, blocks_before: Ints, kernel_size: Ints, stride: Ints
-) -> Tensor:
-    """Whether the windows that begin so many blocks before an output have its offset.
+class _Windows(NamedTuple):
+    """For each block, the window that begins so many blocks before it, along each axis."""
 
-    All tensors have the axes (block, place in the block) for each spatial axis.
+    blocks_before: tuple[int, ...]
+    values: Tensor
+    offsets: Tensor
+
+
+def _starting(blocks_before: Ints, reaches: Ints, padded: Tensor) -> Tensor:
+    """What the windows hold that begin so many blocks before each block."""
+    for dim, (blocks, reach) in enumerate(zip(blocks_before, reaches, strict=True), 1):
+        if reach > 1:
+            padded = padded.narrow(dim, reach - 1 - blocks, padded.shape[dim] - (reach - 1))
+    return padded
+
+
+def _unpool_place(
+    windows: list[_Windows], place: Ints, kernel_size: Ints, stride: Ints, reduce: str
+) -> Tensor:
+    """The outputs at one place of all blocks. The windows are in row-major order."""
+    zero = torch.full((), 0, dtype=windows[0].values.dtype, device=windows[0].values.device)
+    result = zero
+    for blocks_before, values, offsets in windows:
+        element = [n + b * step for n, b, step in zip(place, blocks_before, stride, strict=True)]
+        if any(e >= kernel for e, kernel in zip(element, kernel_size, strict=True)):
+            continue  # the windows end before this place
+        offset = 0
+        for e, kernel in zip(element, kernel_size, strict=True):
+            offset = offset * kernel + e
+        if reduce == "last":
+            result = torch.where(offsets == offset, values, result)
+        else:
+            result = result + torch.where(offsets == offset, values, zero)
+    return result
+
+
+def _interleave(parts: list[Tensor], places: Ints, stride: Ints) -> Tensor:
+    """Blocks from the outputs at each of their places, in row-major order; zeros at the others.
+
+    Places 0 and 1 of blocks of three: [a, b] and [c, d] become [a, c, 0, b, d, 0].
     """
-    dims = len(kernel_size)
-    expected = torch.zeros((), dtype=torch.int32, device=offset.device)
-    is_in_window = []
-    axes = zip(blocks_before, kernel_size, stride, strict=True)
-    for number, (before, kernel, step) in enumerate(axes):
-        place = arange_along(2 * number + 1, 2 * dims, step, offset.device) + before * step
-        expected = expected * kernel + place
-        if (before + 1) * step > kernel:  # the window ends within the block
-            is_in_window.append(place < kernel)
-    return functools.reduce(torch.logical_and, is_in_window, offset == expected)
+    for dim, (count, step) in enumerate(reversed([*zip(places, stride, strict=True)]), 1):
+        stacked = [torch.stack(parts[n : n + count], -dim) for n in range(0, len(parts), count)]
+        if step > count:
+            behind = [0, 0] * (dim - 1) + [0, step - count]
+            stacked = [torch.constant_pad_nd(tensor, behind) for tensor in stacked]
+        parts = [tensor.flatten(-dim - 1, -dim) for tensor in stacked]
+    (output,) = parts
+    return output
 
 
 def _resize(tensor: Tensor, before: Ints, sizes: Ints, value: float = 0) -> Tensor:
