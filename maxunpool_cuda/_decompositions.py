@@ -17,7 +17,7 @@ the same graph has made them, its window offsets take their place. Unpooling of 
 no scatter. Cut the padded output into blocks of one stride. Each window begins with a block, and
 reaches ``ceil(kernel_size / stride)`` blocks. So each output is in the windows that begin with its
 own block, or one before it, and so on, and it takes the value of the window whose offset leads to
-it. For windows of 3 with stride 2 (blocks of 2, window w begins with block w, and reaches 2 blocks):
+it. For windows of 3 with stride 2 (blocks of 2; window w begins with block w, and reaches two):
 
     block b                     0    | 1    | 2    | 3
     output                      0  1 | 2  3 | 4  5 | 6  7
@@ -31,7 +31,6 @@ interleaved.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence

@@ -182,6 +182,3 @@ def pooling_in(module: torch.fx.GraphModule) -> set[str]:
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     called = (node for graph in graphs for node in graph.nodes if node.op == "call_function")
     return {target for target in (str(node.target) for node in called) if "pool" in target}
-
-
-OPERATORS = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,44 @@ def test_sums_are_rounded_once(dtype: torch.dtype, large: float) -> None:
     unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((5,), (3,), (1,), (0,), "sum")
     for indices in (torch.tensor([[2, 2, 2]]), torch.tensor([[2, 1, 0]]).byte()):
         assert unpool(x, indices, *window).tolist() == [[0, 0, large + 2, 0, 0]]
+
+
+# A pool, the unpool of its indices, what is done to them, and how many windows the unpool gets as
+# offsets: none if the indices may be others than those of its windows and its plane.
+@pytest.mark.parametrize(
+    ("pool", "unpool", "between", "by_offsets"),
+    [
+        pytest.param((3, 2, 1), (3, 2, 1), None, True, id="same"),
+        pytest.param(((1, 3), (3, 1), 0), ((1, 3), (3, 1), 0), None, True, id="gaps and overlaps"),
+        pytest.param((3, 2, 1), (3, 2, 1), lambda i: i + 0, False, id="changed"),
+        pytest.param((3, 2, 1), (4, 2, 1), None, False, id="other kernel size"),
+        pytest.param((2, 2, 0), (2, 3, 0), None, False, id="other stride"),
+        pytest.param((3, 2, 1), (3, 2, 0), None, False, id="other padding"),
+        pytest.param((3, 2, 1, 2), (3, 2, 1), None, False, id="dilated"),
+        pytest.param((9, 1, 4), (9, 1, 4), None, False, id="large"),
+    ],
+)
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_indices_of_a_pool_in_the_same_graph(
+    pool: Any, unpool: Any, between: Any, by_offsets: bool, more: int, dtype: torch.dtype
+) -> None:
+    """They become offsets, without a scatter, where these mean the same: not in a wider plane."""
+
+    def function(x: Tensor) -> Tensor:
+        values, indices = F.max_pool2d(x, *pool, return_indices=True, index_dtype=dtype)
+        indices = between(indices) if between else indices
+        plane = (max(x.shape[2], sizes[0]), max(x.shape[3], sizes[1]) + more)
+        return torch.ops.maxunpool_cuda.max_unpool(values * 2, indices, plane, *window, "last")
+
+    x = torch.randint(-3, 4, (2, 3, 12, 13)).float()
+    window = [list(n) if isinstance(n, tuple) else [n, n] for n in unpool]
+    pooled = F.max_pool2d(x, *pool).shape[2:]
+    axes = zip(pooled, *window, strict=True)
+    sizes = [(n - 1) * s - 2 * p + k for n, k, s, p in axes]
+    program = program_of(function, x).run_decompositions(DECOMPOSITIONS)
+    assert same(program.module()(x), function(x))
+    assert ("scatter" not in str(program.graph)) == (by_offsets and more == 0)
 
 
 def test_bad_indices() -> None:

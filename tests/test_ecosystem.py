@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What surrounds an operator: threads, tensors of other kinds, Inductor."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -10,13 +11,15 @@ import pytest
 import torch
 from cases import all_same, same, scaled
 from conftest import Record
-from published import pooling_in
+from published import pooling_in, program_of
 from torch import Tensor, nn
 from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.utils._pytree import tree_leaves as leaves
 
+import maxunpool_cuda
 import maxunpool_cuda.functional as F
-from maxunpool_cuda import MaxPool2d, patched
+from maxunpool_cuda import AdaptiveMaxPool2d, MaxPool2d, patched
 
 
 def test_two_threads_run_backward_through_one_graph() -> None:
@@ -142,6 +145,66 @@ def test_inductor_fuses_plain_2d_pools(
     assert called.startswith(f"{operator}.")
 
 
-def test_an_exported_program_has_this_packages_operator() -> None:
-    program = torch.export.export(MaxPool2d(2), (IMAGES,), strict=True)
-    assert pooling_in(program.graph_module) == {"maxunpool_cuda.max_pool.default"}
+COUNTS = IMAGES.int()
+OURS = {"maxunpool_cuda.max_pool.default"}
+HEIGHT = {2: torch.export.Dim("height", min=8)}
+
+
+@pytest.mark.parametrize(
+    ("pool", "x", "sizes", "operators"),
+    [
+        pytest.param(F.max_pool2d, TRAINED, {}, {"aten.max_pool2d.default"}, id="training"),
+        pytest.param(
+            F.max_pool3d, TRAINED[None].contiguous(), {}, {"aten.max_pool3d.default"}, id="3d"
+        ),
+        pytest.param(F.max_pool1d, TRAINED[0], {}, {"aten.max_pool1d.default"}, id="1d"),
+        pytest.param(F.max_pool2d, COUNTS, {}, {"aten.max_pool2d.default"}, id="integers"),
+        pytest.param(F.max_pool1d, COUNTS[0], {}, OURS, id="integers in 1d"),
+        pytest.param(F.max_pool1d, IMAGES[0], HEIGHT, {"aten.max_pool2d.default"}, id="any length"),
+        pytest.param(F.max_pool2d, IMAGES, HEIGHT, OURS, id="any height in ceil mode"),
+    ],
+)
+def test_recorded_pools_without_indices(
+    pool: Callable[..., Tensor], x: Tensor, sizes: Any, operators: set[str]
+) -> None:
+    """They are PyTorch's, which every runtime has, if it has one: it needs no gradient here."""
+    window = (3, 2, 1, 1, pool is not F.max_pool1d)
+    program = program_of(lambda x: pool(x, *window), x, shapes=(sizes,))
+    assert pooling_in(program.graph_module) == operators
+    assert same(program.module()(x).detach(), pool(x, *window).detach())
+    if not sizes:
+        traced = torch.jit.trace(lambda x: pool(x, *window), x)
+        (node,) = [node for node in traced.inlined_graph.nodes() if "max_pool" in node.kind()]
+        assert {node.kind().replace("::", ".") + ".default"} == operators
+
+
+def test_a_graph_with_a_backward_has_this_packages_operators() -> None:
+    graph = aot_export_joint_simple(lambda x: (F.max_pool2d(x, 2),), (TRAINED,), trace_joint=True)
+    called = {"maxunpool_cuda.max_pool.default", "maxunpool_cuda.max_unpool.default"}
+    assert pooling_in(graph) == called
+
+
+@pytest.mark.parametrize(("size", "operator"), [(1, "aten.adaptive_max_pool2d.default"), (3, "")])
+def test_adaptive_pools_of_any_sizes(size: int, operator: str) -> None:
+    """torch.onnx.export takes torch.nn's windows for those of the example, if there are several."""
+    pool = AdaptiveMaxPool2d(size)
+    program = program_of(pool.forward, IMAGES, shapes=({2: torch.export.Dim.DYNAMIC},))
+    other = torch.rand(2, 3, 13, 8)
+    assert same(program.module()(other), pool(other))
+    called = pooling_in(program.graph_module)
+    assert called == {operator or "maxunpool_cuda.max_unpool_backward.default", *called}
+    assert ("maxunpool_cuda" in str(called)) == (not operator)
+
+
+def test_only_what_keeps_the_operators_warns() -> None:
+    """Neither torch.export nor what decomposes them."""
+    pool = MaxPool2d(2, return_indices=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "maxunpool_cuda: this program calls")
+        program = torch.export.export(pool, (IMAGES,))
+        program.run_decompositions(maxunpool_cuda.export.decompositions())
+        torch.onnx.export(program, verbose=False)
+    with pytest.warns(UserWarning, match="calls maxunpool_cuda.max_pool.default, which only"):
+        program.run_decompositions()
+    with pytest.warns(torch.jit.TracerWarning, match="calls maxunpool_cuda.max_pool.default"):
+        torch.jit.trace(pool, IMAGES)

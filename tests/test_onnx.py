@@ -29,7 +29,7 @@ both_forms = pytest.mark.parametrize("decomposed", [False, SLOW])
 # 0ae60f0) and the CUDA provider of ONNX Runtime (docs/OperatorKernels.md at 001d12d).
 LISTED = {
     *("Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand"),
-    *("Floor", "Gather", "Greater", "Identity", "IsNaN", "Max", "Mod", "Mul", "Or", "Pad"),
+    *("Gather", "Greater", "Identity", "Max", "MaxPool", "Mul", "Not", "Or", "Pad"),
     *("Range", "Reshape", "ScatterElements", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"),
     "Where",
 }
@@ -220,7 +220,9 @@ REFUSED = {
     "max_unpool2d: .* type INT32": lambda x: F.max_unpool2d(x.int(), (x * 0).long(), 2),
     "max_pool2d: .*ceil_mode=True": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
     # Windows without an element.
-    "max_pool2d: .*dilation=": lambda x: F.max_pool2d(x[..., :1], (1, 2), 1, (0, 1), (1, 2)),
+    "max_pool2d: .*dilation=": lambda x: F.max_pool2d(
+        x[..., :1], (1, 2), 1, (0, 1), (1, 2), return_indices=True
+    )[0],
 }
 
 
