@@ -38,8 +38,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 Ints = Sequence[int]
 
@@ -59,7 +57,7 @@ def max_unpool(
     if reduce == "sum" and input.dtype in (torch.float16, torch.bfloat16):
         values = input.float()  # so that a sum is rounded once
     unpooling = (output_size, kernel_size, stride, padding)
-    origin = _origins.get(indices)
+    origin: _Origin | None = getattr(indices, _ORIGIN, None)
     if indices.dtype == torch.uint8:
         result = unpool_window_offsets(values, indices, *unpooling, reduce)
     elif origin is not None and origin.fits(*unpooling):
@@ -127,8 +125,8 @@ def max_pool(
     if index_dtype == torch.uint8:
         return values, offsets.to(torch.uint8).contiguous()
     indices = _positions_of(offsets, axes).to(index_dtype).contiguous()
-    if isinstance(indices, FakeTensor):  # of a graph, in which nothing changes in place
-        _origins[indices] = _Origin(axes, offsets)
+    if torch.compiler.is_compiling():  # a graph, in which no tensor changes in place
+        setattr(indices, _ORIGIN, _Origin(axes, offsets))
     return values, indices
 
 
@@ -156,8 +154,7 @@ class _Origin(NamedTuple):
         return all(statically_known_true(pooled == unpooled) for pooled, unpooled in pairs)
 
 
-# Of flat indices in the graph that is being decomposed.
-_origins: Any = WeakIdKeyDictionary()
+_ORIGIN = "_maxunpool_cuda_origin"  # an attribute of flat indices in a graph that is decomposed
 # Of a window whose flat indices are unpooled as offsets. Each has two nodes of the graph.
 MOST_ELEMENTS = 64
 

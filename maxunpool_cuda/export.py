@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What leaves Python: tables for exporters, which say what becomes of this package's operators.
 
-:func:`decompositions` makes them PyTorch's own operators, in every exported program.
+:func:`decompositions` makes them PyTorch's own operators, in every exported program;
+:func:`torch.onnx.export` does so by itself.
 :func:`onnx_translation_table` makes them ONNX's MaxPool and MaxUnpool: the rest of the file.
 
-:func:`torch.onnx.export` calls a translation for each operator of this package, with tensors of the
+The exporter calls a translation for each operator of this package, with tensors of the
 ONNX graph. The translation writes ONNX's nodes and returns their results. It is written once for
 the three dimensions, and has to bridge three differences:
 
@@ -41,11 +42,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     of the operators, except that PyTorch adds up duplicates of flat indices in any order on CUDA.
     Results are contiguous, whatever the layout of the input.
 
-    Pooling, and unpooling of uint8 indices, become elementwise operators. Unpooling of flat indices
-    becomes a scatter and a gather, or a scatter that adds. PyTorch lacks these for float8,
-    complex32, uint16, uint32 and uint64, and until 2.11 elementwise operators for the last three. A
-    flat index outside the output is an error of that scatter. A value whose uint8 index names no
-    output is lost without an error.
+    Pooling becomes slices and comparisons. So does unpooling of uint8 indices, and of flat ones
+    that a pool in the same program returns for the same windows (of at most 64 elements) of the
+    same plane. Unpooling of other flat indices becomes a scatter and a gather, or a scatter that
+    adds. PyTorch lacks these for float8, complex32, uint16, uint32 and uint64, and until 2.11
+    comparisons for the last three. A flat index outside the output is an error of that scatter. A
+    value whose uint8 index names no output is lost without an error.
 
     Returns:
         For each operator, a function that takes its arguments and calls PyTorch's operators.
