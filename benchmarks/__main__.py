@@ -79,7 +79,8 @@ def document(asked: argparse.Namespace) -> None:
     results = {
         "operators": calls | {"rows": [row for row in calls["rows"] if row not in of_network]},
         "networks": calls | {"rows": of_network},
-        "comparisons": comparisons.measure(asked.seconds),
+        "comparisons": comparisons.measure(asked.seconds, comparisons.TABLES),
+        "exported": comparisons.measure(asked.seconds, [comparisons.exported]),
     }
     for name, of in results.items():
         print(f"Written: {report.save(of, pages.RESULTS, name)}")

@@ -334,7 +334,7 @@ def exported() -> Iterator[Compared]:
         yield Compared(row, "", calls, nodes={form: nodes for form, (nodes, _) in graphs.items()})
 
 
-TABLES = (small_planes, fixes, adaptive, tiny, patched, compiled, exported)
+TABLES = (small_planes, fixes, adaptive, tiny, patched, compiled)
 
 
 def row_of(table: str, compared: Compared, seconds: float) -> report.Row:
@@ -348,14 +348,14 @@ def row_of(table: str, compared: Compared, seconds: float) -> report.Row:
     return {"table": table, "row": compared.row, "column": compared.column, "results": results}
 
 
-def measure(seconds: float) -> report.Report:
-    """All tables, on one thread."""
+def measure(seconds: float, tables: Sequence[Callable[[], Iterator[Compared]]]) -> report.Report:
+    """These tables, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         settings = {"seconds": seconds, "pages kept": timing.keep_pages()}
         rows = []
-        for table in TABLES:
+        for table in tables:
             for compared in table():
                 name = table.__name__
                 print(f"{name}: {compared.row} {compared.column}", flush=True)

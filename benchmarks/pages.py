@@ -375,7 +375,7 @@ TABLES = (
     ),
     Table("docs/deterministic.md", "gpu fixes", "gpu_h200_calls", fixes),
     Table("docs/install.md", "fallback", "fallback", fallback.table),
-    Table("docs/export.md", "exported", "comparisons", exported),
+    Table("docs/export.md", "exported", "exported", exported),
     Table(PERFORMANCE, "tiny", "comparisons", tiny),
     Table(PERFORMANCE, "tiny shares", "networks", tiny_shares),
     Table("docs/design.md", "tried", "simulated", tried),
@@ -418,7 +418,7 @@ SENTENCES = (
         of_fills,
     ),
     Sentence("docs/install.md", "Calls without kernels on {title}.", "fallback", titled),
-    Sentence("docs/export.md", "Graphs on {title}.", "comparisons", titled),
+    Sentence("docs/export.md", "Graphs on {title}.", "exported", titled),
     Sentence(PERFORMANCE, "Tiny calls on {title}.", "comparisons", titled),
     Sentence(
         "docs/recipes.md", "takes {} microseconds instead of {} (one", "comparisons", of_patched
