@@ -122,6 +122,8 @@ def max_pool(
         best = _pool_along(best, first, axis, number - dims, step)
         step *= axis.kernel
     values, offsets = best.values.contiguous(), best.offsets.expand(best.values.shape)
+    if math.prod(kernel_size) == 1:
+        values = values.clone()  # no result may be a view of the input
     if index_dtype == torch.uint8:
         return values, offsets.to(torch.uint8).contiguous()
     indices = _positions_of(offsets, axes).to(index_dtype).contiguous()

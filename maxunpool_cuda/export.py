@@ -81,7 +81,23 @@ def _tell_torch_onnx() -> None:
     traced: Any = getattr(torch._decomp, "meta_table", None)
     if decomposed is not None and traced is not None:
         decomposed.update(decompositions())
+        decomposed[_operators.max_unpool_backward] = _read_for_onnx
         traced.update({operator.overload: operator.result for operator in _operators.OPERATORS})
+
+
+def _read_for_onnx(values: Any, indices: Any, output_size: Any, *others: Any) -> Any:
+    """The values that adaptive pooling of sizes that change reads at torch.nn's indices.
+
+    Raises:
+        ValueError: The sizes are not fixed. torch.onnx.export takes torch.nn's windows for those of
+            the example's sizes, so that the results of others would be wrong.
+    """
+    if any(isinstance(size, torch.SymInt) for size in output_size):
+        raise ValueError(
+            "adaptive max pooling: expected fixed spatial sizes for ONNX, whose windows do not "
+            f"change with them, but got {[*output_size]}"
+        )
+    return _decompositions.max_unpool_backward(values, indices, output_size, *others)
 
 
 _tell_torch_onnx()

@@ -234,6 +234,19 @@ def test_what_onnx_cannot_express(words: str) -> None:
         to_onnx(program, decomposed=False)
 
 
+@pytest.mark.parametrize("return_indices", [False, True])
+def test_adaptive_pooling_of_sizes_that_change(return_indices: bool) -> None:
+    """torch.onnx.export would write the windows of the example. It does for torch.nn's pools."""
+    program = program_of(
+        lambda x: F.adaptive_max_pool2d(x, (3, 2), return_indices),
+        with_ties(2, 1, 9, 12),
+        shapes=({2: DYNAMIC},),
+    )
+    for table in (None, maxunpool_cuda.export.onnx_translation_table()):
+        with pytest.raises(Exception, match="adaptive max pooling: expected fixed spatial sizes"):
+            torch.onnx.export(program, verbose=False, custom_translation_table=table)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", REFUSED)
 def test_the_way_that_works(words: str) -> None:
