@@ -53,6 +53,8 @@ def adaptive_max_pool(
         index_dtype = torch.int64  # nobody sees them, so any plane will do
     if _call.is_for_torch(name, input, index_dtype):
         return _pool_by_torch(name, input, output_size, return_indices)
+    if index_dtype == torch.int32:
+        _arguments.check_fits_int32(name, input.shape[-dims:])
     axes = _known_axes(input, output_size, dims)
     is_recorded = _call.leaves_python()
     if axes is not None and all(axis.has_one_size for axis in axes):
@@ -60,7 +62,7 @@ def adaptive_max_pool(
         return _pool_equal_windows(function, input, window, return_indices, index_dtype)
     if axes is not None and is_recorded:
         return _pool_written_out(function, input, axes, return_indices, index_dtype)
-    if is_recorded and not return_indices and _is_in_torch(output_size, dims):
+    if is_recorded and not return_indices and _is_recorded_as_torchs(output_size, dims):
         return _pool_by_torch(name, input, output_size, return_indices=False)
     values, indices = _pool_unequal_windows(name, input, output_size, index_dtype, dims=dims)
     return (values, indices) if return_indices else values
@@ -72,11 +74,11 @@ def _pool_by_torch(name: str, input: Tensor, output_size: Any, return_indices: b
     return results
 
 
-def _is_in_torch(output_size: object, dims: int) -> bool:
-    """Whether torch.nn's function can be recorded for sizes that are not known.
+def _is_recorded_as_torchs(output_size: object, dims: int) -> bool:
+    """Whether torch.nn's function is recorded for sizes that are not known.
 
-    A trace has it for any sizes. Exporters take other windows than the whole plane for those of
-    the example's size.
+    Exporters take its windows for those of the example's sizes, which is right if the window is the
+    whole plane. A trace is for the example's sizes anyway.
     """
     return _operators.is_jit_tracing() or output_size in (1, (1,) * dims, [1] * dims)
 
@@ -133,8 +135,6 @@ def _pool_equal_windows(
 ) -> Pooled:
     """Adaptive pooling as max pooling, with windows of this size side by side."""
     dims = len(window)
-    if index_dtype == torch.int32:
-        _arguments.check_fits_int32(function.__name__, input.shape[-dims:])
     # Of max pooling: the window, its stride, padding, dilation, ceil_mode, return_indices.
     pooling = (input, window, window, 0, 1, False, return_indices)
     results = _call.max_pool(function, dims, pooling, index_dtype)
@@ -156,9 +156,6 @@ def _pool_written_out(
 ) -> Pooled:
     """The same after the elements are written out window by window."""
     dims = len(axes)
-    sizes = [axis.size for axis in axes]
-    if index_dtype == torch.int32:
-        _arguments.check_fits_int32(function.__name__, tuple(sizes))
     windows = [axis.windows() for axis in axes]
     window = tuple([len(of_axis[0]) for of_axis in windows])
     coordinates = [torch.tensor(of_axis, device=input.device).flatten() for of_axis in windows]
@@ -169,7 +166,9 @@ def _pool_written_out(
     if isinstance(results, Tensor):
         return results
     values, indices = results
-    positions = all_positions(coordinates, sizes).index_select(0, indices.flatten())
+    positions = all_positions(coordinates, [axis.size for axis in axes]).index_select(
+        0, indices.flatten()
+    )
     return values, positions.view(indices.shape).to(index_dtype)
 
 
@@ -197,7 +196,6 @@ def _pool_unequal_windows(
     pool = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = pool(input if takes_torch_values else input.detach(), output_size)
     if index_dtype == torch.int32:
-        _arguments.check_fits_int32(name, input.shape[-dims:])
         indices = indices.int()
     if not takes_torch_values and 0 not in indices.shape[-dims:]:
         values = _values_at(input, indices, dims)

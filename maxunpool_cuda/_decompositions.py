@@ -4,9 +4,9 @@
 The arguments of the three functions are those of the operators, which have checked them. The table
 of them is ``decompositions()`` in export.py. The fallback computes with some of them, too.
 
-Converters know few of PyTorch's operators: none knows ``scatter_reduce``, CoreML makes
-floating-point numbers of integers that are divided, and has tensors of at most five axes. Here are
-slices, comparisons, ``where``, ``stack`` and tables.
+Converters know few of PyTorch's operators. OpenVINO and CoreML take no ``scatter_reduce`` from an
+exported program. CoreML makes floating-point numbers of integers that are divided, and has tensors
+of at most five axes. So here are slices, comparisons, ``where``, ``stack`` and tables.
 
 Pooling compares, for all windows at once, their first elements, then their second ones, and so on:
 first along the last axis, then along the one before it. For windows of 2 with stride 2 these are
@@ -288,7 +288,7 @@ def _unpool_blocks(
         values = torch.constant_pad_nd(values, around)
         offsets = torch.constant_pad_nd(offsets, around, -1)
     windows = [
-        _Windows(before, *(_starting(before, reaches, each) for each in (values, offsets)))
+        _Windows(before, *(_shifted(before, reaches, each) for each in (values, offsets)))
         for before in itertools.product(*[range(reach - 1, -1, -1) for reach in reaches])
     ]
     places = [min(kernel, step) for kernel, step in zip(kernel_size, stride, strict=True)]
@@ -313,8 +313,8 @@ class _Windows(NamedTuple):
     offsets: Tensor
 
 
-def _starting(blocks_before: Ints, reaches: Ints, padded: Tensor) -> Tensor:
-    """What the windows hold that begin so many blocks before each block."""
+def _shifted(blocks_before: Ints, reaches: Ints, padded: Tensor) -> Tensor:
+    """For each block, what the window holds that begins so many blocks before it."""
     for dim, (blocks, reach) in enumerate(zip(blocks_before, reaches, strict=True), 1):
         if reach > 1:
             padded = padded.narrow(dim, reach - 1 - blocks, padded.shape[dim] - (reach - 1))
