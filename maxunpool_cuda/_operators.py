@@ -23,7 +23,6 @@ fails otherwise.
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -342,19 +341,22 @@ def _in_full(operator: Operator, *arguments: Any) -> Any:
 
 def _trace(operator: Operator, *arguments: Any) -> Any:
     """The results without data of a call that is traced."""
-    if torch.compiler.is_exporting() and _is_kept_by_exporter():
+    if torch.compiler.is_exporting() and _is_kept_by_exporter(operator):
         _warn_of_exporters(operator, UserWarning)
     return operator.result(*arguments)
 
 
-def _is_kept_by_exporter() -> bool:
-    """Whether an exporter takes the call from one program into the next.
+# What export.onnx_translation_table() was asked for. An exporter does not say what it is given.
+with_onnx_translation: set[Callable[..., Any]] = set()
+
+
+def _is_kept_by_exporter(operator: Operator) -> bool:
+    """Whether an exporter takes the call from one program into the next, without a translation.
 
     torch.export traces code of this package. Exporters trace the program that comes out; PyTorch's
-    ``proxy_call`` decomposes an operator or, as here, asks for its results. torch.onnx.export
-    knows what to do with it (export.py).
+    ``proxy_call`` decomposes an operator or, as here, asks for its results.
     """
-    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
+    if operator.overload in with_onnx_translation and torch.onnx.is_in_onnx_export():
         return False
     callers = {frame.f_code for frame, _ in traceback.walk_stack(None)}
     return call.__code__ not in callers and "proxy_call" in {code.co_name for code in callers}
@@ -367,8 +369,9 @@ def _warn_of_exporters(operator: Operator, category: type[Warning]) -> None:
     """Say what to do where an exporter meets the operator. Its own error would not."""
     warnings.warn(
         f"maxunpool_cuda: this program calls {operator.overload}, which only processes that import "
-        "this package have. For other runtimes use torch.onnx.export, or "
-        "program.run_decompositions(maxunpool_cuda.export.decompositions()), or "
+        "this package have. For other runtimes use "
+        "program.run_decompositions(maxunpool_cuda.export.decompositions()), for ONNX "
+        "maxunpool_cuda.export.onnx_translation_table(), or "
         "maxunpool_cuda.restore_max_pooling(model) before the export; see docs/export.md",
         category,
         stacklevel=2,

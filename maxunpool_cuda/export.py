@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What leaves Python: tables for exporters, which say what becomes of this package's operators.
 
-:func:`decompositions` makes them PyTorch's own operators, in every exported program;
-:func:`torch.onnx.export` does so by itself.
+:func:`decompositions` makes them PyTorch's own operators, which every exporter takes.
 :func:`onnx_translation_table` makes them ONNX's MaxPool and MaxUnpool: the rest of the file.
 
 The exporter calls a translation for each operator of this package, with tensors of the
@@ -23,6 +22,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,41 +66,22 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         _operators.max_pool: _decompositions.max_pool,
         _operators.max_unpool: _decompositions.max_unpool,
-        _operators.max_unpool_backward: _decompositions.max_unpool_backward,
+        _operators.max_unpool_backward: _read,
     }
 
 
-def _tell_torch_onnx() -> None:
-    """Have torch.onnx.export decompose what it is given no translation of.
+def _read(values: Any, indices: Any, output_size: Any, kernel_size: Any, *others: Any) -> Any:
+    """What ``max_unpool_backward`` becomes, with a warning where ONNX would get wrong windows.
 
-    It looks into a table of PyTorch, as FakeTensor does for results without data, where an entry
-    in a second table says that the operator has its own. Without these private names of PyTorch
-    its exporter asks for a translation.
+    Adaptive pooling reads values with it. Its windows change with the sizes, so they are symbolic.
     """
-    decomposed: Any = getattr(torch._decomp, "decomposition_table", None)
-    traced: Any = getattr(torch._decomp, "meta_table", None)
-    if decomposed is not None and traced is not None:
-        decomposed.update(decompositions())
-        decomposed[_operators.max_unpool_backward] = _read_for_onnx
-        traced.update({operator.overload: operator.result for operator in _operators.OPERATORS})
-
-
-def _read_for_onnx(values: Any, indices: Any, output_size: Any, *others: Any) -> Any:
-    """The values that adaptive pooling of sizes that change reads at torch.nn's indices.
-
-    Raises:
-        ValueError: The sizes are not fixed. torch.onnx.export takes torch.nn's windows for those of
-            the example's sizes, so that the results of others would be wrong.
-    """
-    if any(isinstance(size, torch.SymInt) for size in output_size):
-        raise ValueError(
-            "adaptive max pooling: expected fixed spatial sizes for ONNX, whose windows do not "
-            f"change with them, but got {[*output_size]}"
+    if any(isinstance(size, torch.SymInt) for size in kernel_size):
+        warnings.warn(
+            "adaptive max pooling: this program is right for all its spatial sizes in PyTorch, but "
+            "torch.onnx.export writes the windows of the example's sizes; fix them for ONNX",
+            stacklevel=2,
         )
-    return _decompositions.max_unpool_backward(values, indices, output_size, *others)
-
-
-_tell_torch_onnx()
+    return _decompositions.max_unpool_backward(values, indices, output_size, kernel_size, *others)
 
 
 def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -126,7 +107,12 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
-    return {_operators.max_pool: _max_pool, _operators.max_unpool: _max_unpool}
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
+        _operators.max_pool: _max_pool,
+        _operators.max_unpool: _max_unpool,
+    }
+    _operators.with_onnx_translation.update(table)
+    return table
 
 
 def _max_pool(

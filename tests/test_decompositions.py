@@ -164,8 +164,12 @@ assert "maxunpool_cuda" not in sys.modules
 
 
 @pytest.mark.slow
-def test_ahead_of_time_compilation(tmp_path: Path) -> None:
-    """What is decomposed runs without this package; what is not runs with it."""
+def test_ahead_of_time_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decomposed runs without this package; what is not runs with it.
+
+    In continuous integration Inductor refuses operators that PyTorch's tables could decompose.
+    """
+    monkeypatch.setenv("CI", "true")
     batch = {0: torch.export.Dim.DYNAMIC}
     program = program_of(round_trip, torch.randn(2, 3, 9, 12), shapes=(batch,))
     x = torch.randint(-3, 3, (5, 3, 9, 12)).float()

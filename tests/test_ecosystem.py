@@ -204,7 +204,8 @@ def test_only_what_keeps_the_operators_warns() -> None:
         warnings.filterwarnings("error", "maxunpool_cuda: this program calls")
         program = torch.export.export(pool, (IMAGES,))
         program.run_decompositions(maxunpool_cuda.export.decompositions())
-        torch.onnx.export(program, verbose=False)
+        table = maxunpool_cuda.export.onnx_translation_table()
+        torch.onnx.export(program, verbose=False, custom_translation_table=table)
     with pytest.warns(UserWarning, match="calls maxunpool_cuda.max_pool.default, which only"):
         program.run_decompositions()
     with pytest.warns(torch.jit.TracerWarning, match="calls maxunpool_cuda.max_pool.default"):

@@ -57,7 +57,7 @@ def test_return_indices_decides_the_type_of_the_result(name: str) -> None:
 
 
 # Names that only one feature needs: patched in functions, branches and regions that PyTorch traces;
-# the short way of a call; torch.onnx.export without a table.
+# the short way of a call.
 OPTIONAL_NAMES = """
 import importlib
 
@@ -67,7 +67,6 @@ for module, name in (
     ("torch._ops", "HigherOrderOperator"),
     ("torch.autograd.forward_ad", "_current_level"),
     ("torch._C", "_len_torch_dispatch_stack"),
-    ("torch._decomp", "decomposition_table"),
 ):
     delattr(importlib.import_module(module), name)
 
