@@ -242,7 +242,7 @@ def test_adaptive_pooling_of_sizes_that_change(return_indices: bool) -> None:
         with_ties(2, 1, 9, 12),
         shapes=({2: DYNAMIC},),
     )
-    with pytest.raises(Exception, match=r"No ONNX function .*maxunpool_cuda\.max_unpool_backward"):
+    with pytest.raises(Exception, match="No ONNX function found"):
         to_onnx(program, decomposed=False)
     with pytest.warns(UserWarning, match="writes the windows of the example's sizes"):
         program.run_decompositions(maxunpool_cuda.export.decompositions())
