@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,12 +72,18 @@ def max_unpool(
 def max_unpool_backward(grad_output: Tensor, indices: Tensor, *geometry: Any) -> Any:
     """The operator of this name, for flat indices and "sum", as adaptive pooling calls it.
 
-    Other calls are NotImplemented, which leaves the operator in the graph.
+    Other calls are NotImplemented, which leaves the operator in the graph. A symbolic kernel_size
+    is of adaptive windows, which change with the sizes of the input.
     """
-    output_size = geometry[0]
-    reduce = geometry[-1]
+    output_size, kernel_size, *_, reduce = geometry
     if reduce != "sum" or indices.dtype == torch.uint8:
         return NotImplemented
+    if any(isinstance(size, torch.SymInt) for size in kernel_size):
+        warnings.warn(
+            "adaptive max pooling: this program is right for all its spatial sizes in PyTorch, but "
+            "torch.onnx.export writes the windows of the example's sizes; fix them for ONNX",
+            stacklevel=2,
+        )
     dims = len(output_size)
     planes = grad_output.flatten(-dims)
     positions = indices.long().flatten(-dims)

@@ -4,7 +4,7 @@
 :func:`decompositions` makes them PyTorch's own operators, which every exporter takes.
 :func:`onnx_translation_table` makes them ONNX's MaxPool and MaxUnpool: the rest of the file.
 
-The exporter calls a translation for each operator of this package, with tensors of the
+:func:`torch.onnx.export` calls a translation for each operator of this package, with tensors of the
 ONNX graph. The translation writes ONNX's nodes and returns their results. It is written once for
 the three dimensions, and has to bridge three differences:
 
@@ -22,11 +22,8 @@ from __future__ import annotations
 
 import importlib
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import torch
 
 from . import _decompositions, _operators
 from ._decompositions import Ints
@@ -66,22 +63,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         _operators.max_pool: _decompositions.max_pool,
         _operators.max_unpool: _decompositions.max_unpool,
-        _operators.max_unpool_backward: _read,
+        _operators.max_unpool_backward: _decompositions.max_unpool_backward,
     }
-
-
-def _read(values: Any, indices: Any, output_size: Any, kernel_size: Any, *others: Any) -> Any:
-    """What ``max_unpool_backward`` becomes, with a warning where ONNX would get wrong windows.
-
-    Adaptive pooling reads values with it. Its windows change with the sizes, so they are symbolic.
-    """
-    if any(isinstance(size, torch.SymInt) for size in kernel_size):
-        warnings.warn(
-            "adaptive max pooling: this program is right for all its spatial sizes in PyTorch, but "
-            "torch.onnx.export writes the windows of the example's sizes; fix them for ONNX",
-            stacklevel=2,
-        )
-    return _decompositions.max_unpool_backward(values, indices, output_size, kernel_size, *others)
 
 
 def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
