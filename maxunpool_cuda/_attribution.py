@@ -1,64 +1,75 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """For a while, captum and shap compute DeepLIFT's attributions that add up.
 
-The module imports neither of them. It changes a model, and what :mod:`torch.nn.functional` does.
-For each change :func:`contextlib.ExitStack.callback` gets what undoes it.
+The module imports neither of them and changes nothing of them. While one of them runs a model for
+DeepLIFT, each max pool and each activation gets a copy of its input, and a ``forward`` whose output
+is connected with the input itself::
 
-captum and shap know a rule for DeepLIFT by the class of a module. captum's rules are for exactly
-torch.nn's ``MaxPool1d/2d/3d``. So ``Sequential(ReLU(), AdaptiveMaxPool1d(2))``, for example,
-becomes ``Sequential(ReLU(), MaxPool1d(...))``, whose window is found when the input comes, and both
-modules get a hook that clones their input. docs/attributions.md has the reasons.
+    x --> a copy --> hooks of the tool --> forward --> output
+    '------------ gradient: our rule <-----------------'
+
+So no gradient reaches the hooks by which the tool would apply its own rule. That it runs the model
+is known by these hooks. If it does not know the module's class, they are on a child of it, which
+the module gets for the while, of a class that both tools know.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import inspect
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
-from . import functional, modules
 from ._convert import check_model, left_in_order
-from ._patch import patched
+from ._deep_lift import Call, with_multiplier
 
-if TYPE_CHECKING:
-    from ._in_place import Calls
+Model = TypeVar("Model", bound=nn.Module)
 
-Model = TypeVar("Model", bound=torch.nn.Module)
-
-# The classes that captum has a rule for, by name. It has none for their subclasses.
-_POOLS_WITH_RULE: dict[str, type] = {
-    f"MaxPool{dims}d": getattr(torch.nn, f"MaxPool{dims}d") for dims in (1, 2, 3)
-}
-# For each pool without a rule, the class that stands in for it.
-_STAND_INS: dict[type, type] = {
-    modules.MaxPool1d: torch.nn.MaxPool1d,
-    modules.MaxPool2d: torch.nn.MaxPool2d,
-    modules.MaxPool3d: torch.nn.MaxPool3d,
-    modules.AdaptiveMaxPool1d: torch.nn.MaxPool1d,
-    modules.AdaptiveMaxPool2d: torch.nn.MaxPool2d,
-    modules.AdaptiveMaxPool3d: torch.nn.MaxPool3d,
-    torch.nn.AdaptiveMaxPool1d: torch.nn.MaxPool1d,
-    torch.nn.AdaptiveMaxPool2d: torch.nn.MaxPool2d,
-    torch.nn.AdaptiveMaxPool3d: torch.nn.MaxPool3d,
-}
-# The bases of all max pools. One has no rule unless its class is one of those above.
-_MAX_POOL_BASES = (
-    _MaxPoolNd,
-    _AdaptiveMaxPoolNd,
-    torch.nn.FractionalMaxPool2d,
-    torch.nn.FractionalMaxPool3d,
+# With their subclasses, this package's among them.
+_POOLS = (_MaxPoolNd, _AdaptiveMaxPoolNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+# Those of torch.nn that compute each element of their output from the same one of the input.
+_ACTIVATIONS = (
+    nn.CELU,
+    nn.ELU,
+    nn.GELU,
+    nn.Hardshrink,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.LeakyReLU,
+    nn.LogSigmoid,
+    nn.Mish,
+    nn.PReLU,
+    nn.ReLU,
+    nn.RReLU,
+    nn.SELU,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Softshrink,
+    nn.Softsign,
+    nn.Tanh,
+    nn.Tanhshrink,
+    nn.Threshold,
 )
-# torch.nn's, which come back however contexts are left.
-_UNPOOLING = {f"max_unpool{n}d": getattr(torch.nn.functional, f"max_unpool{n}d") for n in (1, 2, 3)}
-# The attributes that an adaptive pool lacks. _fit_window sets those that are None.
-_WINDOW = {"kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+# The classes that both tools put hooks on, and captum's LRP takes only without a child.
+_LISTENERS = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ReLU, nn.Tanh}
+# Where captum's and shap's hooks for DeepLIFT are defined, and those for other methods are not.
+_DEEP_LIFT = {"captum.attr._core.deep_lift", "shap.explainers._deep.deep_pytorch"}
+# An input and a baseline whose attributions by a small network add up with this rule alone.
+_NUMBERS = (
+    (3, 0, 8, -2, -1, 1, -1, 6, -3, 9, 9, 3, 0, 3, 2, -1),
+    (5, 9, 3, 8, 4, 7, -2, 4, -2, 1, 1, 8, 4, 0, 0, 4),
+)
+_CHILD = "exact_attributions"  # the name of the one that gets the hooks of the tools
 
 
 @contextlib.contextmanager
@@ -67,199 +78,176 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 
     They add up to the difference between the model's outputs for the input and for the baseline.
     These are captum's ``DeepLift`` and ``DeepLiftShap``, their ``Layer`` and ``Neuron`` variants,
-    and shap's ``DeepExplainer``, for models whose windows of max pooling overlap or whose pools
-    follow or precede an activation. The weights stay the same, and so do the outputs of the model,
-    unless it calls torch.nn's max unpooling where windows overlap: inside, that adds up.
-
-    Inside, torch.nn's max unpooling adds up, as in :class:`patched` with ``reduce="sum"``; every
-    module without children and parameters is handed a clone of its input; modules do nothing in
-    place; and a MaxPool of torch.nn stands in for those of this package and for adaptive max pools.
-    Unpools of this package keep their ``reduce``. On exit, also by an exception, all of it is
-    undone. A call whose outputs would change by clones, or by modules that do nothing in place,
-    raises an error. docs/attributions.md has the reasons.
+    and shap's ``DeepExplainer``. The rule for max pools and for torch.nn's activations of single
+    elements is then this package's: where windows overlap or have many sizes, contributions add up,
+    and no difference is too small to count. All other methods, and all other calls of the model,
+    are as outside, and so are the outputs. docs/attributions.md has the reasons.
 
     Args:
-        model: any module.
+        model: any module, with max pools of torch.nn or of this package, or without.
 
     Yields:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the sizes of an adaptive max pool's output do not divide those of its input; on
-            exit, a later context of one of these modules is still open, or one has a third class.
-        RuntimeError: the model reads what a module has changed in place, as the input of
+        RuntimeError: an installed release of captum or shap computes other attributions with this
+            rule; or the model reads what a module has changed in place, as the input of
             ``self.relu(x)``; or it is copied or pickled inside.
+        ValueError: the batch of a pool or an activation cannot be halved; on exit, a later context
+            of one of these modules is still open.
 
     Warns:
-        UserWarning: no module of the model is a max pool, or some are for which captum has no rule:
-            subclasses, fractional and scripted ones. Functions that a forward calls are not seen.
+        UserWarning: no module of the model is a max pool, or some are scripted. Functions that a
+            forward calls are not seen.
 
     Example:
-        >>> from maxunpool_cuda import MaxPool1d
-        >>> model = torch.nn.Sequential(torch.nn.ReLU(), MaxPool1d(3, 1))
-        >>> with exact_attributions(model):  # captum.attr.DeepLift(model) and so on belong in here
-        ...     type(model[1])
-        <class 'torch.nn.modules.pooling.MaxPool1d'>
+        >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.MaxPool1d(3, 1))
+        >>> with exact_attributions(model) as same:  # captum.attr.DeepLift(model) and so on in here
+        ...     same is model
+        True
     """
-    # Only now, as a release of PyTorch may move the private names that the watch needs.
-    from ._in_place import Calls
-
     check_model("exact_attributions", model)
+    _check_releases()
     _warn_of_pools(model)
     with contextlib.ExitStack() as undo:
+        undo.callback(_check_releases)  # of what was imported inside
         undo.enter_context(left_in_order("exact_attributions", model))
-        undo.enter_context(patched(reduce="sum"))
-        if torch.__version__ < "2.13":
-            _replace_unpooling(undo)
-        calls = Calls()
-        undo.callback(calls.end_all)
-        for path, module in model.named_modules():
-            _isolate(f"{path!r} ({type(module).__name__})", module, calls, undo)
-            _let_stand_in(path, module, undo)
+        undo.enter_context(_with_rule(model))
         yield model
 
 
-def _replace_unpooling(undo: contextlib.ExitStack) -> None:
-    """Let torch.nn's max unpooling add up in a backward, where captum and shap call it.
-
-    Before PyTorch 2.13 ``patched`` does not reach a backward. A replaced function does, but it is
-    replaced for all threads.
-    """
-    for name, theirs in _UNPOOLING.items():
-        undo.callback(setattr, torch.nn.functional, name, theirs)
-        setattr(torch.nn.functional, name, _adds_up(getattr(functional, name)))
-
-
-def _adds_up(unpool: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of this package, in the place of torch.nn's of the same name.
-
-    Not a ``partial``: torch.compile of PyTorch 2.10 refuses that.
-    """
-
-    @wraps(unpool)
-    def unpool_sum(*args: Any, **kwargs: Any) -> Any:
-        return unpool(*args, **kwargs, reduce="sum")
-
-    return unpool_sum
-
-
-def _warn_of_pools(model: torch.nn.Module) -> None:
-    """Warn of max pools that captum has no rule for, and of models without a pool."""
-    supported = {*_POOLS_WITH_RULE.values(), *_STAND_INS}
-    others: dict[str, str] = {}  # the class of each other max pool
-    for path, module in model.named_modules():
-        class_name = getattr(module, "original_name", type(module).__name__)  # of a ScriptModule
-        looks_like_a_pool = isinstance(module, _MAX_POOL_BASES) or class_name in _POOLS_WITH_RULE
-        if type(module) not in supported and looks_like_a_pool:
-            others[path] = class_name
-    if others or not any(type(module) in supported for module in model.modules()):
+def _warn_of_pools(model: nn.Module) -> None:
+    """Warn of scripted pools, which take no hooks, and of models without a pool."""
+    scripted = {
+        path: module.original_name
+        for path, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule) and "MaxPool" in module.original_name
+    }
+    if scripted or not any(isinstance(module, _POOLS) for module in model.modules()):
         warnings.warn(
-            "exact_attributions: expected the MaxPool and AdaptiveMaxPool modules of torch.nn or "
-            f"of this package but got {type(model).__name__} with {others or 'none'}. captum and "
-            "shap have no rule for subclasses and for fractional and scripted pools, and none for "
-            "functions that a forward calls: docs/attributions.md makes modules of those.",
+            "exact_attributions: expected max pools that are modules but got "
+            f"{type(model).__name__} with {scripted or 'none'}. Scripted ones keep their gradient, "
+            "as do functions that a forward calls: docs/attributions.md makes modules of these.",
             stacklevel=4,
         )
 
 
-def _let_stand_in(path: str, module: Any, undo: contextlib.ExitStack) -> None:
-    """Give a pool without a rule the class of one with a rule."""
-    original_class = type(module)
-    if original_class not in _STAND_INS:
+@contextlib.contextmanager
+def _with_rule(model: nn.Module) -> Iterator[None]:
+    """Inside, all max pools and activations of ``model`` have our rule."""
+    rules = [
+        _Rule(path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, (*_POOLS, *_ACTIVATIONS)) and not _has_rule(module)
+    ]
+    with contextlib.ExitStack() as undo:
+        _watch_changes_in_place(model, [rule for rule in rules if rule.works_in_place], undo)
+        for rule in rules:
+            rule.register(undo)
+        yield
+
+
+def _watch_changes_in_place(
+    model: nn.Module, rules: list[_Rule], undo: contextlib.ExitStack
+) -> None:
+    """In a run of a tool, watch what reads the inputs of modules that work in place outside."""
+    if not rules:
         return
-    undo.callback(_restore_class, path, module, original_class)
-    module.__class__ = _STAND_INS[original_class]
-    if issubclass(original_class, _AdaptiveMaxPoolNd):
-        undo.callback(_remove_window, module)
-        vars(module).update(_WINDOW)
-        undo.callback(module.register_forward_pre_hook(_fit_window).remove)
+    # Only now, as a release of PyTorch may move the private names that the watch needs.
+    from ._in_place import Calls
+
+    calls = Calls(lambda: any(rule.is_run() for rule in rules))
+    undo.callback(calls.end_all)
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+            undo.callback(module.register_forward_pre_hook(calls.begin).remove)
+            end = module.register_forward_hook(calls.end, prepend=True, always_call=True)
+            undo.callback(end.remove)
+    for rule in rules:
+        rule.overwrite = calls.overwrite
 
 
-def _restore_class(path: str, module: Any, original_class: type) -> None:
-    """Raise a ValueError if it has got a third class meanwhile, as ``converted`` gives one."""
-    found = type(module)
-    module.__class__ = original_class
-    if found not in (original_class, _STAND_INS[original_class]):
-        raise ValueError(
-            f"exact_attributions: expected {path!r} to have the class that it gave but got "
-            f"{found.__module__}.{found.__name__}; contexts are left in the reverse order"
-        )
+class _Rule:
+    """Our rule for the calls of one max pool or activation.
 
-
-def _remove_window(module: torch.nn.Module) -> None:
-    for name in _WINDOW:
-        vars(module).pop(name, None)
-
-
-def _fit_window(module: Any, inputs: tuple[Any, ...]) -> None:
-    """Give a max pool the window with which it does what the adaptive one does for this input.
-
-    It is a hook that runs before the module. For a size of 6 and an output of 3 the window is 2.
+    :meth:`before` is the first hook of a call, and :meth:`forward` is what it calls at last. Hooks
+    of captum and shap come in between.
     """
-    dims = int(type(module).__name__[-2])
-    sizes = inputs[0].shape[-dims:]
-    output_size = module.output_size
-    if not isinstance(output_size, (tuple, list)):
-        output_size = (output_size,) * dims
-    outputs = [size if n is None else n for size, n in zip(sizes, output_size, strict=True)]
-    if any(n < 1 or size % n for size, n in zip(sizes, outputs, strict=True)):
-        raise ValueError(
-            f"exact_attributions: expected Adaptive{type(module).__name__} with output_size that "
-            f"divides the input's but got {outputs} for {list(sizes)}, whose windows differ in "
-            "size; captum and shap have no rule for them"
-        )
-    windows = tuple(size // n for size, n in zip(sizes, outputs, strict=True))
-    module.kernel_size = module.stride = windows
 
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self._name = f"{path!r} ({type(module).__name__})"
+        self._module: Any = module
+        self._forward = module.forward
+        self._inputs: dict[int, Tensor] = {}  # by thread, that of a call which has begun
+        self._listener = module  # the one that captum and shap put their hooks on
+        self.works_in_place = getattr(module, "inplace", None) is True
+        self.overwrite: Callable[[str, Tensor, Tensor], None] | None = None
 
-def _isolate(name: str, module: Any, calls: Calls, undo: contextlib.ExitStack) -> None:
-    """Let ``module`` share no tensor with its neighbours: out of place, and on a cloned input."""
-    if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-        return
-    works_in_place = getattr(module, "inplace", None) is True
-    if works_in_place:
-        undo.callback(setattr, module, "inplace", True)
-        module.inplace = False
-    gets_clones = not [*module.children(), *module.parameters()]
-    hooks = _Hooks(name, works_in_place, gets_clones, calls)
-    before = module.register_forward_pre_hook(hooks.before, with_kwargs=True)
-    undo.callback(before.remove)
-    # The first one: it gets what the module itself returns.
-    after = module.register_forward_hook(hooks.after, prepend=True, always_call=True)
-    undo.callback(after.remove)
+    def register(self, undo: contextlib.ExitStack) -> None:
+        module = self._module
+        if type(module) not in _LISTENERS:
+            self._listener = nn.Sigmoid()
+            module.add_module(_CHILD, self._listener)
+            undo.callback(module._modules.pop, _CHILD)
+        undo.callback(module.register_forward_pre_hook(self.before, with_kwargs=True).remove)
+        if "forward" in vars(module):  # most have that of their class
+            undo.callback(setattr, module, "forward", module.forward)
+        undo.callback(delattr, module, "forward")
+        module.forward = self.forward
 
+    def is_run(self) -> bool:
+        """Whether captum or shap run the model, with inputs and baselines, for DeepLIFT."""
+        hooks = self._listener._forward_hooks.values()
+        return any(getattr(hook, "__module__", None) in _DEEP_LIFT for hook in hooks)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Hooks:
-    """What runs before and after each call of a module."""
+    def before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """In such a run, hand a copy of the only input to the tool's hooks."""
+        self._inputs.pop(threading.get_ident(), None)  # of a call that a hook has ended
+        if not self.is_run():
+            return None
+        (x,) = args = _by_position(self._forward, args, kwargs)
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return args, {}
+        if len(x) % 2:
+            raise ValueError(
+                f"exact_attributions: expected {self._name} to get inputs and as many baselines "
+                f"but got a batch of {len(x)}"
+            )
+        self._inputs[threading.get_ident()] = x
+        return (x.detach().clone().requires_grad_(),), {}
 
-    name: str
-    works_in_place: bool  # outside
-    gets_clones: bool
-    calls: Calls
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns. In a run, it is a function of the input with our rule."""
+        x = self._inputs.pop(threading.get_ident(), None)
+        if x is None:
+            return self._forward(*args, **kwargs)
+        (given,) = args  # what the tool's hooks have made of the copy; they may have a hook on it
+        leaf = given.detach().requires_grad_()
+        with self._out_of_place():
+            returned = self._forward(leaf)
+        output, *indices = returned if isinstance(returned, tuple) else (returned,)
+        result = with_multiplier(x, given, Call(leaf, output, isinstance(self._module, _POOLS)))
+        x.register_hook(self._forget)  # type: ignore[no-untyped-call]
+        if self.overwrite:
+            self.overwrite(self._name, x, result)
+        return (result, *indices) if indices else result
 
-    def before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A clone of the only input, if the module gets clones, as its first positional argument.
+    @contextlib.contextmanager
+    def _out_of_place(self) -> Iterator[None]:
+        """As shap's hooks need it. captum hands copies to modules that work in place."""
+        if self.works_in_place:
+            self._module.inplace = False
+        try:
+            yield
+        finally:
+            if self.works_in_place:
+                self._module.inplace = True
 
-        The output of one module is the input of the next. If both have a rule, captum sets two
-        hooks on this tensor, and the first reads the gradient before the second has changed it.
-        """
-        if self.works_in_place or self.gets_clones:
-            args, kwargs = _by_position(module, args, kwargs)
-        x = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        is_watched = not _is_traced()
-        if is_watched:
-            self.calls.begin(self.name, overwritten=x if self.works_in_place else None)
-        if self.gets_clones and x is not None and len(args) + len(kwargs) == 1:
-            args = (x.clone(),)
-            if is_watched:
-                self.calls.watch.share(self.name, (x, args))
-        return args, kwargs
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        if not _is_traced():
-            self.calls.end(self.name, output)
+    def _forget(self, grad: Tensor) -> None:
+        """In the backward, remove what captum's hook would remove, which no gradient reaches."""
+        vars(self._module).pop("input", None)
+        vars(self._module).pop("output", None)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RuntimeError(
@@ -268,20 +256,64 @@ class _Hooks:
         )
 
 
-def _is_traced() -> Any:
-    """Whether the call makes a program of a model: values are not known then."""
-    jit: Any = torch.jit
-    return torch.compiler.is_compiling() or jit.is_tracing()
+def _has_rule(module: nn.Module) -> bool:
+    """Whether a context outside of this one gives it one."""
+    hooks = module._forward_pre_hooks.values()
+    return any(isinstance(getattr(hook, "__self__", None), _Rule) for hook in hooks)
 
 
-def _by_position(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _by_position(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The arguments of ``pool(input=x)`` as those of ``pool(x)``.
 
     Hooks of captum and shap get positional arguments alone.
     """
-    if not args and kwargs:
-        first = next(iter(inspect.signature(module.forward).parameters.values()), None)
-        if first and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in kwargs:
-            others = {name: value for name, value in kwargs.items() if name != first.name}
-            return (kwargs[first.name],), others
-    return args, kwargs
+    bound = inspect.signature(forward).bind(*args, **kwargs)
+    return (*bound.args, *bound.kwargs.values())
+
+
+def _check_releases() -> None:
+    """Raise a RuntimeError if captum or shap are imported and do not take our rule."""
+    for name in ("captum", "shap"):
+        tool: Any = sys.modules.get(name)
+        version = getattr(tool, "__version__", "no version")
+        if tool is not None and not _takes_rule(name, version):
+            raise RuntimeError(
+                f"exact_attributions: expected a release of {name} whose attributions by DeepLIFT "
+                f"add up with this package's rule but got {version}, where they do not"
+            )
+
+
+@functools.cache
+def _takes_rule(name: str, version: str) -> bool:
+    """Whether the attributions of a small network add up, computed by captum or shap.
+
+    It has what makes them wrong without our rule: overlapping windows, some of them of other sizes,
+    a pool behind an activation, an element that equals the baseline behind others that do not, and
+    small differences.
+    """
+    layers = [nn.MaxPool1d(2), nn.AvgPool1d(2), nn.ReLU(), nn.MaxPool1d(2, 1)]
+    net = nn.Sequential(*layers, nn.AdaptiveMaxPool1d(2), nn.AvgPool1d(2), nn.Flatten())
+    with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        numbers = torch.tensor(_NUMBERS, dtype=torch.float64, device="cpu") / 1e8
+        x, baseline = numbers.unsqueeze(1).chunk(2)
+        with _with_rule(net):
+            try:
+                attributions = _ATTRIBUTE[name](net, x, baseline)
+            except Exception:
+                return False
+        difference = net(x) - net(baseline)
+        return bool((attributions.sum() - difference).abs() <= 1e-9 * difference.abs())
+
+
+def _by_captum(net: nn.Module, x: Tensor, baseline: Tensor) -> Tensor:
+    attributions: Tensor = sys.modules["captum"].attr.DeepLift(net).attribute(x, baseline)
+    return attributions
+
+
+def _by_shap(net: nn.Module, x: Tensor, baseline: Tensor) -> Tensor:
+    explainer = sys.modules["shap"].DeepExplainer(net, baseline)
+    return torch.from_numpy(explainer.shap_values(x, check_additivity=False))
+
+
+_ATTRIBUTE = {"captum": _by_captum, "shap": _by_shap}

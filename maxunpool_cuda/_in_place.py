@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A watch for :func:`exact_attributions`: does the model rest on changes in place?
 
-Outside, some tensors share memory that do not inside: there a module gets a clone of its input, and
-what worked in place returns another tensor. That makes a difference only if one of them is changed
-and another one is read later. For example, in ``self.relu(x); return self.conv(x)``, where ReLU
-works in place, the convolution reads what ReLU has written. Inside it would read the old values, so
-there it raises an error. ``return self.conv(self.relu(x))`` is the same outside and inside.
+While captum or shap compute DeepLIFT's attributions, an activation with ``inplace=True`` returns a
+new tensor and leaves its input as it was. That makes a difference if the input is read later. In
+``self.relu(x); return self.conv(x)``, for example, the convolution would read the old values, so
+there it raises an error. ``return self.conv(self.relu(x))`` is the same with either.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -27,22 +26,16 @@ _Storages: TypeAlias = set[StorageWeakRef]
 
 @dataclasses.dataclass
 class _Memory:
-    """What is one memory outside, and may be several storages inside."""
+    """Storages that would be one, had the modules worked in place."""
 
-    storages: _Storages = dataclasses.field(default_factory=set)
-    current: _Storages = dataclasses.field(default_factory=set)  # those with the values of outside
-    modules: dict[str, None] = dataclasses.field(default_factory=dict)  # whose input it was
-    change: str = ""  # what has changed the current ones, and not the others
-
-    def add(self, other: _Memory) -> None:
-        self.storages |= other.storages
-        self.current |= other.current
-        self.modules |= other.modules
-        self.change = other.change or self.change
+    storages: _Storages
+    current: _Storages  # those with the values that the one would have
+    module: str  # that got one of them and returned another
+    change: str  # what has changed the current ones, and not the others
 
 
-class InPlaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, an operator that would read other values outside raises an error.
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is on, an operator that reads values which should have changed raises an error.
 
     It sees all operators that PyTorch dispatches.
     """
@@ -51,7 +44,7 @@ class InPlaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._memories: dict[StorageWeakRef, _Memory] = {}  # those that have been shared
+        self._memories: dict[StorageWeakRef, _Memory] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,109 +53,84 @@ class InPlaceWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # To make a view is not to read. In inference mode a reshape that copies is_view, too.
         is_view = getattr(func, "is_view", False) and _storages(result) <= given
         if not is_view:
-            self._check(given, str(func))
+            self.check(given, str(func))
         for storage in _storages([*_written(func, args, kwargs)]) & self._memories.keys():
             memory = self._memories[storage]
             memory.current = {storage}
-            modules = " and ".join(memory.modules)
-            memory.change = f"{func}, which changes the input of {modules}, or a view of it,"
+            memory.change = f"{func}, which changes the input of {memory.module},"
         return result
 
-    def share(self, module: str, tensors: Any) -> _Memory:
-        """Take note that outside ``tensors`` are one memory, which ``module`` gets."""
-        memory = _Memory(modules={module: None})
-        for storage in _storages(tensors):
-            memory.add(self._memories.get(storage) or _Memory({storage}, {storage}))
+    def overwrite(self, module: str, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Take note that ``module`` should have written ``output`` to the memory of ``x``."""
+        new = _storages(output)
+        old = _storages(x)
+        for storage in old & self._memories.keys():
+            old = self._memories[storage].storages
+        # Nothing changes by ReLU after ReLU, for example.
+        current = old | new if torch.equal(x, output) else new
+        memory = _Memory(old | new, current, module, f"{module}, which changes its input,")
         self._memories |= dict.fromkeys(memory.storages, memory)
-        return memory
 
-    def overwrite(self, module: str, x: torch.Tensor, output: Any) -> None:
-        """Take note that outside ``module`` has written its output to the memory of its input."""
-        if not _storages(x) or self._old(_storages(output)):  # who reads that is told
-            return
-        is_old = self._old(_storages(x))
-        is_equal = not is_old and any(torch.equal(x, each.to(x)) for each in _tensors(output))
-        memory = self.share(module, (x, output))
-        if not is_equal:  # as it is of dropout in evaluation, and of ReLU after ReLU
-            memory.current = _storages(output)
-            memory.change = f"{module}, which changes its input,"
-
-    def check(self, output: Any) -> None:
-        """Raise an error if what the model returns would have other values outside."""
-        self._check(_storages(output), "the model itself")
-
-    def _old(self, storages: _Storages) -> list[_Memory]:
-        """Of those with other values than outside: the memory."""
-        known = [(storage, self._memories[storage]) for storage in storages & self._memories.keys()]
-        return [memory for storage, memory in known if storage not in memory.current]
-
-    def _check(self, storages: _Storages, reader: str) -> None:
-        for memory in self._old(storages):
-            raise RuntimeError(
-                "exact_attributions: expected a model that does not rest on changes in place but "
-                f"got {memory.change} and then {reader}, which would read old values: inside, "
-                "modules return new tensors. Let the model use what they return, as in "
-                "x = self.relu(x), and no longer what they got"
-            )
-
-
-@dataclasses.dataclass
-class _Call:
-    """A call of a module."""
-
-    module: str
-    overwritten: torch.Tensor | None  # the input, if the module writes to it outside
+    def check(self, storages: _Storages, reader: str) -> None:
+        """Raise an error if a storage has old values. ``reader`` is who reads them."""
+        for storage in storages & self._memories.keys():
+            memory = self._memories[storage]
+            if storage not in memory.current:
+                raise RuntimeError(
+                    "exact_attributions: expected a model that does not rest on changes in place "
+                    f"but got {memory.change} and then {reader}, which would read old values: "
+                    "captum and shap need modules that return new tensors. Let the model use what "
+                    "they return, as in x = self.relu(x), and no longer what they got"
+                )
 
 
 class Calls(threading.local):
     """The calls of modules that have begun and not ended. Each thread has its own.
 
-    While there is one, the watch is on. Each outermost call has a new watch: a second call of a
-    model that changes its input has other outputs outside, too.
+    Each outermost one has a watch, if it is one of a run by captum or shap: ``begin`` and ``end``
+    are hooks of every module.
     """
 
-    watch: Any  # an InPlaceWatch
+    def __init__(self, is_run: Callable[[], bool]) -> None:
+        self._is_run = is_run
+        self._begun: list[torch.nn.Module] = []
+        self._watch: Any = None
 
-    def __init__(self) -> None:
-        self._begun: list[_Call] = []
+    def begin(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._begun and self._is_run():
+            self._watch = _Watch()
+            self._watch.__enter__()
+        self._begun.append(module)
 
-    def begin(self, module: str, overwritten: torch.Tensor | None) -> None:
-        if not self._begun:
-            self.watch = InPlaceWatch()
-            self.watch.__enter__()
-        self._begun.append(_Call(module, overwritten))
-
-    def end(self, module: str, output: Any) -> None:
-        if not self._begun or self._begun[-1].module != module:
+    def end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not self._begun or self._begun[-1] is not module:
             return  # another hook has failed before the call began
-        overwritten = self._begun[-1].overwritten
-        try:
-            if overwritten is not None:
-                self.watch.overwrite(module, overwritten, output)
-            if len(self._begun) == 1:
-                self.watch.check(output)
-        finally:
-            self._begun.pop()
-            if not self._begun:
-                self.watch.__exit__(None, None, None)
+        self._begun.pop()
+        if self._watch is not None and not self._begun:
+            watch = self._watch
+            self.end_all()
+            watch.check(_storages(output), "the model itself")
+
+    def overwrite(self, module: str, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Take note that ``module`` should have written ``output`` to the memory of ``x``."""
+        if self._watch is not None:
+            self._watch.overwrite(module, x, output)
 
     def end_all(self) -> None:
-        """After a KeyboardInterrupt, for which PyTorch runs no hook."""
-        if self._begun:
-            self._begun.clear()
-            self.watch.__exit__(None, None, None)
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+        """After a KeyboardInterrupt, too, for which PyTorch runs no hook."""
+        self._begun.clear()
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
 
 
 def _storages(tree: Any) -> _Storages:
     """The storages of all tensors in lists, tuples and dictionaries."""
     storages = set()
-    for tensor in _tensors(tree):
-        with contextlib.suppress(NotImplementedError):  # sparse ones have none
-            storages.add(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            with contextlib.suppress(NotImplementedError):  # sparse ones have none
+                storages.add(StorageWeakRef(leaf.untyped_storage()))  # type: ignore[no-untyped-call]
     return storages
 
 
