@@ -9,8 +9,8 @@ is connected with the input itself::
     '------------ gradient: our rule <-----------------'
 
 So no gradient reaches the hooks by which the tool would apply its own rule. That it runs the model
-is known by these hooks. If it does not know the module's class, they are on a child of it, which
-the module gets for the while, of a class that both tools know.
+is known by these hooks. shap has them on every module, captum on those that it knows. So captum
+gets to see another module beside each, a *listener* of a class that it knows, which nobody calls.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
-from ._convert import check_model, left_in_order
+from ._convert import Uncopied, check_model, left_in_order
 from ._deep_lift import Call, with_multiplier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -60,8 +60,6 @@ _ACTIVATIONS = (
     nn.Tanhshrink,
     nn.Threshold,
 )
-# The classes that both tools put hooks on, and captum's LRP takes only without a child.
-_LISTENERS = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ReLU, nn.Tanh}
 # Where captum's and shap's hooks for DeepLIFT are defined, and those for other methods are not.
 _DEEP_LIFT = {"captum.attr._core.deep_lift", "shap.explainers._deep.deep_pytorch"}
 # An input and a baseline whose attributions by a small network add up with this rule alone.
@@ -69,7 +67,6 @@ _NUMBERS = (
     (3, 0, 8, -2, -1, 1, -1, 6, -3, 9, 9, 3, 0, 3, 2, -1),
     (5, 9, 3, 8, 4, 7, -2, 4, -2, 1, 1, 8, 4, 0, 0, 4),
 )
-_CHILD = "exact_attributions"  # the name of the one that gets the hooks of the tools
 
 
 @contextlib.contextmanager
@@ -91,11 +88,12 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 
     Raises:
         TypeError: ``model`` is not a module.
-        RuntimeError: an installed release of captum or shap computes other attributions with this
-            rule; or the model reads what a module has changed in place, as the input of
+        RuntimeError: attributions by the release of captum or shap that is imported do not add up;
+            or the model reads what a module has changed in place, as the input of
             ``self.relu(x)``; or it is copied or pickled inside.
-        ValueError: the batch of a pool or an activation cannot be halved; on exit, a later context
-            of one of these modules is still open.
+        ValueError: a pool returns indices, or is a subclass that does more than to take maxima, or
+            gets a batch that cannot be halved; on exit, a later context of one of these modules is
+            still open.
 
     Warns:
         UserWarning: no module of the model is a max pool, or some are scripted. Functions that a
@@ -137,9 +135,7 @@ def _warn_of_pools(model: nn.Module) -> None:
 def _with_rule(model: nn.Module) -> Iterator[None]:
     """Inside, all max pools and activations of ``model`` have our rule."""
     rules = [
-        _Rule(path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, (*_POOLS, *_ACTIVATIONS)) and not _has_rule(module)
+        _Rule(path, module) for path, module in model.named_modules() if _takes_the_rule(module)
     ]
     with contextlib.ExitStack() as undo:
         _watch_changes_in_place(model, [rule for rule in rules if rule.works_in_place], undo)
@@ -168,7 +164,7 @@ def _watch_changes_in_place(
         rule.overwrite = calls.overwrite
 
 
-class _Rule:
+class _Rule(Uncopied):
     """Our rule for the calls of one max pool or activation.
 
     :meth:`before` is the first hook of a call, and :meth:`forward` is what it calls at last. Hooks
@@ -180,58 +176,64 @@ class _Rule:
         self._module: Any = module
         self._forward = module.forward
         self._inputs: dict[int, Tensor] = {}  # by thread, that of a call which has begun
-        self._listener = module  # the one that captum and shap put their hooks on
+        self._listener = nn.Sigmoid()
         self.works_in_place = getattr(module, "inplace", None) is True
         self.overwrite: Callable[[str, Tensor, Tensor], None] | None = None
 
     def register(self, undo: contextlib.ExitStack) -> None:
         module = self._module
-        if type(module) not in _LISTENERS:
-            self._listener = nn.Sigmoid()
-            module.add_module(_CHILD, self._listener)
-            undo.callback(module._modules.pop, _CHILD)
+        undo.callback(self._forget, None)
         undo.callback(module.register_forward_pre_hook(self.before, with_kwargs=True).remove)
-        if "forward" in vars(module):  # most have that of their class
-            undo.callback(setattr, module, "forward", module.forward)
-        undo.callback(delattr, module, "forward")
-        module.forward = self.forward
+        for name in ("apply", "forward"):
+            if name in vars(module):  # most have that of their class
+                undo.callback(setattr, module, name, vars(module)[name])
+            undo.callback(delattr, module, name)
+            setattr(module, name, getattr(self, name))
+
+    def apply(self, function: Callable[[nn.Module], None]) -> Any:
+        """As :meth:`torch.nn.Module.apply`, by which captum puts its hooks on modules.
+
+        captum looks for the classes that it knows. So it finds a listener beside each module.
+        """
+        function(self._listener)
+        return type(self._module).apply(self._module, function)
 
     def is_run(self) -> bool:
         """Whether captum or shap run the model, with inputs and baselines, for DeepLIFT."""
-        hooks = self._listener._forward_hooks.values()
-        return any(getattr(hook, "__module__", None) in _DEEP_LIFT for hook in hooks)
+        heard = (*self._listener._forward_hooks.values(), *self._module._forward_hooks.values())
+        return any(getattr(hook, "__module__", None) in _DEEP_LIFT for hook in heard)
 
     def before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """In such a run, hand a copy of the only input to the tool's hooks."""
-        self._inputs.pop(threading.get_ident(), None)  # of a call that a hook has ended
         if not self.is_run():
             return None
+        self._inputs.pop(threading.get_ident(), None)  # of a call that a hook has ended
         (x,) = args = _by_position(self._forward, args, kwargs)
         if not (x.requires_grad and torch.is_grad_enabled()):
             return args, {}
-        if len(x) % 2:
-            raise ValueError(
-                f"exact_attributions: expected {self._name} to get inputs and as many baselines "
-                f"but got a batch of {len(x)}"
-            )
         self._inputs[threading.get_ident()] = x
         return (x.detach().clone().requires_grad_(),), {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns. In a run, it is a function of the input with our rule."""
-        x = self._inputs.pop(threading.get_ident(), None)
+        x = self._inputs.pop(threading.get_ident(), None) if self.is_run() else None
         if x is None:
             return self._forward(*args, **kwargs)
         (given,) = args  # what the tool's hooks have made of the copy; they may have a hook on it
         leaf = given.detach().requires_grad_()
         with self._out_of_place():
-            returned = self._forward(leaf)
-        output, *indices = returned if isinstance(returned, tuple) else (returned,)
-        result = with_multiplier(x, given, Call(leaf, output, isinstance(self._module, _POOLS)))
+            output = self._forward(leaf)
+        if isinstance(output, tuple):
+            raise ValueError(
+                f"exact_attributions: expected pools that return no indices but got {self._name}; "
+                "what is unpooled by them does not add up"
+            )
+        call = Call(self._name, leaf, output, is_pool=isinstance(self._module, _POOLS))
+        result = with_multiplier(x, given, call)
         x.register_hook(self._forget)  # type: ignore[no-untyped-call]
         if self.overwrite:
             self.overwrite(self._name, x, result)
-        return (result, *indices) if indices else result
+        return result
 
     @contextlib.contextmanager
     def _out_of_place(self) -> Iterator[None]:
@@ -244,22 +246,24 @@ class _Rule:
             if self.works_in_place:
                 self._module.inplace = True
 
-    def _forget(self, grad: Tensor) -> None:
+    def _forget(self, grad: Tensor | None) -> None:
         """In the backward, remove what captum's hook would remove, which no gradient reaches."""
         vars(self._module).pop("input", None)
         vars(self._module).pop("output", None)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RuntimeError(
-            "exact_attributions: expected a model that is copied or pickled outside but got a copy "
-            "inside, which would stay as the model is inside"
-        )
 
+def _takes_the_rule(module: nn.Module) -> bool:
+    """Whether it is a max pool, or an activation with torch.nn's ``forward``; both without a rule.
 
-def _has_rule(module: nn.Module) -> bool:
-    """Whether a context outside of this one gives it one."""
+    A context outside of this one may have given it one.
+    """
     hooks = module._forward_pre_hooks.values()
-    return any(isinstance(getattr(hook, "__self__", None), _Rule) for hook in hooks)
+    if any(isinstance(getattr(hook, "__self__", None), _Rule) for hook in hooks):
+        return False
+    return isinstance(module, _POOLS) or (
+        isinstance(module, _ACTIVATIONS)
+        and any(type(module).forward is activation.forward for activation in _ACTIVATIONS)
+    )
 
 
 def _by_position(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd, _MaxUnpoolNd
@@ -292,6 +292,16 @@ def left_in_order(name: str, model: torch.nn.Module) -> Iterator[None]:
                 f"{name}: expected contexts to be left in the reverse order but got one of "
                 f"{type(model).__name__} inside which another is open"
             )
+
+
+class Uncopied:
+    """For hooks of a context: a copy of the model would keep them."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError(
+            "exact_attributions: expected a model that is copied or pickled outside but got a copy "
+            "inside, which would stay as the model is inside"
+        )
 
 
 def check_model(name: str, model: object) -> None:

@@ -35,6 +35,7 @@ class Call:
     first half of the batch and the baselines in the second.
     """
 
+    name: str  # of the module
     leaf: Tensor
     output: Tensor
     is_pool: bool
@@ -47,22 +48,27 @@ class Call:
         the gradient, of the inputs alone: with another one for its baseline, contributions below
         would no longer add up.
         """
-        grad_output = grad_output.chunk(2)[0]
+        if self.leaf.dim() == 0 or len(self.leaf) % 2:
+            raise ValueError(
+                f"exact_attributions: expected {self.name} to get inputs and as many baselines but "
+                f"got a tensor of shape {[*self.leaf.shape]}"
+            )
+        grad_output, _ = grad_output.chunk(2)
         x, baseline = self.leaf.detach().chunk(2)
         difference = x - baseline
         if self.is_pool:
-            contribution = self._contribution_of_pool(grad_output)
-            is_equal = difference == 0
+            is_equal = x == baseline
+            contribution = self._contribution_of_pool(grad_output, is_equal)
         else:
+            step = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), baseline.abs())
+            is_equal = (x == baseline) | (difference.abs() <= _ROUNDING_STEPS * step)
             output, output_of_baseline = self.output.detach().chunk(2)
             contribution = grad_output * (output - output_of_baseline)
-            step = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), baseline.abs())
-            is_equal = difference.abs() <= _ROUNDING_STEPS * step
         gradient, _ = self._gradients(grad_output, torch.zeros_like(grad_output))
         multiplier = torch.where(is_equal, gradient, contribution / difference)
         return torch.cat([multiplier, multiplier])
 
-    def _contribution_of_pool(self, grad_output: Tensor) -> Tensor:
+    def _contribution_of_pool(self, grad_output: Tensor, is_equal: Tensor) -> Tensor:
         """Hand the difference of each window's maxima to the element that makes it.
 
         That is the input's maximum if it is the larger one, and the baseline's otherwise. For
@@ -74,7 +80,22 @@ class Call:
         of_inputs, of_baselines = self._gradients(
             grad_output * (larger - output_of_baseline), grad_output * (output - larger)
         )
-        return of_inputs + of_baselines
+        contribution = of_inputs + of_baselines
+        # None is an element's that equals its baseline, but where a subclass does something else.
+        self._check_sum(
+            contribution.masked_fill(is_equal, 0), grad_output * (output - output_of_baseline)
+        )
+        return contribution
+
+    def _check_sum(self, contribution: Tensor, of_outputs: Tensor) -> None:
+        """Raise a ValueError if the sums differ, for an example, by more than their rounding."""
+        terms = torch.cat([contribution.flatten(1), -of_outputs.flatten(1)], 1)
+        rounding = torch.finfo(terms.dtype).eps ** 0.5
+        if (terms.sum(1).abs() > rounding * terms.abs().sum(1)).any():
+            raise ValueError(
+                f"exact_attributions: expected {self.name} to be a max pool but got other outputs "
+                "than maxima of its input"
+            )
 
     def _gradients(self, of_inputs: Tensor, of_baselines: Tensor) -> tuple[Tensor, Tensor]:
         """From gradients of both halves of ``output`` those of ``leaf``, which is not changed."""

@@ -20,6 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ._convert import Uncopied
+
 # References compare by the address of the storage. No other storage gets it while they live.
 _Storages: TypeAlias = set[StorageWeakRef]
 
@@ -80,14 +82,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "exact_attributions: expected a model that does not rest on changes in place "
                     f"but got {memory.change} and then {reader}, which would read old values: "
                     "captum and shap need modules that return new tensors. Let the model use what "
-                    "they return, as in x = self.relu(x), and no longer what they got"
+                    "they return, as in x = self.relu(x), and no longer what they got, or let the "
+                    "module have inplace=False"
                 )
 
 
-class Calls(threading.local):
+class Calls(Uncopied, threading.local):
     """The calls of modules that have begun and not ended. Each thread has its own.
 
-    Each outermost one has a watch, if it is one of a run by captum or shap: ``begin`` and ``end``
+    They are those of a run by captum or shap. Each outermost one has a watch. ``begin`` and ``end``
     are hooks of every module.
     """
 
@@ -97,16 +100,18 @@ class Calls(threading.local):
         self._watch: Any = None
 
     def begin(self, module: torch.nn.Module, args: Any) -> None:
-        if not self._begun and self._is_run():
+        if not self._is_run():
+            return
+        if self._watch is None:
             self._watch = _Watch()
             self._watch.__enter__()
         self._begun.append(module)
 
     def end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not self._begun or self._begun[-1] is not module:
+        if not self._is_run() or not self._begun or self._begun[-1] is not module:
             return  # another hook has failed before the call began
         self._begun.pop()
-        if self._watch is not None and not self._begun:
+        if not self._begun:
             watch = self._watch
             self.end_all()
             watch.check(_storages(output), "the model itself")

@@ -268,8 +268,8 @@ Method = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 def lrp(net: nn.Module, x: Tensor, baseline: Tensor) -> Tensor:
     """captum 0.9.0 has no default rule for some layers."""
-    for layer in net.modules():
-        if isinstance(layer, (nn.Conv1d, nn.Flatten)):
+    for layer in net:
+        if isinstance(layer, (nn.Conv1d, nn.Flatten, nn.AdaptiveMaxPool1d, nn.GELU)):
             layer.rule = rules.EpsilonRule()
     return attr.LRP(net).attribute(x)
 
@@ -296,20 +296,13 @@ METHODS: dict[str, Method] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_other_methods_give_the_same_numbers(name: str) -> None:
-    """captum refuses LRP of the adaptive pool, inside, too."""
-    has_rule = nn.AdaptiveMaxPool1d(4) if name != "LRP" else nn.MaxPool1d(2, 1)
-    net, x, baseline = network_of(1, [nn.ReLU(), nn.MaxPool1d(3, 1), has_rule, nn.ReLU()])
+    layers = [nn.ReLU(), nn.MaxPool1d(3, 1), nn.AdaptiveMaxPool1d(4), nn.GELU(), nn.ReLU()]
+    net, x, baseline = network_of(1, layers)
     outside = METHODS[name](net, x, baseline)
     with exact_attributions(net):
         inside = METHODS[name](net, x, baseline)
     assert outside.abs().max() > 1e-6
     assert torch.equal(inside, outside)
-
-
-def test_lrp_has_no_rule_for_adaptive_pools_inside() -> None:
-    net, x, baseline = network_of(1, [nn.AdaptiveMaxPool1d(4)])
-    with exact_attributions(net), pytest.raises(TypeError, match="no rule"):
-        lrp(net, x, baseline)
 
 
 def test_deterministic_mode_has_attributions() -> None:
@@ -419,13 +412,13 @@ def reads_the_shape(part: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("forward", [reads_both, reads_the_shape])
+@pytest.mark.parametrize(("forward", "lowest"), [(reads_both, 0), (reads_the_shape, -1)])
 def test_changes_in_place_that_nobody_reads(
-    forward: Callable[[nn.Module, Tensor], Any], tool: Tool
+    lowest: int, forward: Callable[[nn.Module, Tensor], Any], tool: Tool
 ) -> None:
     """ReLU changes nothing of what is not negative."""
     model = Network(forward, relu())
-    x, baseline = torch.rand(2, 1, 3, 4, dtype=torch.float64)
+    x, baseline = torch.rand(2, 1, 3, 4, dtype=torch.float64) + lowest / 2
     with exact_attributions(model):
         assert error(tool, model, x, baseline) < 1e-9
     assert _python_dispatch._get_current_dispatch_mode() is None
@@ -453,7 +446,8 @@ def test_what_makes_a_program_of_a_model_may_be_called_inside() -> None:
     expected = model(x)
     with exact_attributions(model):
         assert torch.equal(torch.jit.trace(model, x)(x), expected)
-        assert torch.equal(torch.compile(model, backend="eager")(x), expected)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -482,10 +476,92 @@ def test_models_are_modules() -> None:
 
 def test_batches_have_halves() -> None:
     """A model may make another batch of it, whose halves nobody knows."""
-    net, x, baseline = network_of(1, [nn.Flatten(0), nn.Unflatten(0, (3, -1)), nn.MaxPool1d(2)])
-    message = r"^exact_attributions: expected '3' \(MaxPool1d\) .* but got a batch of 3"
+    to_three, to_two = (nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (n, -1))) for n in (3, 2))
+    net, x, baseline = network_of(1, [to_three, nn.MaxPool1d(2), to_two])
+    message = r"^exact_attributions: expected '2' \(MaxPool1d\) .* a tensor of shape \[3, 16\]"
     with exact_attributions(net), pytest.raises(ValueError, match=message):
         deep_lift(net, x[:1], baseline[:1])
+
+
+class Gated(nn.Module):
+    """A network beside a part that does not depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, *_ = network_of(1, [nn.MaxPool1d(3, 1)])
+        self.gate, self.soft = nn.Parameter(torch.zeros(())), nn.Softplus()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.soft(self.gate)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_does_not_depend_on_the_input_has_no_halves(tool: Tool) -> None:
+    net = Gated().double()
+    x, baseline = torch.randn(2, 2, 2, 9, dtype=torch.float64)
+    with exact_attributions(net):
+        assert error(tool, net, x, baseline) < 1e-9
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_elements_that_a_mask_has_made_minus_infinity(tool: Tool) -> None:
+    mask = torch.tensor([0, 0, -torch.inf, 0])
+    model = Network(lambda part, x: part(x + mask), nn.MaxPool1d(2, 1))
+    x, baseline = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    with exact_attributions(model):
+        assert error(tool, model, x, baseline) < 1e-9
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_pools_that_return_indices(tool: Tool) -> None:
+    """What is unpooled by them would not add up."""
+    model = Network(lambda part, x: part(x)[0], maxunpool_cuda.MaxPool1d(2, return_indices=True))
+    x, baseline = torch.randn(2, 1, 3, 4)
+    message = r"^exact_attributions: expected .* no indices but got 'part' \(MaxPool1d\)"
+    with exact_attributions(model), pytest.raises(ValueError, match=message):
+        tool(model, x, baseline)
+
+
+class Mixed(nn.MaxPool1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + nn.functional.avg_pool1d(input, 2)
+
+
+class MinPool(nn.MaxPool1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return -super().forward(-input)
+
+
+@pytest.mark.parametrize("kind", [Mixed, MinPool])
+def test_subclasses_that_are_no_max_pools(kind: type[nn.MaxPool1d]) -> None:
+    net = nn.Sequential(kind(2), nn.Flatten())
+    x, baseline = torch.tensor([[[0.0, 5, 3, 8]]]), torch.tensor([[[0.0, -1, 3, 8]]])
+    message = rf"^exact_attributions: expected '0' \({kind.__name__}\) to be a max pool"
+    with exact_attributions(net), pytest.raises(ValueError, match=message):
+        attr.DeepLift(net).attribute(x, baseline, target=0)
+
+
+class GEGLU(nn.GELU):
+    def forward(self, input: Tensor) -> Tensor:
+        x, gate = input.chunk(2, 1)
+        return x * super().forward(gate)
+
+
+def test_activations_of_other_elements_have_no_rule() -> None:
+    net = nn.Sequential(GEGLU(), nn.Flatten())
+    x, baseline = torch.randn(2, 1, 2, 1)
+    outside = deep_lift(net, x, baseline)
+    with exact_attributions(net):
+        assert torch.equal(deep_lift(net, x, baseline), outside)
+
+
+def test_modules_with_a_backward_hook() -> None:
+    """captum passes over them."""
+    net, x, baseline = network_of(1, [nn.ReLU(), nn.MaxPool1d(3, 1)])
+    for layer in net[1:3]:
+        layer.register_full_backward_hook(lambda module, grad_input, grad_output: None)
+    with exact_attributions(net):
+        assert error(deep_lift, net, x, baseline) < 1e-9
 
 
 def test_a_model_is_converted_outside() -> None:
@@ -496,10 +572,12 @@ def test_a_model_is_converted_outside() -> None:
 
 
 def test_a_model_is_not_copied_inside() -> None:
-    """A copy would stay as the model is inside."""
-    model = nn.MaxPool1d(4)
-    with exact_attributions(model), pytest.raises(RuntimeError, match=r"^exact_attributions: "):
-        pickle.dumps(model)
+    """A copy would stay as the model is inside. Nor is a part of it."""
+    model = nn.Sequential(nn.Linear(2, 2), relu(), nn.MaxPool1d(4))
+    with exact_attributions(model):
+        for each in (model, *model):
+            with pytest.raises(RuntimeError, match=r"^exact_attributions: "):
+                pickle.dumps(each)
     pickle.dumps(model)
 
 
