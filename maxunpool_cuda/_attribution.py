@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""For a while, captum and shap compute DeepLIFT's attributions that add up.
+"""Inside a context, captum's and shap's attributions by DeepLIFT add up.
 
 The module imports neither of them and changes nothing of them. While one of them runs a model for
 DeepLIFT, each max pool and each activation gets a copy of its input, and a ``forward`` whose output
@@ -8,9 +8,9 @@ is connected with the input itself::
     x --> a copy --> hooks of the tool --> forward --> output
     '------------ gradient: our rule <-----------------'
 
-So no gradient reaches the hooks by which the tool would apply its own rule. That it runs the model
-is known by these hooks. shap has them on every module, captum on those that it knows. So captum
-gets to see another module beside each, a *listener* of a class that it knows, which nobody calls.
+The tools ask for gradients of inputs alone, so none reaches the hooks by which they would apply a
+rule of their own. A run is known by these hooks. shap has them on every module, captum on classes
+that it knows. So captum is shown a *listener* beside each module: a Sigmoid, which nobody calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from ._deep_lift import Call, with_multiplier
 Model = TypeVar("Model", bound=nn.Module)
 
 # With their subclasses, this package's among them.
-_POOLS = (_MaxPoolNd, _AdaptiveMaxPoolNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_POOLS = (_MaxPoolNd, _AdaptiveMaxPoolNd)
+# Their windows are random, others for each example, so that no difference is that of the inputs.
+_RANDOM_POOLS = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 # Those of torch.nn that compute each element of their output from the same one of the input.
 _ACTIVATIONS = (
     nn.CELU,
@@ -62,8 +64,9 @@ _ACTIVATIONS = (
 )
 # Where captum's and shap's hooks for DeepLIFT are defined, and those for other methods are not.
 _DEEP_LIFT = {"captum.attr._core.deep_lift", "shap.explainers._deep.deep_pytorch"}
-# An input and a baseline whose attributions by a small network add up with this rule alone.
-_NUMBERS = (
+# An input and a baseline. Attributions by the network of _adds_up have the right sum by our rule
+# alone.
+_PROBE = (
     (3, 0, 8, -2, -1, 1, -1, 6, -3, 9, 9, 3, 0, 3, 2, -1),
     (5, 9, 3, 8, 4, 7, -2, 4, -2, 1, 1, 8, 4, 0, 0, 4),
 )
@@ -76,8 +79,8 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     They add up to the difference between the model's outputs for the input and for the baseline.
     These are captum's ``DeepLift`` and ``DeepLiftShap``, their ``Layer`` and ``Neuron`` variants,
     and shap's ``DeepExplainer``. The rule for max pools and for torch.nn's activations of single
-    elements is then this package's: where windows overlap or have many sizes, contributions add up,
-    and no difference is too small to count. All other methods, and all other calls of the model,
+    elements is then this package's. It adds up the contributions of overlapping windows, and no
+    difference is too small to count. All other methods, and all other calls of the model,
     are as outside, and so are the outputs. docs/attributions.md has the reasons.
 
     Args:
@@ -89,15 +92,15 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     Raises:
         TypeError: ``model`` is not a module.
         RuntimeError: attributions by the release of captum or shap that is imported do not add up;
-            or the model reads what a module has changed in place, as the input of
-            ``self.relu(x)``; or it is copied or pickled inside.
-        ValueError: a pool returns indices, or is a subclass that does more than to take maxima, or
-            gets a batch that cannot be halved; on exit, a later context of one of these modules is
-            still open.
+            or the model reads what a module changes in place, as the input of ``self.relu(x)``;
+            or it is copied or pickled inside.
+        ValueError: a pool returns indices, or gets a batch that cannot be halved, or is a subclass
+            whose contributions do not add up, as it does more than to take maxima; on exit, a later
+            context of one of these modules is still open.
 
     Warns:
-        UserWarning: no module of the model is a max pool, or some are scripted. Functions that a
-            forward calls are not seen.
+        UserWarning: no module of the model is a max pool, or some are scripted or fractional.
+            Functions that a forward calls are not seen.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.MaxPool1d(3, 1))
@@ -116,17 +119,19 @@ def exact_attributions(model: Model) -> Iterator[Model]:
 
 
 def _warn_of_pools(model: nn.Module) -> None:
-    """Warn of scripted pools, which take no hooks, and of models without a pool."""
-    scripted = {
-        path: module.original_name
-        for path, module in model.named_modules()
-        if isinstance(module, torch.jit.ScriptModule) and "MaxPool" in module.original_name
-    }
-    if scripted or not any(isinstance(module, _POOLS) for module in model.modules()):
+    """Warn of scripted pools, which take no hooks, of random ones, and of models without a pool."""
+    others: dict[str, str] = {}  # the class of each
+    for path, module in model.named_modules():
+        class_name = getattr(module, "original_name", type(module).__name__)  # of a ScriptModule
+        is_scripted = isinstance(module, torch.jit.ScriptModule)
+        if isinstance(module, _RANDOM_POOLS) or (is_scripted and "MaxPool" in class_name):
+            others[path] = class_name
+    if others or not any(isinstance(module, _POOLS) for module in model.modules()):
         warnings.warn(
             "exact_attributions: expected max pools that are modules but got "
-            f"{type(model).__name__} with {scripted or 'none'}. Scripted ones keep their gradient, "
-            "as do functions that a forward calls: docs/attributions.md makes modules of these.",
+            f"{type(model).__name__} with {others or 'none'}. Scripted and fractional ones keep "
+            "their gradient, as do functions that a forward calls: docs/attributions.md makes "
+            "modules of these.",
             stacklevel=4,
         )
 
@@ -134,41 +139,39 @@ def _warn_of_pools(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _with_rule(model: nn.Module) -> Iterator[None]:
     """Inside, all max pools and activations of ``model`` have our rule."""
-    rules = [
-        _Rule(path, module) for path, module in model.named_modules() if _takes_the_rule(module)
-    ]
+    served = [_Served(path, module) for path, module in model.named_modules() if _is_served(module)]
     with contextlib.ExitStack() as undo:
-        _watch_changes_in_place(model, [rule for rule in rules if rule.works_in_place], undo)
-        for rule in rules:
-            rule.register(undo)
+        _watch_changes_in_place(model, [each for each in served if each.works_in_place], undo)
+        for each in served:
+            each.register(undo)
         yield
 
 
 def _watch_changes_in_place(
-    model: nn.Module, rules: list[_Rule], undo: contextlib.ExitStack
+    model: nn.Module, in_place: list[_Served], undo: contextlib.ExitStack
 ) -> None:
     """In a run of a tool, watch what reads the inputs of modules that work in place outside."""
-    if not rules:
+    if not in_place:
         return
     # Only now, as a release of PyTorch may move the private names that the watch needs.
-    from ._in_place import Calls
+    from ._in_place import WatchedCalls
 
-    calls = Calls(lambda: any(rule.is_run() for rule in rules))
+    calls = WatchedCalls(lambda: any(each.is_run() for each in in_place))
     undo.callback(calls.end_all)
     for module in model.modules():
         if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
             undo.callback(module.register_forward_pre_hook(calls.begin).remove)
             end = module.register_forward_hook(calls.end, prepend=True, always_call=True)
             undo.callback(end.remove)
-    for rule in rules:
-        rule.overwrite = calls.overwrite
+    for each in in_place:
+        each.overwrite = calls.overwrite
 
 
-class _Rule(Uncopied):
-    """Our rule for the calls of one max pool or activation.
+class _Served(Uncopied):
+    """A max pool or an activation that has our rule.
 
-    :meth:`before` is the first hook of a call, and :meth:`forward` is what it calls at last. Hooks
-    of captum and shap come in between.
+    :meth:`before` is a hook of each call, and :meth:`forward` is what it calls at last. Hooks of
+    captum and shap come in between.
     """
 
     def __init__(self, path: str, module: nn.Module) -> None:
@@ -177,7 +180,8 @@ class _Rule(Uncopied):
         self._forward = module.forward
         self._inputs: dict[int, Tensor] = {}  # by thread, that of a call which has begun
         self._listener = nn.Sigmoid()
-        self.works_in_place = getattr(module, "inplace", None) is True
+        self._captums = {"input", "output"} - vars(module).keys()  # attributes that captum sets
+        self.works_in_place = bool(getattr(module, "inplace", False))
         self.overwrite: Callable[[str, Tensor, Tensor], None] | None = None
 
     def register(self, undo: contextlib.ExitStack) -> None:
@@ -193,9 +197,10 @@ class _Rule(Uncopied):
     def apply(self, function: Callable[[nn.Module], None]) -> Any:
         """As :meth:`torch.nn.Module.apply`, by which captum puts its hooks on modules.
 
-        captum looks for the classes that it knows. So it finds a listener beside each module.
+        It looks for the classes that it knows. So it finds the listener, too.
         """
-        function(self._listener)
+        if str(getattr(function, "__module__", "")).startswith("captum."):
+            function(self._listener)
         return type(self._module).apply(self._module, function)
 
     def is_run(self) -> bool:
@@ -208,7 +213,11 @@ class _Rule(Uncopied):
         if not self.is_run():
             return None
         self._inputs.pop(threading.get_ident(), None)  # of a call that a hook has ended
-        (x,) = args = _by_position(self._forward, args, kwargs)
+        x, *others = args = _by_position(self._forward, args, kwargs)
+        if others:
+            raise ValueError(
+                f"exact_attributions: expected {self._name} to get one tensor but got {len(args)}"
+            )
         if not (x.requires_grad and torch.is_grad_enabled()):
             return args, {}
         self._inputs[threading.get_ident()] = x
@@ -221,7 +230,7 @@ class _Rule(Uncopied):
             return self._forward(*args, **kwargs)
         (given,) = args  # what the tool's hooks have made of the copy; they may have a hook on it
         leaf = given.detach().requires_grad_()
-        with self._out_of_place():
+        with self._out_of_place() as was_in_place:
             output = self._forward(leaf)
         if isinstance(output, tuple):
             raise ValueError(
@@ -231,34 +240,35 @@ class _Rule(Uncopied):
         call = Call(self._name, leaf, output, is_pool=isinstance(self._module, _POOLS))
         result = with_multiplier(x, given, call)
         x.register_hook(self._forget)  # type: ignore[no-untyped-call]
-        if self.overwrite:
+        if self.overwrite and was_in_place:
             self.overwrite(self._name, x, result)
         return result
 
     @contextlib.contextmanager
-    def _out_of_place(self) -> Iterator[None]:
-        """As shap's hooks need it. captum hands copies to modules that work in place."""
-        if self.works_in_place:
-            self._module.inplace = False
+    def _out_of_place(self) -> Iterator[bool]:
+        """As shap needs it; captum hands copies to modules that work in place. Yields if it did."""
+        if not getattr(self._module, "inplace", False):
+            yield False
+            return
+        self._module.inplace = False
         try:
-            yield
+            yield True
         finally:
-            if self.works_in_place:
-                self._module.inplace = True
+            self._module.inplace = True
 
     def _forget(self, grad: Tensor | None) -> None:
-        """In the backward, remove what captum's hook would remove, which no gradient reaches."""
-        vars(self._module).pop("input", None)
-        vars(self._module).pop("output", None)
+        """Remove what captum's hook removes in a backward. No gradient reaches that hook."""
+        for name in self._captums:
+            vars(self._module).pop(name, None)
 
 
-def _takes_the_rule(module: nn.Module) -> bool:
+def _is_served(module: nn.Module) -> bool:
     """Whether it is a max pool, or an activation with torch.nn's ``forward``; both without a rule.
 
-    A context outside of this one may have given it one.
+    A context outside of this one may have added one.
     """
     hooks = module._forward_pre_hooks.values()
-    if any(isinstance(getattr(hook, "__self__", None), _Rule) for hook in hooks):
+    if any(isinstance(getattr(hook, "__self__", None), _Served) for hook in hooks):
         return False
     return isinstance(module, _POOLS) or (
         isinstance(module, _ACTIVATIONS)
@@ -280,15 +290,20 @@ def _check_releases() -> None:
     for name in ("captum", "shap"):
         tool: Any = sys.modules.get(name)
         version = getattr(tool, "__version__", "no version")
-        if tool is not None and not _takes_rule(name, version):
+        cause: Exception | None = None
+        try:
+            is_right = tool is None or _adds_up(name, version)
+        except Exception as error:
+            is_right, cause = False, error
+        if not is_right:
             raise RuntimeError(
                 f"exact_attributions: expected a release of {name} whose attributions by DeepLIFT "
                 f"add up with this package's rule but got {version}, where they do not"
-            )
+            ) from cause
 
 
 @functools.cache
-def _takes_rule(name: str, version: str) -> bool:
+def _adds_up(name: str, version: str) -> bool:
     """Whether the attributions of a small network add up, computed by captum or shap.
 
     It has what makes them wrong without our rule: overlapping windows, some of them of other sizes,
@@ -299,13 +314,10 @@ def _takes_rule(name: str, version: str) -> bool:
     net = nn.Sequential(*layers, nn.AdaptiveMaxPool1d(2), nn.AvgPool1d(2), nn.Flatten())
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        numbers = torch.tensor(_NUMBERS, dtype=torch.float64, device="cpu") / 1e8
+        numbers = torch.tensor(_PROBE, dtype=torch.float64, device="cpu") / 1e8
         x, baseline = numbers.unsqueeze(1).chunk(2)
         with _with_rule(net):
-            try:
-                attributions = _ATTRIBUTE[name](net, x, baseline)
-            except Exception:
-                return False
+            attributions = _ATTRIBUTE[name](net, x, baseline)
         difference = net(x) - net(baseline)
         return bool((attributions.sum() - difference).abs() <= 1e-9 * difference.abs())
 

@@ -3,8 +3,8 @@
 
 DeepLIFT runs a model on a batch whose first half are inputs and whose second half are baselines. In
 its backward each call of a module hands back *multipliers* in place of gradients. For each element
-of the first half, the multiplier times the difference to the baseline is its contribution, and all
-contributions add up to what the differences of the outputs contribute, which came from above.
+of the first half, the multiplier times the difference to the baseline is its contribution. The
+contributions of a module's inputs add up to those of its outputs.
 
 For example, ReLU maps the input 3 to 3 and the baseline -1 to 0. With a multiplier of 1 above, the
 difference of the outputs contributes 3, the inputs differ by 4, and the multiplier is 3 / 4.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Two values that are as near as that, as a part of them, differ by their rounding alone.
+# Values that differ by no more than this many eps of their size differ by rounding alone.
 _ROUNDING_STEPS = 16
 
 
@@ -43,10 +43,10 @@ class Call:
     def multiplier(self, grad_output: Tensor) -> Tensor:
         """From the multipliers of ``output`` those of ``leaf``, the same for both halves.
 
-        If the halves have got different ones, as below a module without a rule, those of the inputs
-        count. Where an input equals its baseline, its multiplier contributes nothing. There it is
-        the gradient, of the inputs alone: with another one for its baseline, contributions below
-        would no longer add up.
+        If those of ``output`` differ between the halves, as below a module without a rule, those of
+        the inputs count. Where an input equals its baseline, its multiplier contributes nothing,
+        and is the input's gradient, for both halves: with another one for the baseline,
+        contributions below would not add up.
         """
         if self.leaf.dim() == 0 or len(self.leaf) % 2:
             raise ValueError(
@@ -56,19 +56,22 @@ class Call:
         grad_output, _ = grad_output.chunk(2)
         x, baseline = self.leaf.detach().chunk(2)
         difference = x - baseline
+        output, output_of_baseline = self.output.detach().chunk(2)
+        contribution = grad_output * (output - output_of_baseline)  # of outputs
         if self.is_pool:
             is_equal = x == baseline
-            contribution = self._contribution_of_pool(grad_output, is_equal)
+            of_inputs = self._contribution_of_pool(grad_output)
+            # In a max pool no element that equals its baseline has one. A subclass may do more.
+            self._check_sum(of_inputs.masked_fill(is_equal, 0), contribution)
+            contribution = of_inputs
         else:
             step = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), baseline.abs())
             is_equal = (x == baseline) | (difference.abs() <= _ROUNDING_STEPS * step)
-            output, output_of_baseline = self.output.detach().chunk(2)
-            contribution = grad_output * (output - output_of_baseline)
         gradient, _ = self._gradients(grad_output, torch.zeros_like(grad_output))
         multiplier = torch.where(is_equal, gradient, contribution / difference)
         return torch.cat([multiplier, multiplier])
 
-    def _contribution_of_pool(self, grad_output: Tensor, is_equal: Tensor) -> Tensor:
+    def _contribution_of_pool(self, grad_output: Tensor) -> Tensor:
         """Hand the difference of each window's maxima to the element that makes it.
 
         That is the input's maximum if it is the larger one, and the baseline's otherwise. For
@@ -80,12 +83,7 @@ class Call:
         of_inputs, of_baselines = self._gradients(
             grad_output * (larger - output_of_baseline), grad_output * (output - larger)
         )
-        contribution = of_inputs + of_baselines
-        # None is an element's that equals its baseline, but where a subclass does something else.
-        self._check_sum(
-            contribution.masked_fill(is_equal, 0), grad_output * (output - output_of_baseline)
-        )
-        return contribution
+        return of_inputs + of_baselines
 
     def _check_sum(self, contribution: Tensor, of_outputs: Tensor) -> None:
         """Raise a ValueError if the sums differ, for an example, by more than their rounding."""
@@ -123,7 +121,7 @@ class _Multiplied(torch.autograd.Function):
 def with_multiplier(x: Tensor, given: Tensor, call: Call) -> Tensor:
     """``call.output`` as a function of ``x`` and of a copy of it, with the multiplier as gradient.
 
-    That of the copy is for attributions to the input of a layer.
+    captum and shap ask for that of the copy, if they attribute to the input of a layer.
     """
     result: Tensor = _Multiplied.apply(x, given, call)
     return result

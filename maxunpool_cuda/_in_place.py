@@ -52,7 +52,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = _storages((args, kwargs))
-        # To make a view is not to read. In inference mode a reshape that copies is_view, too.
+        # To make a view reads nothing. In inference mode a reshape that copies is_view, too.
         is_view = getattr(func, "is_view", False) and _storages(result) <= given
         if not is_view:
             self.check(given, str(func))
@@ -65,12 +65,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def overwrite(self, module: str, x: torch.Tensor, output: torch.Tensor) -> None:
         """Take note that ``module`` should have written ``output`` to the memory of ``x``."""
         new = _storages(output)
-        old = _storages(x)
-        for storage in old & self._memories.keys():
-            old = self._memories[storage].storages
+        aliases = _storages(x)
+        for storage in aliases & self._memories.keys():
+            aliases = aliases | self._memories[storage].storages
         # Nothing changes by ReLU after ReLU, for example.
-        current = old | new if torch.equal(x, output) else new
-        memory = _Memory(old | new, current, module, f"{module}, which changes its input,")
+        current = aliases | new if torch.equal(x, output) else new
+        memory = _Memory(aliases | new, current, module, f"{module}, which changes its input,")
         self._memories |= dict.fromkeys(memory.storages, memory)
 
     def check(self, storages: _Storages, reader: str) -> None:
@@ -87,7 +87,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
 
 
-class Calls(Uncopied, threading.local):
+class WatchedCalls(Uncopied, threading.local):
     """The calls of modules that have begun and not ended. Each thread has its own.
 
     They are those of a run by captum or shap. Each outermost one has a watch. ``begin`` and ``end``
