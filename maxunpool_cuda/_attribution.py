@@ -80,8 +80,8 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     These are captum's ``DeepLift`` and ``DeepLiftShap``, their ``Layer`` and ``Neuron`` variants,
     and shap's ``DeepExplainer``. The rule for max pools and for torch.nn's activations of single
     elements is then this package's. It adds up the contributions of overlapping windows, and no
-    difference is too small to count. All other methods, and all other calls of the model,
-    are as outside, and so are the outputs. docs/attributions.md has the reasons.
+    difference is too small to count. All other methods, and all other calls of the model, are as
+    outside, and so are the outputs. docs/attributions.md has the reasons.
 
     Args:
         model: any module, with max pools of torch.nn or of this package, or without.

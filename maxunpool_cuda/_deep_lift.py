@@ -57,14 +57,14 @@ class Call:
         x, baseline = self.leaf.detach().chunk(2)
         difference = x - baseline
         output, output_of_baseline = self.output.detach().chunk(2)
-        contribution = grad_output * (output - output_of_baseline)  # of outputs
+        of_outputs = grad_output * (output - output_of_baseline)
         if self.is_pool:
             is_equal = x == baseline
-            of_inputs = self._contribution_of_pool(grad_output)
+            contribution = self._contribution_of_pool(grad_output)
             # In a max pool no element that equals its baseline has one. A subclass may do more.
-            self._check_sum(of_inputs.masked_fill(is_equal, 0), contribution)
-            contribution = of_inputs
+            self._check_sum(contribution.masked_fill(is_equal, 0), of_outputs)
         else:
+            contribution = of_outputs
             step = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), baseline.abs())
             is_equal = (x == baseline) | (difference.abs() <= _ROUNDING_STEPS * step)
         gradient, _ = self._gradients(grad_output, torch.zeros_like(grad_output))

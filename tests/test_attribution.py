@@ -275,9 +275,6 @@ def test_layers_and_neurons_add_up(place: int) -> None:
             assert abs(attributions.sum() - difference[0]) < 1e-9
 
 
-Method = Callable[[nn.Module, Tensor, Tensor], Tensor]
-
-
 def lrp(net: nn.Module, x: Tensor, baseline: Tensor) -> Tensor:
     """captum 0.9.0 has no default rule for some layers."""
     for layer in net:
@@ -292,7 +289,7 @@ def gradient_explainer(net: nn.Module, x: Tensor, baseline: Tensor) -> Tensor:
     return torch.from_numpy(explainer.shap_values(x.float(), nsamples=5, rseed=1))
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Tool] = {
     "Saliency": lambda net, x, _: attr.Saliency(net).attribute(x),
     "InputXGradient": lambda net, x, _: attr.InputXGradient(net).attribute(x),
     "IntegratedGradients": lambda net, x, b: attr.IntegratedGradients(net).attribute(x, b),
