@@ -259,8 +259,8 @@ def tried(results: Report) -> str:
 
 
 def plain(results: Report) -> str:
-    """Times over a copy's, of the kernels here, of plain ones, and of PyTorch's way to unpool."""
-    names = {"here": "kernels here", "plain": "plain", "fill and scatter": "fill and scatter"}
+    """Times over a copy's, of the kernels then, of plain ones, and of PyTorch's way to unpool."""
+    names = {"here": "kernels then", "plain": "plain", "fill and scatter": "fill and scatter"}
     rows = []
     for row in results["rows"]:
         timed = [row.get(name) for name in names]

@@ -25,37 +25,44 @@ import torch
 #               in deep-overlap they do
 #   any         stands for all dtypes of indices
 TABLE = """
-unpool last    2/2 3/2 3/2+1    rows                bool float16 int32  any    forward cells
-unpool last    2/2 3/2+1        channels            uint8 int16 int32   any    forward channels
-unpool last    2/2 3/2+1        odd-rows unaligned  bool float16 int32  any    forward planes
-unpool last    2/2 3/2 3/2+1    rows channels       float64 complex64   any    forward planes
-unpool last    4/4              rows                float16 float32     any    forward cells
-unpool last    3/1+1            rows unaligned      int16 float32       any    forward_strips
-unpool last    5/1+2            rows channels       float16 float32     uint8  forward_strips
-unpool last    5/1+2            rows                float32             int64  forward_last_slots
-unpool last    4/4              channels unaligned  float32             any    forward_last_slots
-unpool last    4/4 3/1+1        rows                bool float64        any    forward_last_slots
-unpool last    2/2 3/2 4/4      rows                complex128          any    forward_last_slots
-unpool last    2/2+1 3/1        rows                float32             any    forward_last_slots
-unpool last    2/2 4/4          lines volumes       float32             any    forward cells
-unpool last    3/2+1            lines               float32             int64  forward cells
-unpool last    3/2+1            lines               float32             uint8  forward_last_slots
-unpool last    3/1+1            lines volumes       float32             any    forward_last_slots
-unpool last    2/2              deep-overlap        float32             any    forward_last_slots
-unpool sum     2/2              rows                bfloat16 int32      any    forward cells
-unpool sum     3/2 3/2+1        rows                float16 float32     any    forward cells
-unpool sum     3/2+1            channels            bfloat16 float32    any    forward channels
-unpool sum     3/2+1            odd-channels        float16 bfloat16    any    forward planes
-unpool sum     3/1+1            rows channels       bfloat16 float32    any    forward_strips
-unpool sum     2/2              rows                complex64           any    forward_own_sum_slots
-unpool sum     3/2+1 3/1+1      rows                int32 float64       any    forward_own_sum_slots
-gradient last  2/2 2/2+1 3/3    odd-channels lines  bool complex64      any    backward
-gradient last  2/1 3/2+1 5/3+1  odd-rows lines      uint8 complex64     any    backward drops losers
-gradient last  3/1 6/5          rows                float32             any    backward_last_slots
-gradient last  2/2 3/2+1        deep-overlap        float32             any    backward_last_slots
-gradient last  2/2 3/2+1        rows                complex128          any    backward_last_slots
-gradient sum   5/1+2 6/5        channels volumes    uint8 complex64     any    backward
-gradient sum   2/2 3/2+1        rows                complex128          any    backward_sum_slots
+unpool last    2/2 3/2 3/2+1  rows                bool float16 int32  any    forward cells
+unpool last    2/2 3/2+1      channels            uint8 int16 int32   any    forward channels
+unpool last    2/2 3/2+1      odd-rows unaligned  bool float16 int32  any    forward column
+unpool last    2/2 3/2 3/2+1  rows channels       float64 complex64   any    forward column
+unpool last    4/4            rows                float16 float32     any    forward cells
+unpool last    3/1+1          rows                int16 float32       any    forward cells
+unpool last    3/1+1          unaligned channels  int16 float32       any    forward column
+unpool last    5/1+2          rows                float16 float32     uint8  forward cells
+unpool last    5/1+2          channels odd-rows   float16 float32     uint8  forward column
+unpool last    5/1+2          rows                float32             int64  forward_last_slots
+unpool last    4/4            channels unaligned  float32             any    forward_last_slots
+unpool last    4/4 3/1+1      rows                bool float64        any    forward_last_slots
+unpool last    2/2 3/2 4/4    rows                complex128          any    forward_last_slots
+unpool last    2/2+1 3/1      rows                float32             any    forward_last_slots
+unpool last    2/2 4/4        lines volumes       float32             any    forward cells
+unpool last    3/2+1 3/1+1    lines               float32             int64  forward cells
+unpool last    3/2+1 3/1+1    lines               float32             uint8  forward_last_slots
+unpool last    3/1+1          volumes             float32             any    forward cells
+unpool last    2/2            deep-overlap        float32             any    forward_last_slots
+unpool sum     2/2            rows                bfloat16 int32      any    forward cells
+unpool sum     3/2 3/2+1      rows                float16 float32     any    forward cells
+unpool sum     3/2+1          channels            bfloat16 float32    any    forward channels
+unpool sum     3/2+1          odd-channels        float16 bfloat16    any    forward column
+unpool sum     3/1+1          rows                bfloat16 float32    any    forward cells
+unpool sum     3/1+1          channels            bfloat16 float32    any    forward column
+unpool sum     2/2            rows                complex64           any    forward_own_sum_slots
+unpool sum     3/2+1 3/1+1    rows                int32 float64       any    forward_own_sum_slots
+gradient last  2/2 2/2+1 3/3  rows lines          bool float32        any    backward cells
+gradient last  2/2 2/2+1 3/3  odd-channels        bool complex64      any    backward column
+gradient last  2/1 3/2+1      rows                bool float32        any    backward last cells
+gradient last  2/1 3/2+1      channels            uint8 float32       any    backward last channels
+gradient last  3/2+1 5/3+1    odd-rows            uint8 complex64     any    backward last column
+gradient last  3/1 6/5        rows                float32             any    backward_last_slots
+gradient last  2/2 3/2+1      deep-overlap        float32             any    backward_last_slots
+gradient last  2/2 3/2+1      rows                complex128          any    backward_last_slots
+gradient sum   5/1+2 6/5      channels            uint8 float16       any    backward channels
+gradient sum   5/1+2 6/5      unaligned volumes   complex64           any    backward column
+gradient sum   2/2 3/2+1      rows                complex128          any    backward_sum_slots
 """
 ROWS = [re.split("  +", line) for line in TABLE.strip().splitlines()]
 # The second kernel of a call with flat indices. Offsets cannot leave their window.
@@ -65,16 +72,15 @@ FIXUP = {
     "gradient last": ["backward_last_slots"],
     "gradient sum": [],  # it reads the gradient wherever an index leads
 }
-ELEMENTS = ("planes", "channels", "cells")  # of a thread, numbered as in forward_tile.cuh
+ELEMENTS = ("cells", "channels", "column")  # of a thread, numbered as in cells.cuh
 
 
 def name_of(signature: str) -> str:
     """A kernel as the tables name it."""
     name = re.match(r"void emulated::(\w+)<", signature)[1]
-    if elements := re.search(r"\(emulated::Elements\)(\d)>", signature):
-        name += f" {ELEMENTS[int(elements[1])]}"
-    if name == "backward" and ", true>(" in signature:
-        name += " drops losers"
+    if elements := re.search(r"(, true)?, \(emulated::Elements\)(\d)>", signature):
+        drops_losers = name == "backward" and elements[1]
+        name += " last" * bool(drops_losers) + f" {ELEMENTS[int(elements[2])]}"
     return name
 
 

@@ -424,14 +424,21 @@ def test_bad_indices_are_dropped_and_named_later(
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("device", GPUS, indirect=True)
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)], ids=str)
 @pytest.mark.parametrize("reduce", cases.REDUCES)
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
 def test_an_index_whose_lower_half_is_in_its_window_is_dropped(
-    device: str, reduce: str, rng: Random, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    operator: str,
+    reduce: str,
+    window: tuple[int, int, int],
+    rng: Random,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A kernel that compares lower halves alone has to see the upper one, too."""
     monkeypatch.setenv("MAXUNPOOL_CUDA_SYNC_CHECK", "0")
-    chosen = {"geometry": geometry_of((6, 7), (3, 1, 1)), "leading": (2, 3), "kind": "own window"}
-    call = draw(rng, "unpool", torch.float32, reduce=reduce, **chosen)
+    chosen = {"geometry": geometry_of((6, 7), window), "leading": (2, 3), "kind": "own window"}
+    call = draw(rng, operator, torch.float32, reduce=reduce, **chosen)
     values, indices = call.tensors
     indices = indices.long()
     indices[1, 2, 3, 4] += 2**32

@@ -3,51 +3,49 @@
 // A thread writes each element that it owns once. If an index is out of window, the thread flags
 // that (see Report), and the fix-up kernel rewrites the image.
 //
-// A thread owns one cell in two or four planes (see Planes). It gathers: it reads the gradient
-// where its index leads. Of a contiguous tensor with windows of 2x2, threads 0, 1, 2 .. of a warp
-// own and read in one of their planes
+// A thread owns two to eight neighbours, or four cells of a column (see cells.cuh). It gathers: it
+// reads the gradient where its indices lead. Of a contiguous tensor with windows of 2x2, threads
+// 0, 1, 2 .. of a warp own and read
 //
-//            indices, grad_input    grad_output
-//   plane 0  0 1 2 3 4 5 ..         0 0 1 1 2 2 ..    of each window, the element that the index
-//                                   0 0 1 1 2 2 ..    names
+//   indices, grad_input    grad_output
+//   0 0 1 1 2 2 ..         0 0 0 0 1 1 1 1 2 2 2 2 ..    of each window, the element that the index
+//                          0 0 0 0 1 1 1 1 2 2 2 2 ..    names
 //
 // If windows overlap, several cells may name one output. "last" gives its gradient to the last of
-// them. So a thread compares its index with those of four later cells, and writes 0 if one of them
+// them. So a thread compares an index with those of four later cells, and writes 0 if one of them
 // names the same output. Example: windows of 3x3, 2 apart; cells
 //
 //   a b c    The windows of c, d, e and f share outputs with that of b, which the thread of b owns.
 //   d e f    If b and e both name output 57, e gets its gradient, and b gets 0.
 //
-// What it takes from others: tiling.cuh places a thread's cell, indices.cuh reads and decodes
-// indices, and report.cuh has the loop over a thread's items, whose flags it writes.
+// What it takes from others: tiling.cuh places a thread's cells, cells.cuh and indices.cuh read and
+// decode indices, and report.cuh has the loop over a thread's items, whose flags it writes.
 #pragma once
 
 #include "../geometry.h"
 #include "assert.cuh"
+#include "cells.cuh"
 #include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
+#include "vector.cuh"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace maxunpool_cuda {
 
-// Planes of a thread. With kDropsLosers it holds four later indices for each.
-template <bool kDropsLosers>
-constexpr int kPlanesOfThread = kDropsLosers ? 2 : 4;
-
-// Blocks of a processor: 1536 threads with kDropsLosers, to hide its loads. Else 1024, which leave
-// 64 registers for each: with fewer, ptxas spills for Blackwell. A processor of Turing (sm_75) has
-// room for no more than 1024.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-constexpr int kMostThreadsOfProcessor = 1024;
-#else
-constexpr int kMostThreadsOfProcessor = 1536;
-#endif
-template <class T, bool kDropsLosers>
-constexpr int kGatherBlocks =
-    (kDropsLosers && sizeof(T) < sizeof(uint64_t) ? kMostThreadsOfProcessor : 1024) / kThreads;
+// How many elements a thread owns.
+template <class T, bool kOffsets, bool kDropsLosers, Elements kElements>
+constexpr int gradients_of_thread() {
+  switch (kElements) {
+    case Elements::cells:
+      return cells_of_thread<T>(2, kMostOutputs<kOffsets>);
+    case Elements::channels:
+      return channels_of_thread<T, kOffsets>(!kDropsLosers);
+    default:
+      return kRowsOfColumn;
+  }
+}
 
 // The way from a cell to another: so many rows down, and so many cells to the right.
 struct Step {
@@ -64,7 +62,6 @@ MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
 
 // What the host computes for the kernel.
 struct GatherPlan {
-  Planes planes;
   bool takes_out_of_window; // out-of-window indices are valid: "sum"
   // For each later cell, a bit for each offset of the window of an earlier one: whether the later
   // cell's window covers the same output. See set_shared_offsets().
@@ -98,166 +95,198 @@ inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geomet
   }
 }
 
-// What a thread owns: one cell in each of its planes, with its indices.
-template <bool kOffsets, int kPlanes>
-struct OwnedCell {
-  Position<uint32_t> cell;
-  uint32_t element[kPlanes];       // numbers in the pooled tensor
-  RawIndex<kOffsets> raw[kPlanes]; // their indices
-  uint32_t output; // number of the first plane's first element in the unpooled tensor
-  uint32_t planes; // how many exist, from the first on; may exceed kPlanes
-
-  // The number, among the thread's planes, of the plane that stands for plane u: u itself, or 0 if
-  // u does not exist. So loops over planes need no condition until they store.
-  __device__ uint32_t plane(uint32_t u) const { return u < planes ? u : 0; }
+// All that is fixed when `backward` is compiled.
+template <class T, bool kWindowOffsets, bool kDropsLosers, Elements kElements>
+struct BackwardTraits {
+  using Own = Owned<kElements, gradients_of_thread<T, kWindowOffsets, kDropsLosers, kElements>()>;
+  static constexpr int R = Own::R; // rows,
+  static constexpr int V = Own::V; // cells of a row,
+  static constexpr int C = Own::C; // and channels of the elements that a thread owns
+  static constexpr bool kOffsets = kWindowOffsets; // indices are window offsets, else positions
+  // Cells to the right, to the left and below share outputs with the own ones.
+  static constexpr int kBeside = kDropsLosers ? 1 : 0;
+  using Row = RowOfCells<Own, kBeside, kBeside>;
+  static constexpr int kRows = R + kBeside; // of cells that are read
+  static constexpr int kOfRow = V * C;      // own elements
 };
 
-// The cell of an item of the tiling, in kPlanes planes. Loads its indices as soon as possible.
-template <bool kOffsets, int kPlanes>
-__device__ inline OwnedCell<kOffsets, kPlanes> owned_cell(
-    const Tiling<uint32_t>& tiling,
-    const Planes& planes,
-    const AnyIndices& indices,
-    uint32_t item) {
-  const Geometry<uint32_t>& g = tiling.geometry;
-  const auto [image_set, cell, channel] = tiling.item(item, g.inner != 1, planes.deep);
-  const uint32_t outer = image_set * planes.images;
-  OwnedCell<kOffsets, kPlanes> own;
-  own.cell = cell;
-  own.planes = planes.images == 1 ? kPlanes : g.outer - outer;
-  own.output = outer * tiling.out_plane * g.inner + channel;
-  const uint32_t first = tiling.pooled(outer, cell, channel);
+// What a thread owns, and the indices that it reads.
+template <class Traits>
+struct OwnedCells {
+  Position<uint32_t> cell; // the first
+  uint32_t rows;           // how many rows exist, from the first on; may exceed R
+  uint32_t element;        // number of the first element in the pooled tensor
+  uint32_t next_row;       // from an element to that of the next row
+  uint32_t output;         // number of the first element of its plane in the unpooled tensor
+  // Those of cells that do not exist are kNowhere.
+  uint32_t index[Traits::kRows][Traits::Row::kElements];
+  uint32_t upper_halves; // of the own ones, or-ed: see load_indices()
+};
+
+// The cells of an item of the tiling. Loads all indices before one is looked at.
+template <class Traits>
+__device__ __forceinline__ OwnedCells<Traits> owned_cells(
+    const Tiling<uint32_t>& tiling, const AnyIndices& indices, uint32_t item) {
+  const Geometry<uint32_t>& geometry = tiling.geometry;
+  const auto& [depth, height, width] = geometry.axis;
+  const auto [outer, tile, channel_vector] =
+      tiling.item(item, !Traits::Own::kOfCells && geometry.inner != 1, tiling.deep);
+  const uint32_t channel = Traits::C * channel_vector;
+  OwnedCells<Traits> own;
+  own.cell = {{tile[0], Traits::R * tile[1], Traits::V * tile[2]}};
+  own.rows = height.in - own.cell[1];
+  own.element = tiling.pooled(outer, own.cell, channel);
+  own.next_row = width.in * geometry.inner;
+  own.output = outer * tiling.out_plane * geometry.inner + channel;
+  own.upper_halves = 0;
+  MAXUNPOOL_ASSERT(own.element < geometry.outer * geometry.in_image());
 #pragma unroll
-  for (uint32_t u = 0; u < kPlanes; ++u) {
-    own.element[u] = first + own.plane(u) * planes.next_pooled;
-    MAXUNPOOL_ASSERT(own.element[u] < g.outer * g.in_image());
-    own.raw[u] = load_indices<kOffsets, 1>(indices, own.element[u])[0];
+  for (uint32_t y = 0; y < Traits::kRows; ++y) {
+#pragma unroll
+    for (uint32_t& index : own.index[y]) {
+      index = kNowhere;
+    }
+    Traits::Row::for_each_vector(
+        geometry,
+        y < own.rows,
+        own.cell[2],
+        own.element + y * own.next_row,
+        [&]<int N>(int first, int64_t element) {
+          uint32_t index[N];
+          const uint32_t upper_halves = load_indices<Traits::kOffsets>(indices, element, index);
+          const bool is_own = first == Traits::Row::kFirst && y < Traits::R;
+          own.upper_halves |= is_own ? upper_halves : 0;
+#pragma unroll
+          for (int n = 0; n < N; ++n) {
+            own.index[y][first + n] = index[n];
+          }
+        });
   }
   return own;
 }
 
-// The gradients of a thread's elements.
-template <class T, int kPlanes>
-struct Gathered {
-  T grad[kPlanes];
-  bool out_of_window; // of an index
-};
-
-// Gathers the gradients that the indices of the thread's elements name. An index that is out of
-// bounds is reported, and its gradient is 0. So is the gradient of an index out of window, unless
-// takes_out_of_window: that is plan.takes_out_of_window, or a false known at compile time.
-template <bool kOffsets, class T, int kPlanes>
-__device__ inline Gathered<T, kPlanes> gather(
+// Gathers the gradients that the indices of the thread's elements name. Returns whether all may
+// keep them; else some index is out of bounds, or out of window where that is not valid, and what
+// is gathered for it means nothing.
+template <class Traits, class T>
+__device__ __forceinline__ bool gather(
     const Tiling<uint32_t>& tiling,
-    const GatherPlan& plan,
     bool takes_out_of_window,
-    const Errors& errors,
     const T* grad_output,
-    const AnyIndices& indices,
-    const OwnedCell<kOffsets, kPlanes>& own) {
-  const Geometry<uint32_t>& g = tiling.geometry;
-  const Position<uint32_t> start = tiling.window_start(own.cell);
-  Gathered<T, kPlanes> gathered{};
-  uint32_t index[kPlanes];
-  bool is_valid[kPlanes];
-  bool are_valid = true;
+    const OwnedCells<Traits>& own,
+    T (&grad)[Traits::R][Traits::kOfRow]) {
+  const Geometry<uint32_t>& geometry = tiling.geometry;
+  bool all_valid = own.upper_halves == 0;
 #pragma unroll
-  for (uint32_t u = 0; u < kPlanes; ++u) {
-    index[u] = index_as<uint32_t>(own.raw[u]);
-    const auto named = decoded<kOffsets>(tiling, index[u], start, plan.planes.deep);
-    is_valid[u] = takes_out_of_window ? named.in_plane : named.in_window;
-    are_valid &= is_valid[u];
-    const uint32_t target = is_valid[u] ? named.target : 0;
-    const uint32_t plane_begin = own.output + own.plane(u) * plan.planes.next_output;
-    MAXUNPOOL_ASSERT(target * g.inner + plane_begin < g.outer * g.out_image());
-    gathered.grad[u] = grad_output[target * g.inner + plane_begin];
-  }
-  if (are_valid) {
-    return gathered;
-  }
+  for (uint32_t y = 0; y < Traits::R; ++y) {
 #pragma unroll
-  for (uint32_t u = 0; u < kPlanes; ++u) {
-    if (is_valid[u]) {
-      continue;
-    }
-    gathered.grad[u] = T{};
-    if (!kOffsets && index[u] < tiling.out_plane) {
-      gathered.out_of_window = true;
-    } else {
-      errors.report(g, own.element[u], kOffsets, indices[own.element[u]]);
+    for (uint32_t n = 0; n < Traits::kOfRow; ++n) {
+      const uint32_t right = Traits::Own::kOfCells ? n : 0;
+      const uint32_t channel = Traits::Own::kOfChannels ? n : 0;
+      const auto start = tiling.window_start({{own.cell[0], own.cell[1] + y, own.cell[2] + right}});
+      const uint32_t index = own.index[y][Traits::Row::kFirst + n];
+      const auto named = decoded<Traits::kOffsets>(tiling, index, start);
+      const bool is_valid = takes_out_of_window ? named.in_plane : named.in_window;
+      all_valid &= is_valid | (y >= own.rows);
+      const uint32_t target = is_valid ? named.target : 0;
+      const uint32_t element = own.output + target * geometry.inner + channel;
+      MAXUNPOOL_ASSERT(element < geometry.outer * geometry.out_image());
+      grad[y][n] = grad_output[element];
     }
   }
-  return gathered;
+  return all_valid;
 }
 
 // Sets the gradient of an element to 0 if a later cell of its plane names the same output.
-template <bool kOffsets, class T, int kPlanes>
-__device__ inline void drop_losers(
-    const Geometry<uint32_t>& g,
+template <class Traits, class T>
+__device__ __forceinline__ void drop_losers(
+    const Geometry<uint32_t>& geometry,
     const GatherPlan& plan,
-    const AnyIndices& indices,
-    const OwnedCell<kOffsets, kPlanes>& own,
-    T (&grad)[kPlanes]) {
-  const auto& [depth, height, width] = g.axis;
-  // All are read before one is used. In place of a cell that does not exist, the own cell is read.
-  RawIndex<kOffsets> later[kLaterCells][kPlanes];
-  bool exists[kLaterCells];
+    const OwnedCells<Traits>& own,
+    T (&grad)[Traits::R][Traits::kOfRow]) {
+  const auto& [depth, height, width] = geometry.axis;
 #pragma unroll
-  for (int n = 0; n < kLaterCells; ++n) {
-    const uint32_t down = step_to_later(n).down;
-    const uint32_t right = step_to_later(n).right; // -1 wraps around
-    exists[n] = own.cell[1] + down < height.in && own.cell[2] + right < width.in;
-    const uint32_t away = exists[n] ? (down * width.in + right) * g.inner : 0;
-#pragma unroll
-    for (int u = 0; u < kPlanes; ++u) {
-      later[n][u] = load_indices<kOffsets, 1>(indices, own.element[u] + away)[0];
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < kLaterCells; ++n) {
+  for (int later = 0; later < kLaterCells; ++later) {
     // In the later window, the offset of the same output is less by so much: of 3x3 windows, 2
     // apart, offset 8 of a cell is offset 6 of the cell to the right, and offset 2 of the cell
     // below. For the cell on the lower left, 2 * 3 - 2 = 4.
-    const uint32_t down = step_to_later(n).down * height.stride;
-    const uint32_t right = step_to_later(n).right * width.stride;
-    const uint32_t less = down * width.kernel + right;
+    const int down = step_to_later(later).down;
+    const int right = step_to_later(later).right;
+    const uint32_t less = down * height.stride * width.kernel + right * width.stride;
 #pragma unroll
-    for (int u = 0; u < kPlanes; ++u) {
-      bool same = later[n][u] == own.raw[u];
-      if constexpr (kOffsets) {
-        same = later[n][u] + less == own.raw[u] && (plan.shared[n] >> own.raw[u] % 32 & 1) != 0;
+    for (int y = 0; y < Traits::R; ++y) {
+#pragma unroll
+      for (int n = 0; n < Traits::kOfRow; ++n) {
+        const int element = Traits::Row::kFirst + n;
+        const uint32_t index = own.index[y][element];
+        const uint32_t of_later = own.index[y + down][element + right * Traits::C];
+        bool same = of_later == index;
+        if constexpr (Traits::kOffsets) {
+          same = of_later + less == index && (plan.shared[later] >> index % 32 & 1) != 0;
+        }
+        grad[y][n] = same ? T{} : grad[y][n];
       }
-      grad[u] = exists[n] && same ? T{} : grad[u];
     }
   }
+}
+
+// Sets the gradients of invalid indices to 0, and reports those that are out of bounds. Returns
+// whether the image needs the fix-up kernel.
+template <class Traits, class T>
+__device__ __forceinline__ bool drop_invalid(
+    const Tiling<uint32_t>& tiling,
+    bool takes_out_of_window,
+    const Errors& errors,
+    const AnyIndices& indices,
+    const OwnedCells<Traits>& own,
+    T* grad_input) {
+  bool all_inside = true;
+#pragma unroll 1 // rare, so short code counts
+  for (uint32_t n = 0; n < Traits::R * Traits::kOfRow; ++n) {
+    const uint32_t y = Traits::R > 1 ? n : 0;
+    if (y >= own.rows) {
+      break;
+    }
+    const uint32_t right = Traits::Own::kOfCells ? n : 0;
+    const uint32_t element = own.element + (Traits::R > 1 ? y * own.next_row : n);
+    const auto start = tiling.window_start({{own.cell[0], own.cell[1] + y, own.cell[2] + right}});
+    const auto named = decoded_or_reported(tiling, errors, indices, element, start);
+    all_inside &= named.in_window;
+    if (takes_out_of_window ? !named.in_plane : !named.in_window) {
+      grad_input[element] = T{};
+    }
+  }
+  return !all_inside;
 }
 
 // Gradient of a call whose numbers fit 32 bits. kOffsets: indices are uint8. kDropsLosers: the
 // gradient of "last" for windows that overlap_near_cells_only(); else each cell gets its gradient.
-template <class T, bool kOffsets, bool kDropsLosers>
-__global__ void __launch_bounds__(kThreads, kGatherBlocks<T, kDropsLosers>) backward(
+// 1024 threads on a processor leave 64 registers for each.
+template <class T, bool kOffsets, bool kDropsLosers, Elements kElements>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) backward(
     Tiling<uint32_t> tiling,
     Report report,
     GatherPlan plan,
     const T* __restrict__ grad_output,
     AnyIndices indices,
     T* __restrict__ grad_input) {
-  constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
+  using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kElements>;
   const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
-    const auto own = owned_cell<kOffsets, kPlanes>(tiling, plan.planes, indices, item);
-    auto gathered = gather<kOffsets>(
-        tiling, plan, takes_out_of_window, report.errors, grad_output, indices, own);
+    const auto own = owned_cells<Traits>(tiling, indices, item);
+    T grad[Traits::R][Traits::kOfRow];
+    const bool all_valid = gather(tiling, takes_out_of_window, grad_output, own, grad);
     if constexpr (kDropsLosers) {
-      drop_losers<kOffsets>(tiling.geometry, plan, indices, own, gathered.grad);
+      drop_losers(tiling.geometry, plan, own, grad);
     }
 #pragma unroll
-    for (uint32_t u = 0; u < kPlanes; ++u) {
-      if (u < own.planes) {
-        grad_input[own.element[u]] = gathered.grad[u];
+    for (uint32_t y = 0; y < Traits::R; ++y) {
+      if (y < own.rows) {
+        store_registers(grad_input + own.element + y * own.next_row, grad[y]);
       }
     }
-    return gathered.out_of_window;
+    return !all_valid &&
+           drop_invalid(tiling, takes_out_of_window, report.errors, indices, own, grad_input);
   });
 }
 

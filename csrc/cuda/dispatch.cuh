@@ -4,7 +4,7 @@
 //
 //   operators.cu       none: registers the operators, makes a Launch (see launch.cuh) for each call
 //   unpool.cu          unpool(), the kernels of backward.cuh and slots.cuh
-//   unpool_forward.cu  the kernels of forward.cuh and forward_strips.cuh
+//   unpool_forward.cu  the kernels of forward.cuh
 //   max_pool.cu        pool(), the kernels of pool.cuh and pool_lanes.cuh
 //
 // A call of unpooling launches one fast kernel. If its indices are flat (int64 or int32), some may
@@ -17,18 +17,26 @@
 //
 //   call             windows     layout    elements                    fast kernel
 //   forward, move    2x2, 3x3    rows      1, 2, 4 bytes               forward, cells
-//   forward, move    4x4         rows      2, 4 bytes                  forward, cells
 //   forward, move    2x2, 3x3    channels  1, 2, 4 bytes               forward, channels
-//   forward, move    2x2, 3x3    any       1, 2, 4, 8 bytes            forward, planes
+//   forward, move    2x2, 3x3    any       1, 2, 4, 8 bytes            forward, column
+//   forward, move    4x4         rows      2, 4 bytes                  forward, cells
+//   forward, move    3x3/1       rows      2, 4 bytes                  forward, cells
+//   forward, move    3x3/1       any       2, 4 bytes                  forward, column
+//   forward, move    5x5/1       rows      2, 4 bytes                  forward, cells
+//   forward, move    5x5/1       any       2, 4 bytes                  forward, column
 //   forward, add     3x3         rows      float16, bfloat16, float32  forward, cells
 //   forward, add     3x3         channels  float16, bfloat16, float32  forward, channels
-//   forward, add     3x3         any       float16, bfloat16, float32  forward, planes
-//   forward, move    3x3/1       any       2, 4 bytes                  forward_strips
-//   forward, add     3x3/1       any       float16, bfloat16, float32  forward_strips
-//   forward, move    5x5/1       any       2, 4 bytes                  forward_strips
-//   forward, add     5x5/1       any       float16, bfloat16, float32  forward_strips
-//   backward, all    any         any       1, 2, 4, 8 bytes            backward
-//   backward, last   near        any       1, 2, 4, 8 bytes            backward, drops losers
+//   forward, add     3x3         any       float16, bfloat16, float32  forward, column
+//   forward, add     3x3/1       rows      float16, bfloat16, float32  forward, cells
+//   forward, add     3x3/1       any       float16, bfloat16, float32  forward, column
+//   forward, add     5x5/1       rows      float16, bfloat16, float32  forward, cells
+//   forward, add     5x5/1       any       float16, bfloat16, float32  forward, column
+//   backward, all    any         rows      1, 2, 4 bytes               backward, cells
+//   backward, all    any         channels  1, 2, 4 bytes               backward, channels
+//   backward, all    any         any       1, 2, 4, 8 bytes            backward, column
+//   backward, last   near        rows      1, 2, 4 bytes               backward, cells
+//   backward, last   near        channels  1, 2, 4 bytes               backward, channels
+//   backward, last   near        any       1, 2, 4, 8 bytes            backward, column
 //   any              any         any       any                         slots
 //
 // The fix-up kernel, if there is one, is that of the first row that fits:
@@ -46,12 +54,11 @@
 //           apart, no padding. In depth they may have any size, if they do not overlap there. In
 //           one dimension, the windows of a row count as if they were as high as they are wide,
 //           but not those of 3 with padding 1 and uint8 indices (see Dispatch::with_windows).
-//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, in two dimensions alone; 5x5/1 with uint8
-//           indices alone.
+//           3x3/1, 5x5/1: 1 apart, padding 1 or 2; 5x5/1 with uint8 indices alone.
 //           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
 //           so that a window overlaps its neighbours alone.
-// layout    rows: contiguous, aligned to 16 bytes; output rows are as long as the stride times the
-//           cells of a row, which are a multiple of a thread's cells (elements_of_thread).
+// layout    rows: contiguous, aligned to 16 bytes; the cells of a row are a multiple of a thread's
+//           (see cells.cuh), and forward, the output rows are as long as the stride times these.
 //           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
 //           thread's.
 // slots     forward_last_slots, backward_last_slots or backward_sum_slots. The sum of a forward has
@@ -72,6 +79,7 @@
 #include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
+#include "vector.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -124,14 +132,12 @@ class Dispatch {
   }
 
  private:
-  // ---- unpool_forward.cu: launches `forward` or `forward_strips`, if the table has a row for the
-  // call. Returns whether it did.
+  // ---- unpool_forward.cu: launches `forward`, if the table has a row for the call. Returns
+  // whether it did.
 
   bool forward();
   template <class Combine, bool kOffsets, class Window>
   bool forward_if();
-  template <class Combine, bool kOffsets, int K>
-  bool forward_strips_if();
   template <class Window>
   std::optional<Geometry<int64_t>> with_windows() const;
 
@@ -139,7 +145,7 @@ class Dispatch {
   // did.
 
   bool backward();
-  template <class T, bool kDropsLosers>
+  template <class T, bool kOffsets, bool kDropsLosers>
   void launch_backward();
 
   // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel.
@@ -154,15 +160,13 @@ class Dispatch {
 
   // ---- what these need
 
-  // Launches a fast kernel whose threads each do one of the tiling's items, in `images` images
-  // (Planes::images; 1 without Planes). T is the type of an element. The kernel's parameters are
-  // (tiling, report, rest..., values, indices, result).
+  // Launches a fast kernel whose threads each do one of the tiling's items. T is the type of an
+  // element. The kernel's parameters are (tiling, report, rest..., values, indices, result).
   template <class T, class Kernel, class... Rest>
-  void launch_items(
-      Kernel* kernel, const Tiling<uint32_t>& tiling, int64_t images, const Rest&... rest) {
+  void launch_items(Kernel* kernel, const Tiling<uint32_t>& tiling, const Rest&... rest) {
     const int64_t items = tiling.items;
     const int64_t blocks = divide_up(items, kThreads);
-    flag(blocks, kThreads, items / divide_up(geometry_.outer, images), images);
+    flag(blocks, kThreads, items / geometry_.outer, 1);
     launch_(
         kernel,
         blocks,
@@ -193,6 +197,8 @@ class Dispatch {
     }
   }
 
+  // Whether vectors of the call's tensors may be loaded and stored.
+  bool is_aligned() const { return are_aligned({call_.values, call_.indices, call_.result}); }
   AnyIndices any_indices() const {
     return {.data = call_.indices, .bytes = static_cast<int>(element_size(call_.index_type))};
   }

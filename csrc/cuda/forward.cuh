@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Unpooling of windows of 2x2 or 3x3 outputs, 2 apart, or of 4x4, 4 apart, in one pass over the
-// output. Each output has one owner, a thread, which writes it once, zero or not. So nothing is
-// filled with zeros beforehand, and no two threads write one place.
+// Unpooling of usual windows in one pass over the output: 2x2 and 3x3 outputs, 2 apart; 4x4, 4
+// apart; 3x3 and 5x5, 1 apart. Each output has one owner, a thread, which writes it once, zero or
+// not. So nothing is filled with zeros beforehand, and no two threads write one place.
+//
+// The output plane is divided into squares of S x S outputs, S being the stride. The outputs *at* a
+// cell (row, column) are the square that begins at (S * row, S * column). It is smaller than the
+// window where windows overlap, and the thread that owns the cell owns it.
 //
 // Example: a plane of 4 x 4 cells, 8 x 8 outputs, 3x3 windows with stride 2 and padding 1, float32
-// values and int64 indices. A thread owns two cells, and the outputs at them (see
-// forward_tile.cuh). Numbers are those of pooled elements, and of positions in the output plane, as
-// indices have them.
+// values and int64 indices. A thread owns two cells (see cells.cuh). Numbers are those of pooled
+// elements, and of positions in the output plane, as indices have them.
 //
 //   pooled elements     outputs
 //     0   1   2   3      0  1  2  3   4  5  6  7      Thread 2 owns elements 4 and 5, and writes
@@ -25,364 +28,482 @@
 //
 // The thread stores 16 to 19 as one vector, and 24 to 27 as another.
 //
-// It also checks the indices of the elements that it owns. An index that lies out of the window of
-// its own element may name an output whose owner does not read that element. The thread then flags
-// its chunk of work items, and the fix-up kernel of slots.cuh recomputes the image.
+// With stride 1, an output has 9 or 25 cells, and neighbouring outputs have most of them in common.
+// Example: 3x3 windows; the thread that owns a column of 4 cells, c in brackets, owns the outputs
+// at the same places, and reads 18 cells, row after row:
 //
-// From combine.cuh comes how elements add up, from indices.cuh how an index is loaded, from
-// report.cuh the loop over a thread's work items, which also writes the flags; forward_checks.cuh
-// has the checks.
+//   c  c  c
+//   c [c] c      The window of the first cell begins one row and one column before the first output
+//   c [c] c      in brackets, which is at its offset 8. That output is at the offsets 8 7 6, 5 4 3
+//   c [c] c      and 2 1 0 of the cells in the first three rows. In each it looks for one index:
+//   c [c] c      that offset, or its own position.
+//   c  c  c
+//
+// A thread also checks the indices of its own cells. An index that lies out of its cell's window
+// may name an output whose owner does not read that cell. The thread then flags its chunk of work
+// items, and the fix-up kernel recomputes the image.
+//
+// From combine.cuh comes how elements add up, from tiling.cuh which cells a thread owns, from
+// report.cuh the decoder of one index and the loop over a thread's items, which writes the flags.
 #pragma once
 
+#include "cells.cuh"
 #include "combine.cuh"
-#include "forward_checks.cuh"
-#include "forward_tile.cuh"
+#include "divider.cuh"
 #include "indices.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
+#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 namespace maxunpool_cuda {
 
-// The index of a cell that does not exist, also after it was narrowed. It names no output: a plane
-// has fewer than 2^31 positions, and a window fewer offsets.
-template <class Index>
-constexpr Index kNoIndex = static_cast<Index>(-1);
+// The windows that `forward` is compiled for: K rows and columns, S apart, with padding P.
+template <int kKernel, int kStride, int kPadding>
+struct Square {
+  static_assert(kPadding < kStride || kPadding == kKernel / 2);
+  static constexpr int K = kKernel;
+  static constexpr int S = kStride;
+  static constexpr int P = kPadding;
+  static constexpr bool kDisjoint = K == S;
 
-// Flat indices are loaded as 64 bits, as one kernel takes int32 and int64, and used as 32.
-// Narrowing an index waits for its load, so it comes after the last load. Until then an index takes
-// two registers. If a thread has more than 12 indices, as four cells of four elements have, these
-// do not fit, and each is narrowed at once.
+  // In one dimension, the outputs at a cell are covered by its own window, by those of kBefore
+  // cells before it, and by those of kAfter cells after it. Of windows of 3, 2 apart, the outputs
+  // 2r and 2r + 1 at cell r are covered
+  // - without padding by the windows of cells r - 1 and r, which begin at 2r - 2 and 2r;
+  // - with padding 1 by the windows of cells r and r + 1, which begin at 2r - 1 and 2r + 1.
+  static constexpr int kBefore = (K - 1 - P) / S;
+  static constexpr int kAfter = (S - 1 + P) / S;
+};
+
+// How many elements a thread owns. Of a row with windows of 5x5, 8 of 2 bytes would spill 48 bytes
+// (nvcc 13.0, sm_90); of a column with windows of 3x3, 4 of 8 bytes would spill 32 (sm_75).
+template <class T, bool kOffsets, class Window, Elements kElements>
+constexpr int elements_of_thread() {
+  switch (kElements) {
+    case Elements::cells:
+      return cells_of_thread<T>(Window::S, Window::K > 4 ? 4 : kMostOutputs<kOffsets>);
+    case Elements::channels:
+      return channels_of_thread<T, kOffsets>(Window::kDisjoint);
+    default:
+      return sizeof(T) < sizeof(uint64_t) || Window::kDisjoint ? kRowsOfColumn : 2;
+  }
+}
+
+// All that is fixed when `forward` is compiled.
+template <class TheCombine, bool kWindowOffsets, class Window, Elements kElements>
+struct ForwardTraits : Window { // has K, S, P, kBefore, kAfter
+  using Combine = TheCombine;
+  using Element = typename Combine::Element;
+  using Register = typename Combine::Register;
+  using Own = Owned<kElements, elements_of_thread<Element, kWindowOffsets, Window, kElements>()>;
+  using Row = RowOfCells<Own, Window::kBefore, Window::kAfter>;
+
+  static constexpr int R = Own::R; // rows,
+  static constexpr int V = Own::V; // cells of a row,
+  static constexpr int C = Own::C; // and channels of the elements that a thread owns
+  static constexpr bool kOffsets = kWindowOffsets; // indices are window offsets, else positions
+  static constexpr int kRows = Window::kBefore + R + Window::kAfter; // of cells that are read
+  // Rows that are loaded before the thread looks at the first: as many as fit so many registers,
+  // with an index and a value for each element. (With more, windows 1 apart spill.)
+  static constexpr int kRegisters = Window::S > 1 ? 32 : 72 / Window::K;
+  static constexpr int kAhead = std::clamp(kRegisters / (2 * Row::kElements), 1, kRows);
+};
+
+// What a thread owns. In 2d, all depths are 0.
+struct ForwardTile {
+  uint32_t row; // of its first cell
+  uint32_t column;
+  uint32_t depth;
+  uint32_t output_depth;    // of its outputs
+  uint32_t depth_in_window; // of its outputs, counted from the depth where their windows begin
+  // How many there are from the first one on, whether it owns them or not; below 1, none.
+  int rows_left; // of cells; so few that none exists if no window covers the depth of the outputs
+  int output_rows_left;
+  int output_columns_left;
+  uint32_t position;      // of its first output, in the output plane
+  uint32_t first_element; // the number of its first element in the pooled tensor
+  uint32_t first_output;  // the number of its first output in the unpooled tensor
+};
+
+// Finds the tile of a work item. All divisions are here. If an output plane is larger than S times
+// the pooled one, the outputs beyond the last cell have owners, too, whose own cells do not exist.
+//
+// In 3d, an item is one depth of the output. Example: windows 2 deep, 3 apart, and 2 cells in
+// depth. Output depths 0 and 1 have the cell at depth 0, with depth_in_window 0 and 1; output depth
+// 2 is not covered; 3 and 4 have the cell at depth 1.
 template <class Traits>
-constexpr bool kNarrowsLate =
-    !Traits::kOffsets && Traits::kCells * Traits::kCells * Traits::kCount <= 12;
-
-template <class Traits>
-using LoadedIndex = std::conditional_t<kNarrowsLate<Traits>, uint64_t, uint32_t>;
-
-// What a thread holds of the cells whose windows cover its outputs, [row][column][element]. Row and
-// column kOwn are those of its own elements. Indices and values have an array each, as in memory.
-template <class Traits, class Item>
-using Neighbourhood = Item[Traits::kCells][Traits::kCells][Traits::kCount];
+__device__ __forceinline__ ForwardTile
+locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, uint32_t item) {
+  constexpr int S = Traits::S;
+  const Geometry<uint32_t>& geometry = tiling.geometry;
+  const auto& [depth, height, width] = geometry.axis;
+  const auto [outer_and_depth, coordinates, channel_vector] =
+      tiling.item(item, !Traits::Own::kOfCells && geometry.inner != 1, false);
+  ForwardTile tile{};
+  tile.row = Traits::R * coordinates[1];
+  tile.column = Traits::V * coordinates[2];
+  tile.position = S * tile.row * width.out + S * tile.column;
+  tile.rows_left = static_cast<int>(height.in - tile.row);
+  tile.output_rows_left = static_cast<int>(height.out - S * tile.row);
+  tile.output_columns_left = static_cast<int>(width.out - S * tile.column);
+  uint32_t outer = outer_and_depth;
+  if (tiling.deep) {
+    tile.output_depth = outer_and_depth;
+    outer = split(tile.output_depth, tiling.tiles[0]);
+    uint32_t depth_in_window = tile.output_depth;
+    tile.depth = split(depth_in_window, depth_stride);
+    const bool is_covered = tile.depth < depth.in && depth_in_window < depth.kernel;
+    tile.rows_left = is_covered ? tile.rows_left : -Traits::K;
+    // Where no window is, this is 0, so that no window offset can wrap around to kNowhere.
+    tile.depth_in_window = is_covered ? depth_in_window : 0;
+    tile.position += tile.output_depth * height.out * width.out;
+  }
+  const uint32_t channel = Traits::C * channel_vector;
+  tile.first_element = tiling.pooled(outer, {{tile.depth, tile.row, tile.column}}, channel);
+  tile.first_output = (outer * tiling.out_plane + tile.position) * geometry.inner + channel;
+  return tile;
+}
 
 // ---- Loads
 
-// Loads the elements of one cell in a thread's planes, the first of which has the number `element`.
-template <class Traits, class Index>
-__device__ __forceinline__ void load_planes(
-    const ThreadTile<Traits>& tile,
-    uint32_t element,
-    const typename Traits::Element* input,
-    const AnyIndices& indices,
-    Index (&index)[Traits::kCount],
-    typename Traits::Register (&value)[Traits::kCount]) {
-#pragma unroll
-  for (int n = 0; n < Traits::kCount; ++n) {
-    const uint32_t of_plane = element + tile.element_distance[n];
-    index[n] = index_as<Index>(load_indices<Traits::kOffsets, 1>(indices, of_plane)[0]);
-    value[n] = static_cast<typename Traits::Register>(input[of_plane]);
-  }
-}
-
-// Loads neighbours in memory, of which the first has the number `element`.
-template <class Traits, class Index>
-__device__ __forceinline__ void load_vectors(
-    uint32_t element,
-    const typename Traits::Element* input,
-    const AnyIndices& indices,
-    Index (&index)[Traits::kCount],
-    typename Traits::Register (&value)[Traits::kCount]) {
-  const auto loaded = load_indices<Traits::kOffsets, Traits::kCount>(indices, element);
-  load_registers(input + element, value);
-#pragma unroll
-  for (int n = 0; n < Traits::kCount; ++n) {
-    index[n] = index_as<Index>(loaded[n]);
-  }
-}
-
-// Makes neighbours[n] the element on one side of own[n]: on the right (kSide 1) or left (-1). The
-// neighbour of the last element on that side is `outer`.
-template <int kSide, int N, class Item>
-__device__ __forceinline__ void shift_from_side(
-    const Item (&own)[N], Item outer, Item (&neighbours)[N]) {
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    constexpr int kLast = kSide > 0 ? N - 1 : 0;
-    neighbours[n] = n == kLast ? outer : own[n + kSide];
-  }
-}
-
-// For Elements::cells, fills in the other column of cells in one row: of a thread's cells, all but
-// one have a neighbour that the thread has loaded already. `element` is the number of the first. In
-// the example at the top, index[kOwn] is that of elements 4 and 5. Their neighbours on the right
-// are 5 and 6, so this loads 6 alone, and makes index[kOther] that of 5 and 6.
-template <class Traits, class Index>
-__device__ __forceinline__ void load_side(
-    const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    bool row_exists,
-    uint32_t element,
-    const typename Traits::Element* input,
-    const AnyIndices& indices,
-    Index (&index)[Traits::kCells][Traits::kCount],
-    typename Traits::Register (&value)[Traits::kCells][Traits::kCount]) {
-  constexpr int kOwn = Traits::kOwn;
-  constexpr int kOther = 1 - kOwn;
-  constexpr int kSide = kOther - kOwn;
-  constexpr int kOuter = kSide > 0 ? Traits::kCount : -1; // the one that is loaded, from `element`
-  Index outer_index = kNoIndex<Index>;
-  typename Traits::Register outer_value{};
-  if (row_exists && tile.column + static_cast<uint32_t>(kOuter) < geometry.axis[2].in) {
-    outer_index = index_as<Index>(load_indices<Traits::kOffsets, 1>(indices, element, kOuter)[0]);
-    outer_value = static_cast<typename Traits::Register>((input + element)[kOuter]);
-  }
-  shift_from_side<kSide>(index[kOwn], outer_index, index[kOther]);
-  shift_from_side<kSide>(value[kOwn], outer_value, value[kOther]);
-}
-
-// Indices as 32 bits, at last (see kNarrowsLate).
-template <class Traits, class Index>
-__device__ __forceinline__ void narrow_indices(
-    const Neighbourhood<Traits, Index>& from, Neighbourhood<Traits, uint32_t>& to) {
-#pragma unroll
-  for (int y = 0; y < Traits::kCells; ++y) {
-#pragma unroll
-    for (int x = 0; x < Traits::kCells; ++x) {
-#pragma unroll
-      for (int n = 0; n < Traits::kCount; ++n) {
-        if constexpr (Traits::kOffsets) {
-          to[y][x][n] = from[y][x][n];
-        } else {
-          to[y][x][n] = index_as<uint32_t>(from[y][x][n]);
-        }
-      }
-    }
-  }
-}
-
-// Loads all cells before one is looked at, so that no load waits for another. A cell that does not
-// exist gets kNoIndex and 0. The 0 is never used, so the instructions that set it (up to 2 % of the
-// kernel's) only make the values defined. With Elements::cells, the loop over x loads the column of
-// the thread's own cells alone, and load_side() fills in the other.
+// A row of the cells whose windows cover outputs of the thread. An element that does not exist has
+// index kNowhere, which names no output, and a value that is never used.
 template <class Traits>
-__device__ __forceinline__ void load_neighbourhood(
+struct CellRow {
+  uint32_t index[Traits::Row::kElements];
+  uint32_t upper_halves; // of the own ones, or-ed: see load_indices()
+  typename Traits::Register value[Traits::Row::kElements];
+};
+
+// Loads row y of these.
+template <class Traits>
+__device__ __forceinline__ void load_row(
     const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
+    const ForwardTile& tile,
+    int y,
     const typename Traits::Element* input,
     const AnyIndices& indices,
-    Neighbourhood<Traits, uint32_t>& index,
-    Neighbourhood<Traits, typename Traits::Register>& value) {
-  using Register = typename Traits::Register;
-  constexpr int kCells = Traits::kCells;
-  constexpr auto kNone = kNoIndex<LoadedIndex<Traits>>;
+    CellRow<Traits>& cells) {
   const auto& [depth, height, width] = geometry.axis;
-  Neighbourhood<Traits, LoadedIndex<Traits>> loaded;
+  const int down = y - Traits::kBefore; // from the first own cell
+  const bool row_exists =
+      (down < tile.rows_left) & (down >= 0 || tile.row >= static_cast<uint32_t>(-down));
+  const uint32_t own = tile.first_element + down * width.in * geometry.inner;
+  cells.upper_halves = 0;
 #pragma unroll
-  for (int y = 0; y < kCells; ++y) {
-    const int down = y - Traits::kOwn;
-    const bool row_exists = tile.is_covered && tile.row + down < height.in;
-    const uint32_t row = tile.first_element + down * width.in * geometry.inner;
-#pragma unroll
-    for (int x = 0; x < kCells; ++x) {
-      const int right = x - Traits::kOwn;
-#pragma unroll
-      for (int n = 0; n < Traits::kCount; ++n) {
-        loaded[y][x][n] = kNone;
-        value[y][x][n] = Register{};
-      }
-      const uint32_t element = row + right * geometry.inner;
-      const bool column_exists = Traits::kOfCells ? right == 0 : tile.column + right < width.in;
-      // Keep `|`: with `||`, a branch would stand between the loads.
-      if (!row_exists | !column_exists) {
-        continue;
-      }
-      if constexpr (Traits::kOfPlanes) {
-        load_planes(tile, element, input, indices, loaded[y][x], value[y][x]);
-      } else {
-        load_vectors<Traits>(element, input, indices, loaded[y][x], value[y][x]);
-      }
-    }
-    if constexpr (Traits::kOfCells && kCells > 1) {
-      load_side(geometry, tile, row_exists, row, input, indices, loaded[y], value[y]);
-    }
+  for (int i = 0; i < Traits::Row::kElements; ++i) {
+    cells.index[i] = kNowhere;
+    cells.value[i] = {};
   }
-  narrow_indices<Traits, LoadedIndex<Traits>>(loaded, index);
+  Traits::Row::for_each_vector(
+      geometry, row_exists, tile.column, own, [&]<int N>(int first, int64_t element) {
+        uint32_t index[N];
+        typename Traits::Register value[N];
+        const uint32_t upper_halves = load_indices<Traits::kOffsets>(indices, element, index);
+        load_registers(input + element, value);
+        cells.upper_halves |= first == Traits::Row::kFirst ? upper_halves : 0;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          cells.index[first + n] = index[n];
+          cells.value[first + n] = value[n];
+        }
+      });
 }
 
-// ---- Outputs of a row
+// ---- Checks
 
-// Combines into each output of one row of the tile, outputs[column][element], the elements whose
-// indices name it, in row-major order of the cells. All loops are unrolled, so the place of an
-// output in a window is a constant, and the windows that do not cover it leave no code. In the
-// example at the top, the outputs in row 1, column 1 of their squares (25 and 27) are in row 2,
-// column 2 of the own window, row 2, column 0 of the one to the right, row 0, column 2 of the one
-// below, and row 0, column 0 of the last.
+// Whether the window of own cell n of a row may lack a column. Of a vector of cells, whose row has
+// S outputs for each cell, only the first and the last may.
 template <class Traits>
-__device__ __forceinline__ void combine_row(
+constexpr bool may_lack_columns(int n) {
+  constexpr int kColumns = Traits::S * Traits::V; // of outputs at the cells
+  const int left = Traits::S * n - Traits::P;
+  return !Traits::Own::kOfCells || left < 0 || left + Traits::K > kColumns;
+}
+
+// The window of an own cell. The first of its depths is that of the tile's outputs.
+struct OwnWindow {
+  uint32_t front; // where it begins; in the padding, coordinates wrap around
+  uint32_t top;
+  uint32_t left;
+  uint32_t depths; // how many of its depths exist
+  // How many rows and columns of outputs there are from its begin on. (Without padding: the checks
+  // of other windows do not need them.)
+  int rows_left;
+  int columns_left;
+};
+
+// Whether the window offset is in its window. Doubts all offsets of a disjoint window that is
+// clipped, and of an overlapping one all in its second depth.
+template <class Traits>
+__device__ __forceinline__ bool offset_inside(
     const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    int row,
-    const Neighbourhood<Traits, uint32_t>& index,
-    const Neighbourhood<Traits, typename Traits::Register>& value,
-    typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
+    const OwnWindow& window,
+    bool may_lack_columns,
+    uint32_t offset) {
+  constexpr int K = Traits::K;
+  if constexpr (Traits::kDisjoint) {
+    const bool is_whole = window.rows_left >= K && window.columns_left >= K;
+    return offset < (is_whole ? K * K * window.depths : 0);
+  }
+  // A bit for each offset, whether its row and its column exist. Example: a window of 3x3 that
+  // begins one column before the plane lacks the offsets 0, 3 and 6: the bits are 0b110110110.
+  constexpr uint32_t kRow = (1u << K) - 1;
+  constexpr uint32_t kColumn = ((1ull << K * K) - 1) / kRow; // bit 0 of each row
+  uint32_t rows = 0;
+  uint32_t columns = 0;
+#pragma unroll
+  for (int i = 0; i < K; ++i) {
+    rows |= window.top + i < geometry.axis[1].out ? kRow << K * i : 0;
+    columns |= !may_lack_columns || window.left + i < geometry.axis[2].out ? kColumn << i : 0;
+  }
+  constexpr uint32_t kNone = 31; // a bit that is never set
+  return (rows & columns) >> std::min(offset, kNone) & 1;
+}
+
+// Whether the position is in its window. Of a disjoint window, doubts all positions if a column is
+// clipped, and those of its third depth and beyond.
+template <class Traits>
+__device__ __forceinline__ bool position_inside(
+    const Tiling<uint32_t>& tiling, const OwnWindow& window, uint32_t position) {
+  constexpr int K = Traits::K;
+  const auto& [depth, height, width] = tiling.geometry.axis;
+  if constexpr (Traits::kDisjoint) {
+    // It is 0 to K - 1 beyond the begin of a row of the window. Each minimum takes off a depth or a
+    // row, if the position lies that far. If it does not, the difference wraps around, and is not
+    // the minimum. Example: the window of 2x2 at row 2 and column 4 of a plane with rows of 8
+    // begins at position 20. Position 29 is 9 beyond that, less a row is 1: inside.
+    const uint32_t row = window.front * height.out + window.top;
+    uint32_t distance = position - (row * width.out + window.left);
+    distance = std::min(distance, distance - (window.depths > 1 ? height.out * width.out : 0));
+#pragma unroll
+    for (int i = 1; i < K; ++i) {
+      distance = std::min(distance, distance - (i < window.rows_left ? width.out : 0));
+    }
+    return (distance < K) & (window.rows_left > 0) & (window.columns_left >= K);
+  }
+  const Position<uint32_t> start{{window.front, window.top, window.left}};
+  return decoded<false>(tiling, position, start).in_window;
+}
+
+// Whether the indices of the own cells of row y lie in their windows. A cell that does not exist
+// counts as inside. May doubt a good index, but passes no wrong one. The tile's outputs are in the
+// first depth of their windows.
+template <class Traits>
+__device__ __forceinline__ bool own_indices_inside(
+    const Tiling<uint32_t>& tiling, const ForwardTile& tile, int y, const CellRow<Traits>& cells) {
+  constexpr int S = Traits::S;
+  constexpr int P = Traits::P;
+  const Geometry<uint32_t>& geometry = tiling.geometry;
+  const auto& [depth, height, width] = geometry.axis;
+  const int own_row = y - Traits::kBefore;
+  bool inside = cells.upper_halves == 0;
+#pragma unroll
+  for (int n = 0; n < Traits::V * Traits::C; ++n) {
+    const int cell = Traits::Own::kOfCells ? n : 0;
+    const bool may_lack = may_lack_columns<Traits>(cell);
+    const OwnWindow window{
+        .front = tile.output_depth,
+        .top = S * (tile.row + own_row) - P,
+        .left = S * (tile.column + cell) - P,
+        .depths = tiling.deep ? std::min(depth.kernel, depth.out - tile.output_depth) : 1,
+        .rows_left = tile.output_rows_left - S * own_row,
+        .columns_left = may_lack ? tile.output_columns_left : Traits::K};
+    const uint32_t index = cells.index[Traits::Row::kFirst + n];
+    inside &= Traits::kOffsets ? offset_inside<Traits>(geometry, window, may_lack, index)
+                               : position_inside<Traits>(tiling, window, index);
+  }
+  const bool exists =
+      (own_row < tile.rows_left) & (Traits::Own::kOfCells || tile.column < width.in);
+  return inside | !exists;
+}
+
+// Reports the out-of-bounds indices of the own cells. Returns whether the image needs the fix-up
+// kernel.
+template <class Traits>
+__device__ __forceinline__ bool report_own_cells(
+    const Tiling<uint32_t>& tiling,
+    const ForwardTile& tile,
+    const AnyIndices& indices,
+    const Errors& errors) {
+  const auto& [depth, height, width] = tiling.geometry.axis;
+  bool all_inside = true;
+#pragma unroll 1 // rare, so short code counts
+  for (int n = 0; n < Traits::R * Traits::V * Traits::C; ++n) {
+    const int own_row = Traits::R > 1 ? n : 0;
+    const int cell = Traits::V > 1 ? n : 0;
+    if (own_row >= tile.rows_left) {
+      break;
+    }
+    const uint32_t next = Traits::R > 1 ? width.in * tiling.geometry.inner : 1;
+    const uint32_t element = tile.first_element + n * next;
+    const auto start = tiling.window_start({{tile.depth, tile.row + own_row, tile.column + cell}});
+    all_inside &= decoded_or_reported(tiling, errors, indices, element, start).in_window;
+  }
+  return !all_inside;
+}
+
+// ---- Outputs
+
+// The outputs at a row of own cells, by their row of the square and their element in it. (A struct,
+// since nvcc 13.0 does not initialize an array whose type is the alias of an array type.)
+template <class Traits>
+struct OutputRows {
+  typename Traits::Combine at[Traits::S][Traits::S * Traits::V * Traits::C];
+};
+
+// Combines into the outputs at own row i the elements of row y that name them. All loops are
+// unrolled, so the place of an output in a window is a constant, and the windows that do not cover
+// it leave no code. In the example at the top, outputs 25 and 27 are in row 2, column 2 of the own
+// window, row 2, column 0 of the one to the right, row 0, column 2 of the one below, and row 0,
+// column 0 of the last.
+template <class Traits>
+__device__ __forceinline__ void combine_cells(
+    const Geometry<uint32_t>& geometry,
+    const ForwardTile& tile,
+    int y,
+    int i,
+    const CellRow<Traits>& cells,
+    OutputRows<Traits>& outputs) {
   constexpr int K = Traits::K;
   constexpr int S = Traits::S;
+  constexpr int C = Traits::C;
 #pragma unroll
-  for (int y = 0; y < Traits::kCells; ++y) {
+  for (int x = 0; x < Traits::Row::kCells; ++x) {
 #pragma unroll
-    for (int x = 0; x < Traits::kCells; ++x) {
+    for (int row = 0; row < S; ++row) {
 #pragma unroll
-      for (int column = 0; column < S; ++column) {
-        // The place of the output in the window of cell (y, x). (kOwn, kOwn) is the own cell.
-        const int row_in_window = row - S * (y - Traits::kOwn) + Traits::P;
-        const int column_in_window = column - S * (x - Traits::kOwn) + Traits::P;
+      for (int column = 0; column < S * Traits::V; ++column) {
+        const int row_in_window = S * (i + Traits::kBefore - y) + row + Traits::P;
+        const int column_in_window = S * (Traits::kBefore - x) + column + Traits::P;
         if (row_in_window < 0 || row_in_window >= K || column_in_window < 0 ||
             column_in_window >= K) {
           continue;
         }
         const uint32_t offset = (tile.depth_in_window * K + row_in_window) * K + column_in_window;
-        const uint32_t position = tile.position + row * geometry.axis[2].out + column;
+        const uint32_t position = tile.position + (S * i + row) * geometry.axis[2].out + column;
 #pragma unroll
-        for (int n = 0; n < Traits::kCount; ++n) {
-          const uint32_t right = Traits::kOfCells ? S * n : 0; // from the tile's first cell
-          const uint32_t name = Traits::kOffsets ? offset : position + right;
-          outputs[column][n].add_if(index[y][x][n] == name, value[y][x][n]);
+        for (int channel = 0; channel < C; ++channel) {
+          outputs.at[row][column * C + channel].add_if(
+              cells.index[x * C + channel] == (Traits::kOffsets ? offset : position),
+              cells.value[x * C + channel]);
         }
       }
     }
   }
 }
 
-// Stores a row of outputs at neighbouring cells: `to` is the first, and they follow each other.
-// (store_registers() narrows an accumulator's value; result() does so for one stored by itself.)
-template <class Traits>
-__device__ __forceinline__ void store_cells(
-    typename Traits::Element* to,
-    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
-  typename Traits::Register row[Traits::S * Traits::kCount];
+// Stores N neighbours, as a vector if `to` is aligned for one.
+template <class Traits, int N>
+__device__ __forceinline__ void store_neighbours(
+    typename Traits::Element* to, const typename Traits::Combine* outputs) {
+  typename Traits::Register values[N];
 #pragma unroll
-  for (int i = 0; i < Traits::S * Traits::kCount; ++i) {
-    row[i] = outputs[i % Traits::S][i / Traits::S].value;
+  for (int n = 0; n < N; ++n) {
+    values[n] = outputs[n].value; // store_registers() narrows it
   }
-  store_registers(to, row);
+  store_registers(to, values);
 }
 
-// Stores the outputs at one cell in neighbouring channels, a vector for each column.
+// Stores the outputs at own row i, as far as they exist.
 template <class Traits>
-__device__ __forceinline__ void store_channels(
+__device__ __forceinline__ void store_outputs(
     const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    typename Traits::Element* to,
-    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
-#pragma unroll
-  for (int column = 0; column < Traits::S; ++column) {
-    if (tile.column_exists[column]) {
-      typename Traits::Register channels[Traits::kCount];
-#pragma unroll
-      for (int n = 0; n < Traits::kCount; ++n) {
-        channels[n] = outputs[column][n].value;
-      }
-      store_registers(to + column * geometry.inner, channels);
-    }
-  }
-}
-
-// Stores the two outputs at one cell in several planes, as a pair or one by one. If rows have an
-// odd width, the pairs of every second row are aligned.
-template <class Traits>
-__device__ __forceinline__ void store_planes(
-    const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    typename Traits::Element* to,
-    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount]) {
-  static_assert(Traits::S == 2);
+    const ForwardTile& tile,
+    int i,
+    const OutputRows<Traits>& outputs,
+    typename Traits::Element* output) {
   using Element = typename Traits::Element;
+  constexpr int S = Traits::S;
 #pragma unroll
-  for (int n = 0; n < Traits::kCount; ++n) {
-    Element* const of_plane = to + tile.output_distance[n];
-    const bool is_aligned = reinterpret_cast<uintptr_t>(of_plane) % sizeof(Element[2]) == 0;
-    if (geometry.inner == 1 && tile.column_exists[1] && is_aligned) {
-      const typename Traits::Register pair[] = {outputs[0][n].value, outputs[1][n].value};
-      store_registers(of_plane, pair);
+  for (int row = 0; row < S; ++row) {
+    if (S * i + row >= tile.output_rows_left) {
+      break;
+    }
+    const uint32_t down = (S * i + row) * geometry.axis[2].out * geometry.inner;
+    Element* const to = output + (tile.first_output + down);
+    if constexpr (Traits::Own::kOfCells) {
+      store_neighbours<Traits, S * Traits::V>(to, outputs.at[row]);
+      continue;
+    }
+    // If rows have an odd width, the pairs of every second row are aligned.
+    const bool may_be_pair = S == 2 && !Traits::Own::kOfChannels && geometry.inner == 1;
+    if (may_be_pair && tile.output_columns_left > 1 &&
+        reinterpret_cast<uintptr_t>(to) % sizeof(Element[2]) == 0) {
+      store_neighbours<Traits, 2>(to, outputs.at[row]);
       continue;
     }
 #pragma unroll
-    for (int column = 0; column < 2; ++column) {
-      if (tile.column_exists[column]) {
-        of_plane[column * geometry.inner] = outputs[column][n].result();
+    for (int column = 0; column < S; ++column) {
+      if (column < tile.output_columns_left) {
+        store_neighbours<Traits, Traits::C>(
+            to + column * geometry.inner, outputs.at[row] + column * Traits::C);
       }
     }
-  }
-}
-
-// Stores one row of a tile's outputs.
-template <class Traits>
-__device__ __forceinline__ void store_row(
-    const Geometry<uint32_t>& geometry,
-    const ThreadTile<Traits>& tile,
-    int row,
-    const typename Traits::OutputAccumulator (&outputs)[Traits::S][Traits::kCount],
-    typename Traits::Element* output) {
-  const uint32_t first = tile.first_output + row * geometry.axis[2].out * geometry.inner;
-  if constexpr (Traits::kOfCells) {
-    store_cells<Traits>(output + first, outputs);
-  } else if constexpr (Traits::kOfChannels) {
-    store_channels(geometry, tile, output + first, outputs);
-  } else {
-    store_planes(geometry, tile, output + first, outputs);
   }
 }
 
 // ---- The kernel
 
+// Threads that a processor has at least: 1024 leave 64 registers for each. With stride 1 some forms
+// need 80.
+template <class Window>
+constexpr int kForwardThreads = Window::S == 1 ? 768 : 1024;
+
 // Unpools a call whose numbers fit 32 bits: one work item of `tiling` is one tile. `negative_zero`
-// is explained at added_to_zero(); an accumulator of sums needs none. 1024 threads on a processor
-// leave 64 registers for each.
+// is explained at added_to_zero(); where windows overlap, accumulators of sums need none.
 template <class Combine, bool kOffsets, class Window, Elements kElements>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) forward(
+__global__ void __launch_bounds__(kThreads, kForwardThreads<Window> / kThreads) forward(
     Tiling<uint32_t> tiling,
     Report report,
-    Planes planes,
+    Divider<uint32_t> depth_stride,
     typename Combine::Element negative_zero,
     const typename Combine::Element* __restrict__ input,
     AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
   using Traits = ForwardTraits<Combine, kOffsets, Window, kElements>;
+  constexpr int kRows = Traits::kRows;
+  constexpr int kAhead = Traits::kAhead;
   const Geometry<uint32_t>& geometry = tiling.geometry;
-  const auto& [depth, height, width] = geometry.axis;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
-    const auto tile = locate<Traits>(tiling, planes, item);
-    Neighbourhood<Traits, uint32_t> index;
-    Neighbourhood<Traits, typename Traits::Register> value;
-    load_neighbourhood(geometry, tile, input, indices, index, value);
-    const bool all_inside =
-        own_indices_inside(tiling, planes, tile, index[Traits::kOwn][Traits::kOwn]);
-    if constexpr (Traits::kCells == 1) { // then sums have one element, which is only moved
+    const ForwardTile tile = locate<Traits>(tiling, depth_stride, item);
+    CellRow<Traits> rows[kRows];
+    OutputRows<Traits> outputs[Traits::R];
+    bool all_inside = true;
 #pragma unroll
-      for (int n = 0; n < Traits::kCount; ++n) {
-        value[0][0][n] = added_to_zero(value[0][0][n], negative_zero);
-      }
+    for (int y = 0; y < kAhead; ++y) {
+      load_row(geometry, tile, y, input, indices, rows[y]);
     }
 #pragma unroll
-    for (int row = 0; row < Traits::S; ++row) {
-      Combine outputs[Traits::S][Traits::kCount];
-      combine_row(geometry, tile, row, index, value, outputs);
-      if (tile.row_exists[row]) {
-        store_row(geometry, tile, row, outputs, output);
+    for (int y = 0; y < kRows; ++y) {
+      if (y + kAhead < kRows) {
+        load_row(geometry, tile, y + kAhead, input, indices, rows[y + kAhead]);
+      }
+      const int own_row = y - Traits::kBefore;
+      if (own_row >= 0 && own_row < Traits::R) {
+        all_inside &= own_indices_inside(tiling, tile, y, rows[y]);
+      }
+      if constexpr (Traits::kDisjoint) { // then sums have one element, which is only moved
+#pragma unroll
+        for (auto& value : rows[y].value) {
+          value = added_to_zero(value, negative_zero);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < Traits::R; ++i) {
+        combine_cells(geometry, tile, y, i, rows[y], outputs[i]);
+      }
+      const int complete = own_row - Traits::kAfter; // the own row that no later row adds to
+      if (complete >= 0) {
+        store_outputs<Traits>(geometry, tile, complete, outputs[complete], output);
       }
     }
-    // In 3d, the tiles of all depths of a window have the same cells, and the first of them
-    // reports. (As a function, this condition would take more registers.)
-    const bool reports = tile.is_covered && tile.depth_in_window == 0 && tile.row < height.in &&
-                         (Traits::kOfCells || tile.column < width.in);
-    bool out_of_window = false;
-    if (reports && !all_inside) {
-      out_of_window = report_own_indices(tiling, planes, tile, indices, report.errors);
-    }
-    return out_of_window;
+    // In 3d, the tiles of all depths of a window have the same cells, and the first one reports.
+    return tile.depth_in_window == 0 && !all_inside &&
+           report_own_cells<Traits>(tiling, tile, indices, report.errors);
   });
 }
 

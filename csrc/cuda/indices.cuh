@@ -40,32 +40,33 @@ struct AnyIndices {
   }
 };
 
-// An index as it is read, by a kernel that is compiled for window offsets or for flat indices.
-template <bool kOffsets>
-using RawIndex = std::conditional_t<kOffsets, uint32_t, uint64_t>;
-
-// Loads N neighbours, an aligned vector, of which the first is element i + away. For kernels with
-// 32-bit offsets: int32 is not extended by its sign, so -1 becomes 2^32 - 1. That is beyond all
-// planes of these kernels, which have fewer than 2^31 positions.
+// Loads the indices of N neighbours, the first of which has the number `element`: an aligned
+// vector. For kernels with 32-bit offsets, so int64 becomes its lower half, and the result are the
+// upper halves, or-ed. If that is not 0, an index is beyond all planes of these kernels, which have
+// fewer than 2^31 positions; its lower half may still name a position. So the thread that owns the
+// cell looks at the upper half, too, and has the fix-up kernel mend what other threads took of it.
+// int32 is not extended by its sign: -1 becomes 2^32 - 1.
 template <bool kOffsets, int N>
-__device__ inline Vector<RawIndex<kOffsets>, N> load_indices(
-    const AnyIndices& indices, uint32_t i, int away = 0) {
-  Vector<RawIndex<kOffsets>, N> raw;
-  const auto load_as = [&]<class Index>(Index) {
-    const auto vector = load<N>(static_cast<const Index*>(indices.data) + i + away);
+__device__ __forceinline__ uint32_t
+load_indices(const AnyIndices& indices, int64_t element, uint32_t (&index)[N]) {
+  uint32_t upper_halves = 0;
+  if constexpr (kOffsets) {
+    load_registers(static_cast<const uint8_t*>(indices.data) + element, index);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      raw[n] = static_cast<std::make_unsigned_t<Index>>(vector[n]);
+      index[n] &= 0xffu;
     }
-  };
-  if constexpr (kOffsets) {
-    load_as(uint8_t{});
   } else if (indices.bytes == sizeof(int64_t)) {
-    load_as(int64_t{});
+    const auto halves = load<2 * N>(static_cast<const uint32_t*>(indices.data) + 2 * element);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      index[n] = halves[2 * n];
+      upper_halves |= halves[2 * n + 1];
+    }
   } else {
-    load_as(int32_t{});
+    load_registers(static_cast<const uint32_t*>(indices.data) + element, index);
   }
-  return raw;
+  return upper_halves;
 }
 
 // The smallest 32-bit number that is no index: planes of kernels with 32-bit offsets are smaller.
@@ -98,6 +99,7 @@ struct Decoder {
   Geometry<Offset> geometry;
   Offset in_plane;  // cells of a plane
   Offset out_plane; // outputs of a plane
+  bool deep;        // depth has more than one place, or padding; else it is not computed with
   Divider<Offset> out_height;
   Divider<Offset> out_width;
   Divider<Offset> kernel_height;
@@ -119,6 +121,8 @@ struct Decoder {
     }
     in_plane = geometry.in_plane();
     out_plane = geometry.out_plane();
+    const Axis<int64_t>& depth = from.axis[0];
+    deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
     out_height = Divider<Offset>(from.axis[1].out);
     out_width = Divider<Offset>(from.axis[2].out);
     kernel_height = Divider<Offset>(from.axis[1].kernel);
@@ -145,19 +149,19 @@ struct Decoded {
 };
 
 // Decodes a window offset of the cell whose window begins at `start`. An offset that leads into the
-// padding is out of bounds. Without `deep`, depth is one everywhere. Coordinates in the padding
+// padding is out of bounds. Coordinates in the padding
 // before the plane have wrapped around, so `< out` is the only test that they need. Example: a
 // window begins at column -1, which is 2^32 - 1. Its column 0 stays there, and is not below
 // width.out; its column 1 is at 0.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_offset(
-    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start) {
   const auto& [depth, height, width] = decoder.geometry.axis;
   Offset x = index;
   Offset y = split(x, decoder.kernel_width);
   Offset z = 0;
   bool inside = true;
-  if (deep) {
+  if (decoder.deep) {
     z = split(y, decoder.kernel_height);
     inside = z < depth.kernel;
     z += start[0];
@@ -174,29 +178,28 @@ __device__ inline Decoded<Offset> decoded_offset(
 // Decodes a flat index, likewise.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_position(
-    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start) {
   const auto& [depth, height, width] = decoder.geometry.axis;
   const bool in_plane = index < decoder.out_plane;
-  const Offset target = in_plane ? index : 0;
   bool in_window = in_plane;
-  Offset x = target;
+  Offset x = index; // if it is out of bounds, the quotients mean nothing
   Offset y = split(x, decoder.out_width);
-  if (deep) {
+  if (decoder.deep) {
     const Offset z = split(y, decoder.out_height);
     in_window &= z - start[0] < depth.kernel; // before the window, the difference wraps around
   }
   in_window &= (y - start[1] < height.kernel) & (x - start[2] < width.kernel);
-  return {in_plane ? target : static_cast<Offset>(-1), in_plane, in_window};
+  return {in_plane ? index : static_cast<Offset>(-1), in_plane, in_window};
 }
 
 // Decodes an index of the type that the kernel is compiled for.
 template <bool kOffsets, class Offset>
 __device__ inline Decoded<Offset> decoded(
-    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start, bool deep) {
+    const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start) {
   if constexpr (kOffsets) {
-    return decoded_offset(decoder, index, start, deep);
+    return decoded_offset(decoder, index, start);
   } else {
-    return decoded_position(decoder, index, start, deep);
+    return decoded_position(decoder, index, start);
   }
 }
 

@@ -67,7 +67,6 @@ struct Parts {
   Offset outputs;     // positions of a part; the last part of a group may have fewer
   Offset parts_of_group;
   Offset cells;   // without slots: positions of a part, which is a range of cells; else 0
-  bool deep;      // depth has more than one place, or padding
   bool all_cells; // with slots: a part looks at all cells of its planes; else see Part::edge
   bool is_fixup;
   OutOfWindowFlags out_of_window_flags; // of the fast kernel, if this is the fix-up kernel
@@ -171,8 +170,6 @@ Parts<Offset>::Parts(
   parts_of_group = offset(parts);
   cells = offset(by_cells ? divide_up(in_plane, parts) : 0);
   shared_bytes = cut.part_outputs * cut.channels * cut.images * slot_bytes;
-  const Axis<int64_t>& depth = geometry.axis[0];
-  deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
   all_cells = is_fixup || parts == 1;
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
@@ -271,8 +268,8 @@ class Part {
       const AnyIndices& indices, uint64_t index, const Position<Offset>& start) const {
     const Decoder<Offset>& decoder = parts_.decoder;
     const Offset narrowed = narrow(indices, index);
-    return indices.are_offsets() ? decoded<true>(decoder, narrowed, start, parts_.deep)
-                                 : decoded<false>(decoder, narrowed, start, parts_.deep);
+    return indices.are_offsets() ? decoded<true>(decoder, narrowed, start)
+                                 : decoded<false>(decoder, narrowed, start);
   }
   // The position of the output that a cell's index names, or a number beyond the plane.
   __device__ Offset target(const AnyIndices& indices, const LoadedCell<Offset>& loaded) const {
@@ -334,7 +331,7 @@ class Part {
     Offset cell = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
-      if (a == 0 && !parts_.deep) {
+      if (a == 0 && !parts_.decoder.deep) {
         continue;
       }
       const Axis<Offset>& axis = parts_.decoder.geometry.axis[a];
@@ -349,7 +346,7 @@ class Part {
       Offset position, const Divider<Offset>& height, const Divider<Offset>& width) const {
     Position<Offset> at{{0, 0, position}};
     at[1] = split(at[2], width);
-    if (parts_.deep) {
+    if (parts_.decoder.deep) {
       at[0] = split(at[1], height);
     }
     return at;

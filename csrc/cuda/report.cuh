@@ -133,8 +133,8 @@ __device__ inline Decoded<Offset> decoded_or_reported(
     const Position<Offset>& start) {
   const int64_t index = indices[element];
   const auto unsigned_index = index_as<Offset>(static_cast<uint64_t>(index));
-  const auto result = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start, true)
-                                            : decoded<false>(decoder, unsigned_index, start, true);
+  const auto result = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start)
+                                            : decoded<false>(decoder, unsigned_index, start);
   if (!result.in_plane) {
     errors.report(decoder.geometry, element, indices.are_offsets(), index);
   }
@@ -160,13 +160,14 @@ __device__ inline void for_each_flagged_item(
 }
 
 // Out-of-window flags, as the fix-up kernel reads them. A chunk that two images share counts for
-// both. Example: chunks have 128 items, and threads do two images together (images = 2), which have
-// 75 items (image_items). Image 5 is in pair 2, whose items are 150 to 224: all are in chunk 1.
+// both. Example: chunks have 128 items, and an item is of two images together (images = 2), which
+// have 75 items (image_items). Image 5 is in pair 2, whose items are 150 to 224: all are in
+// chunk 1.
 struct OutOfWindowFlags {
   const uint32_t* flags;
   OutOfWindowLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
-  Divider<uint64_t> images;      // how many a thread does together, see Planes::images
+  Divider<uint64_t> images;      // how many an item is of; 1, but for parts of several images
   uint64_t image_items;          // items of so many images
 
   // Whether a chunk of the image is flagged, among the chunks that this thread reads. Together, the

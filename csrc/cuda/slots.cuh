@@ -279,7 +279,7 @@ struct CoveringWindows {
     uint32_t number = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
-      if (a == 0 && !parts.deep) {
+      if (a == 0 && !parts.decoder.deep) {
         continue;
       }
       number = number * count[a].divisor() + parts.strides[a].divide(output[a] - start[a]);
@@ -291,7 +291,7 @@ struct CoveringWindows {
     const auto& [depth, height, width] = parts.decoder.geometry.axis;
     uint32_t columns = number;
     uint32_t rows = split(columns, count[2]);
-    if (parts.deep) {
+    if (parts.decoder.deep) {
       const uint32_t slices = split(rows, count[1]);
       rows += slices * height.in;
     }

@@ -36,29 +36,24 @@ struct Tiling : Decoder<Offset> {
   Divider<Offset> tiles[3];        // how many, in each dimension
   Divider<Offset> channel_vectors; // how many; a vector may be one channel
 
-  // A Tiling of `count` tiles in each dimension and `channel_vector_count` vectors of channels. A
-  // thread does its tile in `images` images (see Planes).
-  Tiling(
-      const Geometry<int64_t>& from,
-      const int64_t (&count)[3],
-      int64_t channel_vector_count,
-      int64_t images = 1)
+  // A Tiling of `count` tiles in each dimension and `channel_vector_count` vectors of channels.
+  Tiling(const Geometry<int64_t>& from, const int64_t (&count)[3], int64_t channel_vector_count)
       : Decoder<Offset>(from), channel_vectors(Divider<Offset>(channel_vector_count)) {
-    const int64_t planes = divide_up(from.outer, images) * channel_vector_count;
-    items = static_cast<Offset>(planes * count[0] * count[1] * count[2]);
+    const int64_t vectors = from.outer * channel_vector_count;
+    items = static_cast<Offset>(vectors * count[0] * count[1] * count[2]);
     for (int a = 0; a < 3; ++a) {
       tiles[a] = Divider<Offset>(count[a]);
     }
   }
 
   struct Item {
-    Offset outer; // number of a set of `images` images; the outer index, if `images` is 1
+    Offset outer;
     Position<Offset> tile;
     Offset channel_vector;
   };
   // Item number i. Without `has_channels`, there is one vector of channels; without `deep`, one
   // tile in depth. Both spare divisions. (If there are several tiles in depth all the same, `outer`
-  // counts these, too, as locate() in forward_tile.cuh wants it.)
+  // counts these, too, as locate() in forward.cuh wants it.)
   __device__ Item item(Offset i, bool has_channels = true, bool deep = true) const {
     Item item{i, {}, 0};
     // Returns the last coordinate of what is left of i, and takes it off.
@@ -83,36 +78,6 @@ struct Tiling : Decoder<Offset> {
     const auto& [depth, height, width] = geometry.axis;
     const Offset row = (outer * depth.in + cell[0]) * height.in + cell[1];
     return (row * width.in + cell[2]) * geometry.inner + channel;
-  }
-};
-
-// Planes: a thread owns the same tile in several of them.
-//
-//   plane 0  0 1 2 3 4 5 ..    Threads 0, 1, 2 .. of a warp own neighbouring tiles, whatever the
-//   plane 1  0 1 2 3 4 5 ..    width of a row, so they access neighbouring elements; the reads of
-//   plane 2  0 1 2 3 4 5 ..    two planes do not wait for each other; and the place of a tile is
-//                              computed once for all planes.
-//
-// In a channels_last tensor, neighbouring threads own neighbouring channels. If the number of
-// channels is a multiple of the number of planes, a thread's planes are channels of one image: of
-// 12 channels and 3 planes, thread 1 has the channels 1, 5 and 9 (images = 1, next_pooled = 4).
-// Else they are one channel of several images (images = 3, next_pooled = elements of a pooled
-// image).
-struct Planes {
-  uint32_t images;      // that a thread's planes lie in: one for each plane, or one for all
-  uint32_t next_pooled; // from one of the planes to the next, in elements of the pooled tensor
-  uint32_t next_output; // the same, in elements of the output
-  bool deep;            // depth has more than one place, or padding
-  Divider<uint32_t> depth_stride;
-
-  explicit Planes(const Geometry<int64_t>& g, int64_t count = 1) {
-    const bool of_channels = g.inner % count == 0;
-    images = of_channels ? 1 : static_cast<uint32_t>(count);
-    next_pooled = static_cast<uint32_t>(of_channels ? g.inner / count : g.in_image());
-    next_output = static_cast<uint32_t>(of_channels ? g.inner / count : g.out_image());
-    const Axis<int64_t>& depth = g.axis[0];
-    deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
-    depth_stride = Divider<uint32_t>(g.axis[0].stride);
   }
 };
 

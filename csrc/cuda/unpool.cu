@@ -60,7 +60,11 @@ bool Dispatch::backward() {
   bool is_done = false;
   with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
     if constexpr (sizeof(T) <= sizeof(uint64_t)) {
-      drops_losers ? launch_backward<T, true>() : launch_backward<T, false>();
+      if (drops_losers) {
+        offsets_ ? launch_backward<T, true, true>() : launch_backward<T, false, true>();
+      } else {
+        offsets_ ? launch_backward<T, true, false>() : launch_backward<T, false, false>();
+      }
       is_done = true;
     }
   });
@@ -68,23 +72,32 @@ bool Dispatch::backward() {
 }
 
 // Launches `backward` for elements of the size of T.
-template <class T, bool kDropsLosers>
+template <class T, bool kOffsets, bool kDropsLosers>
 void Dispatch::launch_backward() {
-  constexpr int kPlanes = kPlanesOfThread<kDropsLosers>;
   const auto& [depth, height, width] = geometry_.axis;
-  GatherPlan plan{
-      .planes = Planes(geometry_, kPlanes), .takes_out_of_window = !last_, .shared = {}};
+  GatherPlan plan{.takes_out_of_window = !last_, .shared = {}};
   if (kDropsLosers) {
     set_shared_offsets(plan, geometry_);
   }
-  const Tiling<uint32_t> tiling(
-      geometry_,
-      {depth.in, height.in, width.in},
-      plan.planes.images == 1 ? geometry_.inner / kPlanes : geometry_.inner,
-      plan.planes.images);
-  const auto kernel = offsets_ ? maxunpool_cuda::backward<T, true, kDropsLosers>
-                               : maxunpool_cuda::backward<T, false, kDropsLosers>;
-  launch_items<T>(kernel, tiling, plan.planes.images, plan);
+  const auto launch = [&]<Elements kElements>() {
+    using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kElements>;
+    const Tiling<uint32_t> tiling(
+        geometry_,
+        {depth.in, divide_up(height.in, Traits::R), width.in / Traits::V},
+        geometry_.inner / Traits::C);
+    launch_items<T>(maxunpool_cuda::backward<T, kOffsets, kDropsLosers, kElements>, tiling, plan);
+  };
+  if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
+    constexpr int kCells = gradients_of_thread<T, kOffsets, kDropsLosers, Elements::cells>();
+    constexpr int kChannels = gradients_of_thread<T, kOffsets, kDropsLosers, Elements::channels>();
+    if (is_aligned() && geometry_.inner == 1 && width.in % kCells == 0) {
+      return launch.template operator()<Elements::cells>();
+    }
+    if (is_aligned() && geometry_.inner > 1 && geometry_.inner % kChannels == 0) {
+      return launch.template operator()<Elements::channels>();
+    }
+  }
+  launch.template operator()<Elements::column>();
 }
 
 void Dispatch::slots() {

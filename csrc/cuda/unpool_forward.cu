@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Launches of `forward` and `forward_strips` (forward.cuh, forward_strips.cuh): which of their
-// instantiations a call gets, if any. dispatch.cuh has the table of them, and the class Dispatch
-// whose functions are defined here.
+// Launches of `forward` (forward.cuh): which of its instantiations a call gets, if any.
+// dispatch.cuh has the table of them, and the class Dispatch whose functions are defined here.
 //
 // Example: a call that moves float32 elements by flat indices asks forward_if() for the windows
 // 2x2, 3x3 with padding 1, 3x3 without, and 4x4, one after the other. The first whose windows are
@@ -12,7 +11,6 @@
 #include "../torch.h"
 #include "dispatch.cuh"
 #include "forward.cuh"
-#include "forward_strips.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
@@ -41,9 +39,10 @@ bool Dispatch::forward() {
     return offsets_ ? (forward_if<Combine, true, Windows>() || ...)
                     : (forward_if<Combine, false, Windows>() || ...);
   };
-  const auto launch_strips = [&]<class Combine>() {
-    return offsets_ ? forward_strips_if<Combine, true, 3>() || forward_strips_if<Combine, true, 5>()
-                    : forward_strips_if<Combine, false, 3>();
+  const auto launch_of_stride_1 = [&]<class Combine>() {
+    return offsets_ ? forward_if<Combine, true, Square<3, 1, 1>>() ||
+                          forward_if<Combine, true, Square<5, 1, 2>>()
+                    : forward_if<Combine, false, Square<3, 1, 1>>();
   };
   bool is_done = false;
   using enum ScalarType;
@@ -57,7 +56,7 @@ bool Dispatch::forward() {
       }
       if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
         is_done = is_done || launch_one_of.template operator()<CombineLast<T>, Square<4, 4, 0>>() ||
-                  launch_strips.template operator()<CombineLast<T>>();
+                  launch_of_stride_1.template operator()<CombineLast<T>>();
       }
     });
   } else {
@@ -66,7 +65,7 @@ bool Dispatch::forward() {
       if constexpr (std::is_floating_point_v<Accumulator<T>> && sizeof(T) <= sizeof(float)) {
         is_done =
             launch_one_of.template operator()<CombineSum<T>, Square<3, 2, 1>, Square<3, 2, 0>>() ||
-            launch_strips.template operator()<CombineSum<T>>();
+            launch_of_stride_1.template operator()<CombineSum<T>>();
       }
     });
   }
@@ -86,66 +85,37 @@ bool Dispatch::forward_if() {
   const auto tiles = [](const Axis<int64_t>& axis) {
     return std::max(axis.in, divide_up(axis.out, Window::S));
   };
-  // A Tiling is made of the geometry, the tiles in each dimension, the vectors of channels, and the
-  // images that a thread does together.
-  const auto launch = [&]<Elements kOf>(const Tiling<uint32_t>& tiling, const Planes& planes) {
+  const auto launch = [&]<Elements kElements>() {
+    using Traits = ForwardTraits<Combine, kOffsets, Window, kElements>;
+    const Tiling<uint32_t> tiling(
+        *geometry,
+        {depth.out, divide_up(tiles(height), Traits::R), divide_up(tiles(width), Traits::V)},
+        geometry->inner / Traits::C);
     launch_items<T>(
-        maxunpool_cuda::forward<Combine, kOffsets, Window, kOf>,
+        maxunpool_cuda::forward<Combine, kOffsets, Window, kElements>,
         tiling,
-        planes.images,
-        planes,
+        Divider<uint32_t>(depth.stride),
         negative_zero<T>(call_));
     return true;
   };
   // Three ways to divide the work, tried in the order of the table in dispatch.cuh.
   if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
     constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
-    const bool aligned = are_aligned({call_.values, call_.indices, call_.result});
-    if (aligned && geometry->inner == 1 && width.in % kCells == 0 &&
+    if (is_aligned() && geometry->inner == 1 && width.in % kCells == 0 &&
         width.out == Window::S * width.in) {
-      return launch.template operator()<Elements::cells>(
-          {*geometry, {depth.out, tiles(height), width.in / kCells}, 1}, Planes(*geometry));
+      return launch.template operator()<Elements::cells>();
     }
     if constexpr (Window::S == 2) {
       constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
-      if (aligned && geometry->inner > 1 && geometry->inner % kChannels == 0) {
-        return launch.template operator()<Elements::channels>(
-            {*geometry, {depth.out, tiles(height), tiles(width)}, geometry->inner / kChannels},
-            Planes(*geometry));
+      if (is_aligned() && geometry->inner > 1 && geometry->inner % kChannels == 0) {
+        return launch.template operator()<Elements::channels>();
       }
     }
   }
-  if constexpr (Window::S == 2) {
-    constexpr int kPlanes = elements_of_thread<T, kOffsets, Window, Elements::planes>();
-    const Planes planes(*geometry, kPlanes);
-    return launch.template operator()<Elements::planes>(
-        {*geometry,
-         {depth.out, tiles(height), tiles(width)},
-         planes.images == 1 ? geometry->inner / kPlanes : geometry->inner,
-         planes.images},
-        planes);
+  if constexpr (Window::S <= 2) {
+    return launch.template operator()<Elements::column>();
   }
   return false; // larger windows are rare: slots() does them
-}
-
-// Launches the kernel compiled for windows of K x K, 1 apart, if the call's are these. Returns
-// whether it did.
-template <class Combine, bool kOffsets, int K>
-bool Dispatch::forward_strips_if() {
-  const auto& [depth, height, width] = geometry_.axis;
-  const auto fits = [](const Axis<int64_t>& axis) {
-    return axis.kernel == K && axis.stride == 1 && axis.padding == K / 2;
-  };
-  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1 && depth.padding == 0;
-  if (!flat || !fits(height) || !fits(width)) {
-    return false;
-  }
-  const int64_t strips = divide_up(std::max(height.in, height.out), kStrip);
-  launch_items<typename Combine::Element>(
-      forward_strips<Combine, kOffsets, K>,
-      {geometry_, {1, strips, std::max(width.in, width.out)}, geometry_.inner},
-      1);
-  return true;
 }
 
 // The geometry, if windows are these in height and width and do not overlap in depth. A plane of
