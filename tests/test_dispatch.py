@@ -67,9 +67,9 @@ gradient sum   2/2 3/2+1      rows                complex128          any    bac
 ROWS = [re.split("  +", line) for line in TABLE.strip().splitlines()]
 # The second kernel of a call with flat indices. Offsets cannot leave their window.
 FIXUP = {
-    "unpool last": ["forward_last_slots"],
+    "unpool last": ["ordered unpool"],
     "unpool sum": ["forward_any_sum_slots"],
-    "gradient last": ["backward_last_slots"],
+    "gradient last": ["ordered gradient"],
     "gradient sum": [],  # it reads the gradient wherever an index leads
 }
 ELEMENTS = ("cells", "channels", "column")  # of a thread, numbered as in cells.cuh
@@ -81,6 +81,8 @@ def name_of(signature: str) -> str:
     if elements := re.search(r"(, true)?, \(emulated::Elements\)(\d)>", signature):
         drops_losers = name == "backward" and elements[1]
         name += " last" * bool(drops_losers) + f" {ELEMENTS[int(elements[2])]}"
+    if name == "ordered":
+        name += " unpool" if ", true>(" in signature else " gradient"
     return name
 
 

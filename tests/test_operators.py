@@ -121,6 +121,28 @@ def test_planes_cut_among_threads_and_blocks(
     check_each(calls, lambda call: call.verify(device))
 
 
+# The fix-up kernel of "last" goes through a plane of a contiguous tensor, or through 32 channels,
+# in chunks of at most 1024 cells and channels. Of 70 channels, the last 6 are a group of their own.
+IN_ORDER = [((2, 3), (34, 61), "contiguous"), ((2, 70), (8, 9), "channels_last")]
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize(("leading", "pooled", "layout"), IN_ORDER, ids=str)
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@pytest.mark.parametrize("device", GPUS, indirect=True)
+def test_the_last_of_several_chunks(
+    device: str, operator: str, leading: Sizes, pooled: Sizes, layout: str, rng: Random
+) -> None:
+    """Cells of one chunk and of others name one output, and two outputs share a slot."""
+    chosen = {"geometry": geometry_of(pooled, (3, 2, 1)), "leading": leading, "layout": layout}
+    kinds = ("anywhere", "few", "one out of window", "wrapped window")
+    calls = (
+        draw(rng, operator, torch.int16, reduce="last", kind=kind, **chosen)
+        for kind in kinds * scaled(4)
+    )
+    check_each(calls, lambda call: call.verify(device))
+
+
 DISJOINT = [((2, 2, 0), (6,)), ((3, 3, 0), (2, 3)), ((3, 4, 0), (2, 3)), ((2, 2, 0), (2, 1, 2))]
 
 

@@ -24,6 +24,13 @@ constexpr int64_t kMost32BitOffset = int64_t{1} << 31;
 // a processor that has 100 KB, such as that of sm_86 or sm_120.
 constexpr int64_t kSharedBytes = 32 << 10;
 
+// Blocks of ordered.cuh: their threads, at most; the channels of a group, at most; and after how
+// many turns the next chunk begins to count them anew. 32 bits hold 2^31 turns and those of a
+// chunk, which are at most 1024 for each of at most 1024 rounds.
+constexpr int kOrderedThreads = 1024;
+constexpr int kOrderedChannels = 32;
+constexpr uint32_t kMostTurns = uint32_t{1} << 31;
+
 // Address of the block's dynamic shared memory, a multiple of 16 bytes. Undefined until written.
 template <class T>
 __device__ inline T* shared_memory() {

@@ -3,7 +3,7 @@
 // of each other. Each .cu file compiles its own kernels:
 //
 //   operators.cu       none: registers the operators, makes a Launch (see launch.cuh) for each call
-//   unpool.cu          unpool(), the kernels of backward.cuh and slots.cuh
+//   unpool.cu          unpool(), the kernels of backward.cuh, slots.cuh and ordered.cuh
 //   unpool_forward.cu  the kernels of forward.cuh
 //   max_pool.cu        pool(), the kernels of pool.cuh and pool_lanes.cuh
 //
@@ -11,7 +11,7 @@
 // be out of window; then a fix-up kernel follows, which recomputes the images that the fast kernel
 // has flagged. Example: a float32 tensor [8][64][56][56] with int64 indices, windows of 2x2, 2
 // apart, and an output of 112x112 is of the first row of the table. So `forward`, whose threads own
-// cells of a row, writes the whole output, and forward_last_slots follows.
+// cells of a row, writes the whole output, and `ordered` follows.
 //
 // The fast kernel is that of the first row that fits the call:
 //
@@ -44,7 +44,8 @@
 //   call             indices     fix-up kernel
 //   any              uint8       none, since an offset cannot leave its window
 //   backward, sum    any         none, since it reads the gradient wherever an index leads
-//   any              any         slots
+//   forward, sum     any         forward_any_sum_slots
+//   any, last        any         ordered
 //
 // call      move: an output gets one element at most ("last", or "sum" of windows that do not
 //           overlap and numbers that are not complex); add: all else.
@@ -65,9 +66,9 @@
 //           two: forward_own_sum_slots, as the fast kernel where 32 bits count the call and at most
 //           256 windows cover an output; forward_any_sum_slots elsewhere and as fix-up kernel.
 //
-// `slots` also does a call whose numbers need more than 32 bits even for one image, and every call
-// if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py has calls on both sides of each rule,
-// and compares the kernels that run.
+// `slots` is also the fast kernel of a call whose numbers need more than 32 bits even for one
+// image, and of every call if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py has calls on
+// both sides of each rule, and compares the kernels that run.
 #pragma once
 
 #include "../calls.h"
@@ -76,6 +77,7 @@
 #include "../torch.h"
 #include "indices.cuh"
 #include "launch.cuh"
+#include "ordered.cuh"
 #include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
@@ -88,8 +90,8 @@
 
 namespace maxunpool_cuda {
 
-// Runs a call of max unpooling, whose errors go to `errors`. `simple`: by the kernels of slots.cuh
-// alone. In unpool.cu.
+// Runs a call of max unpooling, whose errors go to `errors`. `simple`: the fast kernel is
+// one of slots.cuh. In unpool.cu.
 void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple);
 
 // Runs a call of max pooling. In max_pool.cu.
@@ -127,7 +129,7 @@ class Dispatch {
     if (may_leave_window_) {
       is_fixup_ = true;
       report_.out_of_window_flags = nullptr; // the fix-up kernel flags nothing
-      slots();
+      last_ ? ordered() : slots();
     }
   }
 
@@ -148,7 +150,12 @@ class Dispatch {
   template <class T, bool kOffsets, bool kDropsLosers>
   void launch_backward();
 
-  // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel.
+  // ---- unpool.cu: launches `ordered`, the fix-up kernel of "last" and of its gradient.
+
+  void ordered();
+
+  // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel of
+  // "sum".
 
   void slots();
   template <class Offset>
@@ -185,7 +192,12 @@ class Dispatch {
   // belong to images. OutOfWindowFlags explains the last three parameters.
   void flag(int64_t chunks, int64_t chunk_items, int64_t image_items, int64_t images) {
     if (may_leave_window_) {
-      uint32_t* const own = launch_.workspace(Launch::kOwnWords + chunks);
+      if (last_) {
+        ordered_ = OrderedPlan(geometry_, any_indices().bytes, launch_.processors());
+      }
+      const int64_t taken_words = call_.forward ? 0 : ordered_.all_taken_words();
+      uint32_t* const own = launch_.workspace(Launch::kOwnWords + chunks + taken_words);
+      ordered_.taken = own + Launch::kOwnWords + chunks;
       report_.out_of_window_flags = own + Launch::kOwnWords;
       report_.out_of_window_launches = launch_.out_of_window_launches(own, chunks);
       out_of_window_flags_ = {
@@ -194,6 +206,7 @@ class Dispatch {
           .chunk_items = Divider<uint64_t>(chunk_items),
           .images = Divider<uint64_t>(images),
           .image_items = static_cast<uint64_t>(image_items)};
+      ordered_.flags = out_of_window_flags_;
     }
   }
 
@@ -211,6 +224,7 @@ class Dispatch {
   const bool offsets_;
   const bool may_leave_window_;
   OutOfWindowFlags out_of_window_flags_{}; // that the fast kernel writes, for the fix-up kernel
+  OrderedPlan ordered_{};                  // for the fix-up kernel of "last"
   bool is_fixup_ = false;                  // whether slots() launches the fix-up kernel
 };
 

@@ -38,6 +38,18 @@ struct AnyIndices {
         return static_cast<const uint8_t*>(data)[i];
     }
   }
+  // An index as it lies in memory, without a conversion, which would wait for it. As int32 is not
+  // extended by its sign, -1 becomes 2^32 - 1.
+  __device__ uint64_t raw(uint64_t i) const {
+    switch (bytes) {
+      case sizeof(int64_t):
+        return static_cast<const uint64_t*>(data)[i];
+      case sizeof(int32_t):
+        return static_cast<const uint32_t*>(data)[i];
+      default:
+        return static_cast<const uint8_t*>(data)[i];
+    }
+  }
 };
 
 // Loads the indices of N neighbours, the first of which has the number `element`: an aligned

@@ -5,7 +5,8 @@
 //
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
 // it, and then for the current stream alone. With MAXUNPOOL_CUDA_SIMPLE_KERNELS=1, the kernels of
-// slots.cuh do all unpooling: to compare the other kernels with them, or to leave these out.
+// slots.cuh, and the fix-up kernels, do all unpooling: to compare the other kernels with them, or
+// to leave these out.
 //
 // Example: torch.ops.maxunpool_cuda.max_unpool on cuda:1 comes here as run<..>, which asks the
 // guard and makes an UnpoolCall (max_unpool.h). unpool_on_device() makes cuda:1 the current device,

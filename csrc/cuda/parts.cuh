@@ -261,7 +261,7 @@ class Part {
 
   __device__ LoadedCell<Offset> load_cell(const AnyIndices& indices, Offset number) const {
     const Place<Offset> place = cell(number);
-    return {place, load_raw(indices, pooled(place))};
+    return {place, indices.raw(pooled(place))};
   }
   // What a cell's index names.
   __device__ Decoded<Offset> decode(
@@ -368,18 +368,7 @@ class Part {
     return {first_position + (channels ? row : column), channels ? column : row};
   }
 
-  // Loads an index without a conversion, which would wait for it.
-  __device__ static uint64_t load_raw(const AnyIndices& indices, Offset element) {
-    switch (indices.bytes) {
-      case sizeof(int64_t):
-        return static_cast<const uint64_t*>(indices.data)[element];
-      case sizeof(int32_t):
-        return static_cast<const uint32_t*>(indices.data)[element];
-      default:
-        return static_cast<const uint8_t*>(indices.data)[element];
-    }
-  }
-  // An index that load_raw() returned. An index below 0 becomes a number beyond all planes.
+  // An index that AnyIndices::raw() returned. An index below 0 becomes a number beyond all planes.
   __device__ static Offset narrow(const AnyIndices& indices, uint64_t raw) {
     if (sizeof(Offset) == sizeof(raw) && indices.bytes == sizeof(int32_t)) {
       return static_cast<Offset>(static_cast<int32_t>(raw));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Kernels for all calls that the others are not compiled for, and for indices that are out of
-// window. A block owns a part of a plane, or several small planes, with a slot in shared memory for
-// each output. The cells that name an output fill its slot, and then the block writes the outputs.
-// Example, of a part with six outputs and four cells. Two cells name output 4. With "last" its slot
-// keeps the later one; with "sum" both add up in its slot, in this order.
+// Kernels for all calls that the others are not compiled for, and for the sum of indices that are
+// out of window. A block owns a part of a plane, or several small planes, with a slot in shared
+// memory for each output. The cells that name an output fill its slot, and then the block writes
+// the outputs. Example, of a part with six outputs and four cells. Two cells name output 4. With
+// "last" its slot keeps the later one; with "sum" both add up in its slot, in this order.
 //
 //     number of a cell                  0  1  2  3
 //     output that its index names       1  4  0  4
@@ -11,9 +11,9 @@
 //     output, and number of its slot    0  1  2  3  4  5
 //     slot, for "last"                  3  1  0  0  4  0     1 + number of the last cell, or 0
 //
-// parts.cuh says which outputs a part has, and which cells it looks at. As a call's fix-up kernel,
-// a kernel reads the out-of-window flags that the fast one wrote, and rewrites flagged images. No
-// block waits for another.
+// parts.cuh says which outputs a part has, and which cells it looks at. forward_any_sum_slots is
+// also a fix-up kernel: then it reads the out-of-window flags that the fast one wrote, and rewrites
+// flagged images. No block waits for another.
 #pragma once
 
 #include "../reduction.h"

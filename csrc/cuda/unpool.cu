@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A call of max unpooling as a whole: cut into launches that 32 bits can count. And the launches of
-// the kernels of backward.cuh and slots.cuh. dispatch.cuh has the table of kernels, and the class
-// Dispatch whose functions are defined here.
+// the kernels of backward.cuh, slots.cuh and ordered.cuh. dispatch.cuh has the table of kernels,
+// and the class Dispatch whose functions are defined here.
 //
 // Example: the backward of "last" for float32 [8][64][56][56], windows of 3x3, 2 apart, and int64
-// indices launches backward<uint32_t, false, true> and then backward_last_slots<uint32_t>, which
-// finds no flag and ends.
+// indices launches backward<uint32_t, false, true> and then ordered<uint32_t, false>, which finds
+// no flag and ends.
 #include "../calls.h"
 #include "../dtypes.h"
 #include "../errors.h"
@@ -15,6 +15,7 @@
 #include "backward.cuh"
 #include "combine.cuh"
 #include "dispatch.cuh"
+#include "ordered.cuh"
 #include "slots.cuh"
 #include "tiling.cuh"
 
@@ -41,7 +42,8 @@ static UnpoolCall images_of(const UnpoolCall& call, int64_t first, int64_t count
   return images;
 }
 
-// The kernels of slots.cuh can count with 64 bits, so with `simple` they do all images at once.
+// The kernels of slots.cuh and ordered.cuh can count with 64 bits, so with `simple` they do all
+// images at once.
 void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t fitting = simple ? 0 : outer_that_fits(geometry);
@@ -98,6 +100,22 @@ void Dispatch::launch_backward() {
     }
   }
   launch.template operator()<Elements::column>();
+}
+
+void Dispatch::ordered() {
+  with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+    const auto kernel =
+        call_.forward ? maxunpool_cuda::ordered<T, true> : maxunpool_cuda::ordered<T, false>;
+    launch_(
+        kernel,
+        ordered_.blocks,
+        ordered_.threads,
+        Turns::shared_bytes(ordered_.threads),
+        ordered_,
+        static_cast<const T*>(call_.values),
+        any_indices(),
+        static_cast<T*>(call_.result));
+  });
 }
 
 void Dispatch::slots() {

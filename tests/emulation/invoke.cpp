@@ -7,6 +7,7 @@
 // *b), with the values that *a and *b have now.
 #include "cuda/backward.cuh"
 #include "cuda/forward.cuh"
+#include "cuda/ordered.cuh"
 #include "cuda/pool.cuh"
 #include "cuda/pool_lanes.cuh"
 #include "cuda/slots.cuh"
