@@ -66,6 +66,7 @@ def function_of(case: Case, name: str) -> Function:
     """The case by the functions of torch.nn, or by this package's."""
     module: Any = torch.nn.functional if name == TORCH else maxunpool_cuda.functional
     window = (case.kernel_size, case.stride, case.padding)
+    unpooled_by = case.unpooled_by or window
     pool_nd, unpool_nd = (getattr(module, f"max_{what}{case.rank}d") for what in ("pool", "unpool"))
     options = {"dilation": case.dilation, "return_indices": case.operation != "values"}
     if name == OURS:
@@ -78,6 +79,6 @@ def function_of(case: Case, name: str) -> Function:
             values, indices = pool_nd(values, *window, **options)
         if case.operation == "pool":
             return values, indices
-        return (unpool_nd(values, indices, *window, output_size=case.shape[2:]),)
+        return (unpool_nd(values, indices, *unpooled_by, output_size=case.shape[2:]),)
 
     return function
