@@ -72,15 +72,15 @@ FIXUP = {
     "gradient last": ["ordered gradient"],
     "gradient sum": [],  # it reads the gradient wherever an index leads
 }
-ELEMENTS = ("cells", "channels", "column")  # of a thread, numbered as in cells.cuh
+FORMS = ("cells", "channels", "column")  # of what a thread owns, numbered as in cells.cuh
 
 
 def name_of(signature: str) -> str:
     """A kernel as the tables name it."""
     name = re.match(r"void emulated::(\w+)<", signature)[1]
-    if elements := re.search(r"(, true)?, \(emulated::Elements\)(\d)>", signature):
-        drops_losers = name == "backward" and elements[1]
-        name += " last" * bool(drops_losers) + f" {ELEMENTS[int(elements[2])]}"
+    if form := re.search(r"(, true)?, \(emulated::Form\)(\d)>", signature):
+        drops_losers = name == "backward" and form[1]
+        name += " last" * bool(drops_losers) + f" {FORMS[int(form[2])]}"
     if name == "ordered":
         name += " unpool" if ", true>(" in signature else " gradient"
     return name

@@ -3,7 +3,7 @@
 // A thread writes each element that it owns once. If an index is out of window, the thread flags
 // that (see Report), and the fix-up kernel rewrites the image.
 //
-// A thread owns two to eight neighbours, or four cells of a column (see cells.cuh). It gathers: it
+// A thread owns two to eight neighbours, or four cells of a column (cells.cuh). It gathers: it
 // reads the gradient where its indices lead. Of a contiguous tensor with windows of 2x2, threads
 // 0, 1, 2 .. of a warp own and read
 //
@@ -12,8 +12,8 @@
 //                          0 0 0 0 1 1 1 1 2 2 2 2 ..    names
 //
 // If windows overlap, several cells may name one output. "last" gives its gradient to the last of
-// them. So a thread compares an index with those of four later cells, and writes 0 if one of them
-// names the same output. Example: windows of 3x3, 2 apart; cells
+// them, and 0 to the others, the losers. So a thread compares an index with those of four later
+// cells. Example: windows of 3x3, 2 apart; cells
 //
 //   a b c    The windows of c, d, e and f share outputs with that of b, which the thread of b owns.
 //   d e f    If b and e both name output 57, e gets its gradient, and b gets 0.
@@ -34,19 +34,6 @@
 
 namespace maxunpool_cuda {
 
-// How many elements a thread owns.
-template <class T, bool kOffsets, bool kDropsLosers, Elements kElements>
-constexpr int gradients_of_thread() {
-  switch (kElements) {
-    case Elements::cells:
-      return cells_of_thread<T>(2, kMostOutputs<kOffsets>);
-    case Elements::channels:
-      return channels_of_thread<T, kOffsets>(!kDropsLosers);
-    default:
-      return kRowsOfColumn;
-  }
-}
-
 // The way from a cell to another: so many rows down, and so many cells to the right.
 struct Step {
   int down;
@@ -64,23 +51,23 @@ MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
 struct GatherPlan {
   bool takes_out_of_window; // out-of-window indices are valid: "sum"
   // For each later cell, a bit for each offset of the window of an earlier one: whether the later
-  // cell's window covers the same output. See set_shared_offsets().
-  uint32_t shared[kLaterCells];
+  // cell's window covers the same output. See set_common_offsets().
+  uint32_t common_offsets[kLaterCells];
 };
 
-constexpr int64_t kMostSharedOffsets = 32; // bits of GatherPlan::shared
+constexpr int64_t kMostCommonOffsets = 32; // bits of GatherPlan::common_offsets
 
 // Whether the kernel can tell who loses: windows overlap no later windows than those of
-// step_to_later(), and `shared` has a bit for each offset.
+// step_to_later(), and common_offsets has a bit for each offset.
 inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   return depth.kernel == 1 && height.kernel <= 2 * height.stride &&
-         width.kernel <= 2 * width.stride && height.kernel <= kMostSharedOffsets / width.kernel;
+         width.kernel <= 2 * width.stride && height.kernel <= kMostCommonOffsets / width.kernel;
 }
 
-// Sets plan.shared, which was 0, for windows that overlap_near_cells_only(). Of a window of 3x3, 2
-// apart, the cell to the right shares offsets 2, 5 and 8: its bits are 0b100100100.
-inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
+// Sets plan.common_offsets, which was 0, for windows with overlaps_near_cells_only(). Of a window
+// of 3x3, 2 apart, the cell to the right covers offsets 2, 5 and 8, too: its bits are 0b100100100.
+inline void set_common_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   for (int n = 0; n < kLaterCells; ++n) {
     // Where the later window begins, as a row and a column of the earlier one.
@@ -89,25 +76,27 @@ inline void set_shared_offsets(GatherPlan& plan, const Geometry<int64_t>& geomet
     for (int64_t offset = 0; offset < height.kernel * width.kernel; ++offset) {
       const int64_t row = offset / width.kernel;
       const int64_t column = offset % width.kernel;
-      const bool is_shared = row >= down && column >= right && column < width.kernel + right;
-      plan.shared[n] |= is_shared ? 1u << offset : 0;
+      const bool is_common = row >= down && column >= right && column < width.kernel + right;
+      plan.common_offsets[n] |= is_common ? 1u << offset : 0;
     }
   }
 }
 
+// What a thread owns; as much as with two outputs of a row at each cell, since these move vectors
+// of the same lengths.
+template <class T, bool kOffsets, bool kDropsLosers, Form kForm>
+using OwnedByBackward = Owned<kForm, elements_of_thread<T, kOffsets, kForm>(2, kDropsLosers)>;
+
 // All that is fixed when `backward` is compiled.
-template <class T, bool kWindowOffsets, bool kDropsLosers, Elements kElements>
-struct BackwardTraits {
-  using Own = Owned<kElements, gradients_of_thread<T, kWindowOffsets, kDropsLosers, kElements>()>;
-  static constexpr int R = Own::R; // rows,
-  static constexpr int V = Own::V; // cells of a row,
-  static constexpr int C = Own::C; // and channels of the elements that a thread owns
+template <class T, bool kWindowOffsets, bool kDropsLosers, Form kForm>
+struct BackwardTraits : OwnedByBackward<T, kWindowOffsets, kDropsLosers, kForm> { // has R, V, C
+  using Own = OwnedByBackward<T, kWindowOffsets, kDropsLosers, kForm>;
   static constexpr bool kOffsets = kWindowOffsets; // indices are window offsets, else positions
   // Cells to the right, to the left and below share outputs with the own ones.
   static constexpr int kBeside = kDropsLosers ? 1 : 0;
   using Row = RowOfCells<Own, kBeside, kBeside>;
-  static constexpr int kRows = R + kBeside; // of cells that are read
-  static constexpr int kOfRow = V * C;      // own elements
+  static constexpr int kRows = Own::R + kBeside; // of cells that are read
+  static constexpr int kOfRow = Own::V * Own::C; // own elements
 };
 
 // What a thread owns, and the indices that it reads.
@@ -119,7 +108,7 @@ struct OwnedCells {
   uint32_t next_row;       // from an element to that of the next row
   uint32_t output;         // number of the first element of its plane in the unpooled tensor
   // Those of cells that do not exist are kNowhere.
-  uint32_t index[Traits::kRows][Traits::Row::kElements];
+  uint32_t index[Traits::kRows][Traits::Row::kPlaces];
   uint32_t upper_halves; // of the own ones, or-ed: see load_indices()
 };
 
@@ -130,7 +119,7 @@ __device__ __forceinline__ OwnedCells<Traits> owned_cells(
   const Geometry<uint32_t>& geometry = tiling.geometry;
   const auto& [depth, height, width] = geometry.axis;
   const auto [outer, tile, channel_vector] =
-      tiling.item(item, !Traits::Own::kOfCells && geometry.inner != 1, tiling.deep);
+      tiling.item(item, !Traits::kOfCells && geometry.inner != 1, tiling.deep);
   const uint32_t channel = Traits::C * channel_vector;
   OwnedCells<Traits> own;
   own.cell = {{tile[0], Traits::R * tile[1], Traits::V * tile[2]}};
@@ -151,23 +140,22 @@ __device__ __forceinline__ OwnedCells<Traits> owned_cells(
         y < own.rows,
         own.cell[2],
         own.element + y * own.next_row,
-        [&]<int N>(int first, int64_t element) {
+        [&]<int N>(int place, int64_t element) {
           uint32_t index[N];
           const uint32_t upper_halves = load_indices<Traits::kOffsets>(indices, element, index);
-          const bool is_own = first == Traits::Row::kFirst && y < Traits::R;
+          const bool is_own = place == Traits::Row::kFirst && y < Traits::R;
           own.upper_halves |= is_own ? upper_halves : 0;
 #pragma unroll
           for (int n = 0; n < N; ++n) {
-            own.index[y][first + n] = index[n];
+            own.index[y][place + n] = index[n];
           }
         });
   }
   return own;
 }
 
-// Gathers the gradients that the indices of the thread's elements name. Returns whether all may
-// keep them; else some index is out of bounds, or out of window where that is not valid, and what
-// is gathered for it means nothing.
+// Gathers the gradients that the indices of the thread's elements name. Returns whether all indices
+// are valid. The gradient of one that is not means nothing, and drop_invalid() makes it 0.
 template <class Traits, class T>
 __device__ __forceinline__ bool gather(
     const Tiling<uint32_t>& tiling,
@@ -181,8 +169,8 @@ __device__ __forceinline__ bool gather(
   for (uint32_t y = 0; y < Traits::R; ++y) {
 #pragma unroll
     for (uint32_t n = 0; n < Traits::kOfRow; ++n) {
-      const uint32_t right = Traits::Own::kOfCells ? n : 0;
-      const uint32_t channel = Traits::Own::kOfChannels ? n : 0;
+      const uint32_t right = Traits::kOfCells ? n : 0;
+      const uint32_t channel = Traits::kOfChannels ? n : 0;
       const auto start = tiling.window_start({{own.cell[0], own.cell[1] + y, own.cell[2] + right}});
       const uint32_t index = own.index[y][Traits::Row::kFirst + n];
       const auto named = decoded<Traits::kOffsets>(tiling, index, start);
@@ -222,7 +210,7 @@ __device__ __forceinline__ void drop_losers(
         const uint32_t of_later = own.index[y + down][element + right * Traits::C];
         bool same = of_later == index;
         if constexpr (Traits::kOffsets) {
-          same = of_later + less == index && (plan.shared[later] >> index % 32 & 1) != 0;
+          same = of_later + less == index && (plan.common_offsets[later] >> index % 32 & 1) != 0;
         }
         grad[y][n] = same ? T{} : grad[y][n];
       }
@@ -240,29 +228,24 @@ __device__ __forceinline__ bool drop_invalid(
     const AnyIndices& indices,
     const OwnedCells<Traits>& own,
     T* grad_input) {
-  bool all_inside = true;
-#pragma unroll 1 // rare, so short code counts
-  for (uint32_t n = 0; n < Traits::R * Traits::kOfRow; ++n) {
-    const uint32_t y = Traits::R > 1 ? n : 0;
-    if (y >= own.rows) {
-      break;
-    }
-    const uint32_t right = Traits::Own::kOfCells ? n : 0;
-    const uint32_t element = own.element + (Traits::R > 1 ? y * own.next_row : n);
-    const auto start = tiling.window_start({{own.cell[0], own.cell[1] + y, own.cell[2] + right}});
-    const auto named = decoded_or_reported(tiling, errors, indices, element, start);
-    all_inside &= named.in_window;
-    if (takes_out_of_window ? !named.in_plane : !named.in_window) {
-      grad_input[element] = T{};
-    }
-  }
-  return !all_inside;
+  return report_own_cells<typename Traits::Own>(
+      tiling,
+      errors,
+      indices,
+      own.cell,
+      own.element,
+      static_cast<int>(own.rows),
+      [&](uint32_t element, const Decoded<uint32_t>& found) {
+        if (takes_out_of_window ? !found.in_plane : !found.in_window) {
+          grad_input[element] = T{};
+        }
+      });
 }
 
 // Gradient of a call whose numbers fit 32 bits. kOffsets: indices are uint8. kDropsLosers: the
-// gradient of "last" for windows that overlap_near_cells_only(); else each cell gets its gradient.
+// gradient of "last" for windows with overlaps_near_cells_only(); else each cell gets its gradient.
 // 1024 threads on a processor leave 64 registers for each.
-template <class T, bool kOffsets, bool kDropsLosers, Elements kElements>
+template <class T, bool kOffsets, bool kDropsLosers, Form kForm>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) backward(
     Tiling<uint32_t> tiling,
     Report report,
@@ -270,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) backward(
     const T* __restrict__ grad_output,
     AnyIndices indices,
     T* __restrict__ grad_input) {
-  using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kElements>;
+  using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kForm>;
   const bool takes_out_of_window = !kDropsLosers && plan.takes_out_of_window;
   for_each_flagged_item<!kOffsets>(tiling.items, report, [&](uint32_t item) {
     const auto own = owned_cells<Traits>(tiling, indices, item);

@@ -3,9 +3,9 @@
 // apart; 3x3 and 5x5, 1 apart. Each output has one owner, a thread, which writes it once, zero or
 // not. So nothing is filled with zeros beforehand, and no two threads write one place.
 //
-// The output plane is divided into squares of S x S outputs, S being the stride. The outputs *at* a
-// cell (row, column) are the square that begins at (S * row, S * column). It is smaller than the
-// window where windows overlap, and the thread that owns the cell owns it.
+// The outputs *at* a cell (row, column) are the S x S ones that begin at (S * row, S * column), S
+// being the stride. All are in the cell's window, which is larger if windows overlap. The thread
+// that owns the cell owns them.
 //
 // Example: a plane of 4 x 4 cells, 8 x 8 outputs, 3x3 windows with stride 2 and padding 1, float32
 // values and int64 indices. A thread owns two cells (see cells.cuh). Numbers are those of pooled
@@ -23,8 +23,8 @@
 // column 5, and those of 12 to 15 begin at row 5.
 //
 //   element    4   5   6   8   9  10      No index names 16, 18, 19, 24, 25 or 26: they are 0.
-//   index     17  27  21  33  27  37      Output 17 is 1. Output 27 is 5, the later value of two;
-//   value      1   2   3   4   5   6      with "sum" it is 2 + 5. Others write 21, 33 and 37.
+//   index     17  27  21  33  27  37      Output 17 is 60. Output 27 is 64, the later value of two;
+//   value     60  61  62  63  64  65      with "sum" it is 61 + 64. Others write 21, 33 and 37.
 //
 // The thread stores 16 to 19 as one vector, and 24 to 27 as another.
 //
@@ -35,8 +35,8 @@
 //   c  c  c
 //   c [c] c      The window of the first cell begins one row and one column before the first output
 //   c [c] c      in brackets, which is at its offset 8. That output is at the offsets 8 7 6, 5 4 3
-//   c [c] c      and 2 1 0 of the cells in the first three rows. In each it looks for one index:
-//   c [c] c      that offset, or its own position.
+//   c [c] c      and 2 1 0 of the cells in the first three rows. With the index of each it compares
+//   c [c] c      that offset or, if indices are flat, its own position.
 //   c  c  c
 //
 // A thread also checks the indices of its own cells. An index that lies out of its cell's window
@@ -44,7 +44,7 @@
 // items, and the fix-up kernel recomputes the image.
 //
 // From combine.cuh comes how elements add up, from tiling.cuh which cells a thread owns, from
-// report.cuh the decoder of one index and the loop over a thread's items, which writes the flags.
+// report.cuh the loop over a thread's items, which writes the flags.
 #pragma once
 
 #include "cells.cuh"
@@ -57,13 +57,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace maxunpool_cuda {
 
 // The windows that `forward` is compiled for: K rows and columns, S apart, with padding P.
 template <int kKernel, int kStride, int kPadding>
 struct Square {
-  static_assert(kPadding < kStride || kPadding == kKernel / 2);
+  static_assert(kPadding + kStride <= kKernel); // the outputs at a cell are in its window
   static constexpr int K = kKernel;
   static constexpr int S = kStride;
   static constexpr int P = kPadding;
@@ -78,38 +80,38 @@ struct Square {
   static constexpr int kAfter = (S - 1 + P) / S;
 };
 
-// How many elements a thread owns. Of a row with windows of 5x5, 8 of 2 bytes would spill 48 bytes
-// (nvcc 13.0, sm_90); of a column with windows of 3x3, 4 of 8 bytes would spill 32 (sm_75).
-template <class T, bool kOffsets, class Window, Elements kElements>
-constexpr int elements_of_thread() {
-  switch (kElements) {
-    case Elements::cells:
-      return cells_of_thread<T>(Window::S, Window::K > 4 ? 4 : kMostOutputs<kOffsets>);
-    case Elements::channels:
-      return channels_of_thread<T, kOffsets>(Window::kDisjoint);
-    default:
-      return sizeof(T) < sizeof(uint64_t) || Window::kDisjoint ? kRowsOfColumn : 2;
+// How many elements a thread owns: fewer where else registers spill (nvcc 13.0). With windows of
+// 5x5, 8 cells of a row and 2 bytes would spill 48 bytes (sm_90); with windows of 3x3, 4 cells of a
+// column and 8 bytes would spill 32 (sm_75).
+template <class T, bool kOffsets, class Window, Form kForm>
+constexpr int forward_elements() {
+  const int usual = elements_of_thread<T, kOffsets, kForm>(Window::S, !Window::kDisjoint);
+  if (kForm == Form::cells && Window::K > 4) {
+    return std::min(usual, 4);
   }
+  const bool is_large = sizeof(T) == sizeof(uint64_t) && !Window::kDisjoint;
+  return kForm == Form::column && is_large ? 2 : usual;
 }
+template <class T, bool kOffsets, class Window, Form kForm>
+using OwnedByForward = Owned<kForm, forward_elements<T, kOffsets, Window, kForm>()>;
 
 // All that is fixed when `forward` is compiled.
-template <class TheCombine, bool kWindowOffsets, class Window, Elements kElements>
-struct ForwardTraits : Window { // has K, S, P, kBefore, kAfter
+template <class TheCombine, bool kWindowOffsets, class Window, Form kForm>
+struct ForwardTraits
+    : Window, // has K, S, P, kBefore, kAfter
+      OwnedByForward<typename TheCombine::Element, kWindowOffsets, Window, kForm> { // has R, V, C
   using Combine = TheCombine;
   using Element = typename Combine::Element;
   using Register = typename Combine::Register;
-  using Own = Owned<kElements, elements_of_thread<Element, kWindowOffsets, Window, kElements>()>;
+  using Own = OwnedByForward<Element, kWindowOffsets, Window, kForm>;
   using Row = RowOfCells<Own, Window::kBefore, Window::kAfter>;
 
-  static constexpr int R = Own::R; // rows,
-  static constexpr int V = Own::V; // cells of a row,
-  static constexpr int C = Own::C; // and channels of the elements that a thread owns
   static constexpr bool kOffsets = kWindowOffsets; // indices are window offsets, else positions
-  static constexpr int kRows = Window::kBefore + R + Window::kAfter; // of cells that are read
-  // Rows that are loaded before the thread looks at the first: as many as fit so many registers,
-  // with an index and a value for each element. (With more, windows 1 apart spill.)
+  static constexpr int kRows = Window::kBefore + Own::R + Window::kAfter; // of cells that are read
+  // Rows that are loaded before the thread looks at the first: as many as fit kRegisters, with an
+  // index and a value for each element. With more, windows 1 apart spill.
   static constexpr int kRegisters = Window::S > 1 ? 32 : 72 / Window::K;
-  static constexpr int kAhead = std::clamp(kRegisters / (2 * Row::kElements), 1, kRows);
+  static constexpr int kAhead = std::clamp(kRegisters / (2 * Row::kPlaces), 1, kRows);
 };
 
 // What a thread owns. In 2d, all depths are 0.
@@ -119,8 +121,10 @@ struct ForwardTile {
   uint32_t depth;
   uint32_t output_depth;    // of its outputs
   uint32_t depth_in_window; // of its outputs, counted from the depth where their windows begin
-  // How many there are from the first one on, whether it owns them or not; below 1, none.
-  int rows_left; // of cells; so few that none exists if no window covers the depth of the outputs
+  // Rows of cells, and rows and columns of outputs, from its first one to the end of the plane; 0
+  // or less if there is none. If no window covers the depth of its outputs, so few rows of cells
+  // that none is read.
+  int cell_rows_left;
   int output_rows_left;
   int output_columns_left;
   uint32_t position;      // of its first output, in the output plane
@@ -128,12 +132,13 @@ struct ForwardTile {
   uint32_t first_output;  // the number of its first output in the unpooled tensor
 };
 
-// Finds the tile of a work item. All divisions are here. If an output plane is larger than S times
-// the pooled one, the outputs beyond the last cell have owners, too, whose own cells do not exist.
+// Finds the tile of a work item. All divisions but those of decoded() are here. If an output plane
+// is larger than S times the pooled one, the outputs beyond the last cell have owners, too, whose
+// own cells do not exist.
 //
-// In 3d, an item is one depth of the output. Example: windows 2 deep, 3 apart, and 2 cells in
-// depth. Output depths 0 and 1 have the cell at depth 0, with depth_in_window 0 and 1; output depth
-// 2 is not covered; 3 and 4 have the cell at depth 1.
+// In 3d, an item is a tile at one depth of the output. Example: windows 2 deep, 3 apart, and 2
+// cells in depth. Output depths 0 and 1 have the cell at depth 0, with depth_in_window 0 and 1;
+// output depth 2 is not covered; 3 and 4 have the cell at depth 1.
 template <class Traits>
 __device__ __forceinline__ ForwardTile
 locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, uint32_t item) {
@@ -141,12 +146,12 @@ locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, ui
   const Geometry<uint32_t>& geometry = tiling.geometry;
   const auto& [depth, height, width] = geometry.axis;
   const auto [outer_and_depth, coordinates, channel_vector] =
-      tiling.item(item, !Traits::Own::kOfCells && geometry.inner != 1, false);
+      tiling.item(item, !Traits::kOfCells && geometry.inner != 1, false);
   ForwardTile tile{};
   tile.row = Traits::R * coordinates[1];
   tile.column = Traits::V * coordinates[2];
   tile.position = S * tile.row * width.out + S * tile.column;
-  tile.rows_left = static_cast<int>(height.in - tile.row);
+  tile.cell_rows_left = static_cast<int>(height.in - tile.row);
   tile.output_rows_left = static_cast<int>(height.out - S * tile.row);
   tile.output_columns_left = static_cast<int>(width.out - S * tile.column);
   uint32_t outer = outer_and_depth;
@@ -156,7 +161,7 @@ locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, ui
     uint32_t depth_in_window = tile.output_depth;
     tile.depth = split(depth_in_window, depth_stride);
     const bool is_covered = tile.depth < depth.in && depth_in_window < depth.kernel;
-    tile.rows_left = is_covered ? tile.rows_left : -Traits::K;
+    tile.cell_rows_left = is_covered ? tile.cell_rows_left : -Traits::K;
     // Where no window is, this is 0, so that no window offset can wrap around to kNowhere.
     tile.depth_in_window = is_covered ? depth_in_window : 0;
     tile.position += tile.output_depth * height.out * width.out;
@@ -173,9 +178,9 @@ locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, ui
 // index kNowhere, which names no output, and a value that is never used.
 template <class Traits>
 struct CellRow {
-  uint32_t index[Traits::Row::kElements];
-  uint32_t upper_halves; // of the own ones, or-ed: see load_indices()
-  typename Traits::Register value[Traits::Row::kElements];
+  uint32_t index[Traits::Row::kPlaces];
+  uint32_t upper_halves; // in the columns of own cells, or-ed: see load_indices()
+  typename Traits::Register value[Traits::Row::kPlaces];
 };
 
 // Loads row y of these.
@@ -190,25 +195,25 @@ __device__ __forceinline__ void load_row(
   const auto& [depth, height, width] = geometry.axis;
   const int down = y - Traits::kBefore; // from the first own cell
   const bool row_exists =
-      (down < tile.rows_left) & (down >= 0 || tile.row >= static_cast<uint32_t>(-down));
+      (down < tile.cell_rows_left) & (down >= 0 || tile.row >= static_cast<uint32_t>(-down));
   const uint32_t own = tile.first_element + down * width.in * geometry.inner;
   cells.upper_halves = 0;
 #pragma unroll
-  for (int i = 0; i < Traits::Row::kElements; ++i) {
+  for (int i = 0; i < Traits::Row::kPlaces; ++i) {
     cells.index[i] = kNowhere;
     cells.value[i] = {};
   }
   Traits::Row::for_each_vector(
-      geometry, row_exists, tile.column, own, [&]<int N>(int first, int64_t element) {
+      geometry, row_exists, tile.column, own, [&]<int N>(int place, int64_t element) {
         uint32_t index[N];
         typename Traits::Register value[N];
         const uint32_t upper_halves = load_indices<Traits::kOffsets>(indices, element, index);
         load_registers(input + element, value);
-        cells.upper_halves |= first == Traits::Row::kFirst ? upper_halves : 0;
+        cells.upper_halves |= place == Traits::Row::kFirst ? upper_halves : 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-          cells.index[first + n] = index[n];
-          cells.value[first + n] = value[n];
+          cells.index[place + n] = index[n];
+          cells.value[place + n] = value[n];
         }
       });
 }
@@ -216,28 +221,27 @@ __device__ __forceinline__ void load_row(
 // ---- Checks
 
 // Whether the window of own cell n of a row may lack a column. Of a vector of cells, whose row has
-// S outputs for each cell, only the first and the last may.
+// S outputs for each cell, only those may that reach beyond the outputs at the vector.
 template <class Traits>
 constexpr bool may_lack_columns(int n) {
   constexpr int kColumns = Traits::S * Traits::V; // of outputs at the cells
   const int left = Traits::S * n - Traits::P;
-  return !Traits::Own::kOfCells || left < 0 || left + Traits::K > kColumns;
+  return !Traits::kOfCells || left < 0 || left + Traits::K > kColumns;
 }
 
-// The window of an own cell. The first of its depths is that of the tile's outputs.
+// The window of an own cell, for a tile whose outputs are in the window's first depth.
 struct OwnWindow {
   uint32_t front; // where it begins; in the padding, coordinates wrap around
   uint32_t top;
   uint32_t left;
   uint32_t depths; // how many of its depths exist
-  // How many rows and columns of outputs there are from its begin on. (Without padding: the checks
-  // of other windows do not need them.)
-  int rows_left;
-  int columns_left;
+  // If it is disjoint: how many rows and columns of outputs there are from its begin on.
+  int output_rows_left;
+  int output_columns_left;
 };
 
-// Whether the window offset is in its window. Doubts all offsets of a disjoint window that is
-// clipped, and of an overlapping one all in its second depth.
+// Whether the window offset is in its window. Of a disjoint window, doubts all offsets if a column
+// is clipped, and of an overlapping one all beyond its first depth.
 template <class Traits>
 __device__ __forceinline__ bool offset_inside(
     const Geometry<uint32_t>& geometry,
@@ -246,8 +250,10 @@ __device__ __forceinline__ bool offset_inside(
     uint32_t offset) {
   constexpr int K = Traits::K;
   if constexpr (Traits::kDisjoint) {
-    const bool is_whole = window.rows_left >= K && window.columns_left >= K;
-    return offset < (is_whole ? K * K * window.depths : 0);
+    // If rows are clipped, as for planes of one row, the offsets of those that exist come first.
+    const uint32_t of_rows = K * std::max(window.output_rows_left, 0);
+    const uint32_t end = window.output_rows_left >= K ? K * K * window.depths : of_rows;
+    return (offset < end) & (window.output_columns_left >= K);
   }
   // A bit for each offset, whether its row and its column exist. Example: a window of 3x3 that
   // begins one column before the plane lacks the offsets 0, 3 and 6: the bits are 0b110110110.
@@ -281,17 +287,17 @@ __device__ __forceinline__ bool position_inside(
     distance = std::min(distance, distance - (window.depths > 1 ? height.out * width.out : 0));
 #pragma unroll
     for (int i = 1; i < K; ++i) {
-      distance = std::min(distance, distance - (i < window.rows_left ? width.out : 0));
+      distance = std::min(distance, distance - (i < window.output_rows_left ? width.out : 0));
     }
-    return (distance < K) & (window.rows_left > 0) & (window.columns_left >= K);
+    return (distance < K) & (window.output_rows_left > 0) & (window.output_columns_left >= K);
   }
   const Position<uint32_t> start{{window.front, window.top, window.left}};
   return decoded<false>(tiling, position, start).in_window;
 }
 
 // Whether the indices of the own cells of row y lie in their windows. A cell that does not exist
-// counts as inside. May doubt a good index, but passes no wrong one. The tile's outputs are in the
-// first depth of their windows.
+// counts as inside. May doubt a good index, but passes no wrong one. Means something only if the
+// tile's outputs are in the first depth of their windows.
 template <class Traits>
 __device__ __forceinline__ bool own_indices_inside(
     const Tiling<uint32_t>& tiling, const ForwardTile& tile, int y, const CellRow<Traits>& cells) {
@@ -303,53 +309,28 @@ __device__ __forceinline__ bool own_indices_inside(
   bool inside = cells.upper_halves == 0;
 #pragma unroll
   for (int n = 0; n < Traits::V * Traits::C; ++n) {
-    const int cell = Traits::Own::kOfCells ? n : 0;
+    const int cell = Traits::kOfCells ? n : 0;
     const bool may_lack = may_lack_columns<Traits>(cell);
     const OwnWindow window{
         .front = tile.output_depth,
         .top = S * (tile.row + own_row) - P,
         .left = S * (tile.column + cell) - P,
         .depths = tiling.deep ? std::min(depth.kernel, depth.out - tile.output_depth) : 1,
-        .rows_left = tile.output_rows_left - S * own_row,
-        .columns_left = may_lack ? tile.output_columns_left : Traits::K};
+        .output_rows_left = tile.output_rows_left - S * own_row,
+        .output_columns_left = Traits::kOfCells ? Traits::K : tile.output_columns_left};
     const uint32_t index = cells.index[Traits::Row::kFirst + n];
     inside &= Traits::kOffsets ? offset_inside<Traits>(geometry, window, may_lack, index)
                                : position_inside<Traits>(tiling, window, index);
   }
   const bool exists =
-      (own_row < tile.rows_left) & (Traits::Own::kOfCells || tile.column < width.in);
+      (own_row < tile.cell_rows_left) & (Traits::kOfCells || tile.column < width.in);
   return inside | !exists;
-}
-
-// Reports the out-of-bounds indices of the own cells. Returns whether the image needs the fix-up
-// kernel.
-template <class Traits>
-__device__ __forceinline__ bool report_own_cells(
-    const Tiling<uint32_t>& tiling,
-    const ForwardTile& tile,
-    const AnyIndices& indices,
-    const Errors& errors) {
-  const auto& [depth, height, width] = tiling.geometry.axis;
-  bool all_inside = true;
-#pragma unroll 1 // rare, so short code counts
-  for (int n = 0; n < Traits::R * Traits::V * Traits::C; ++n) {
-    const int own_row = Traits::R > 1 ? n : 0;
-    const int cell = Traits::V > 1 ? n : 0;
-    if (own_row >= tile.rows_left) {
-      break;
-    }
-    const uint32_t next = Traits::R > 1 ? width.in * tiling.geometry.inner : 1;
-    const uint32_t element = tile.first_element + n * next;
-    const auto start = tiling.window_start({{tile.depth, tile.row + own_row, tile.column + cell}});
-    all_inside &= decoded_or_reported(tiling, errors, indices, element, start).in_window;
-  }
-  return !all_inside;
 }
 
 // ---- Outputs
 
-// The outputs at a row of own cells, by their row of the square and their element in it. (A struct,
-// since nvcc 13.0 does not initialize an array whose type is the alias of an array type.)
+// The outputs at a row of own cells, by their row and their element in it. (A struct, since
+// nvcc 13.0 does not initialize an array whose type is the alias of an array type.)
 template <class Traits>
 struct OutputRows {
   typename Traits::Combine at[Traits::S][Traits::S * Traits::V * Traits::C];
@@ -396,57 +377,79 @@ __device__ __forceinline__ void combine_cells(
   }
 }
 
-// Stores N neighbours, as a vector if `to` is aligned for one.
-template <class Traits, int N>
+// Stores N outputs of a row, from number `first` on, as a vector, for which `to` is aligned.
+template <int N, class Traits>
 __device__ __forceinline__ void store_neighbours(
-    typename Traits::Element* to, const typename Traits::Combine* outputs) {
+    typename Traits::Element* to, const OutputRows<Traits>& outputs, int row, int first) {
   typename Traits::Register values[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    values[n] = outputs[n].value; // store_registers() narrows it
+    values[n] = outputs.at[row][first + n].value; // store_registers() narrows it
   }
   store_registers(to, values);
 }
 
-// Stores the outputs at own row i, as far as they exist.
+// Stores a row of the outputs at own row i.
 template <class Traits>
-__device__ __forceinline__ void store_outputs(
+__device__ __forceinline__ void store_row(
     const Geometry<uint32_t>& geometry,
     const ForwardTile& tile,
     int i,
+    int row,
     const OutputRows<Traits>& outputs,
     typename Traits::Element* output) {
   using Element = typename Traits::Element;
   constexpr int S = Traits::S;
+  const uint32_t down = (S * i + row) * geometry.axis[2].out * geometry.inner;
+  Element* const to = output + (tile.first_output + down);
+  if constexpr (Traits::kOfCells) {
+    return store_neighbours<S * Traits::V>(to, outputs, row, 0);
+  }
+  // If rows have an odd width, the pairs of every second row are aligned.
+  const bool may_be_pair = S == 2 && !Traits::kOfChannels && geometry.inner == 1;
+  if (may_be_pair && tile.output_columns_left > 1 &&
+      reinterpret_cast<uintptr_t>(to) % sizeof(Element[2]) == 0) {
+    return store_neighbours<2>(to, outputs, row, 0);
+  }
+#pragma unroll
+  for (int column = 0; column < S; ++column) {
+    if (column < tile.output_columns_left) {
+      store_neighbours<Traits::C>(to + column * geometry.inner, outputs, row, column * Traits::C);
+    }
+  }
+}
+
+// Stores the rows of outputs to which row y of the cells is the last to add, as far as they exist.
+// So few outputs are in registers at a time.
+template <class Traits>
+__device__ __forceinline__ void store_complete_rows(
+    const Geometry<uint32_t>& geometry,
+    const ForwardTile& tile,
+    int y,
+    const OutputRows<Traits> (&outputs)[Traits::R],
+    typename Traits::Element* output) {
+  constexpr int S = Traits::S;
 #pragma unroll
   for (int row = 0; row < S; ++row) {
-    if (S * i + row >= tile.output_rows_left) {
-      break;
-    }
-    const uint32_t down = (S * i + row) * geometry.axis[2].out * geometry.inner;
-    Element* const to = output + (tile.first_output + down);
-    if constexpr (Traits::Own::kOfCells) {
-      store_neighbours<Traits, S * Traits::V>(to, outputs.at[row]);
-      continue;
-    }
-    // If rows have an odd width, the pairs of every second row are aligned.
-    const bool may_be_pair = S == 2 && !Traits::Own::kOfChannels && geometry.inner == 1;
-    if (may_be_pair && tile.output_columns_left > 1 &&
-        reinterpret_cast<uintptr_t>(to) % sizeof(Element[2]) == 0) {
-      store_neighbours<Traits, 2>(to, outputs.at[row]);
-      continue;
-    }
-#pragma unroll
-    for (int column = 0; column < S; ++column) {
-      if (column < tile.output_columns_left) {
-        store_neighbours<Traits, Traits::C>(
-            to + column * geometry.inner, outputs.at[row] + column * Traits::C);
-      }
+    // The last window that covers the row of the outputs at own row i is (row + P) / S further
+    // down.
+    const int i = y - Traits::kBefore - (row + Traits::P) / S;
+    if (i >= 0 && i < Traits::R && S * i + row < tile.output_rows_left) {
+      store_row(geometry, tile, i, row, outputs[i], output);
     }
   }
 }
 
 // ---- The kernel
+
+// Calls visit with 0, 1 .. kCount - 1, each as a std::integral_constant. (nvcc does not always
+// unroll a loop as long as that over rows, and then the arrays of rows are in memory.)
+template <int kCount, class Visit>
+__device__ __forceinline__ void for_each_number(const Visit& visit) {
+  [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
+    (visit(std::integral_constant<int, kNumbers>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
 
 // Threads that a processor has at least: 1024 leave 64 registers for each. With stride 1 some forms
 // need 80.
@@ -455,7 +458,7 @@ constexpr int kForwardThreads = Window::S == 1 ? 768 : 1024;
 
 // Unpools a call whose numbers fit 32 bits: one work item of `tiling` is one tile. `negative_zero`
 // is explained at added_to_zero(); where windows overlap, accumulators of sums need none.
-template <class Combine, bool kOffsets, class Window, Elements kElements>
+template <class Combine, bool kOffsets, class Window, Form kForm>
 __global__ void __launch_bounds__(kThreads, kForwardThreads<Window> / kThreads) forward(
     Tiling<uint32_t> tiling,
     Report report,
@@ -464,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, kForwardThreads<Window> / kThreads) 
     const typename Combine::Element* __restrict__ input,
     AnyIndices indices,
     typename Combine::Element* __restrict__ output) {
-  using Traits = ForwardTraits<Combine, kOffsets, Window, kElements>;
+  using Traits = ForwardTraits<Combine, kOffsets, Window, kForm>;
   constexpr int kRows = Traits::kRows;
   constexpr int kAhead = Traits::kAhead;
   const Geometry<uint32_t>& geometry = tiling.geometry;
@@ -477,12 +480,11 @@ __global__ void __launch_bounds__(kThreads, kForwardThreads<Window> / kThreads) 
     for (int y = 0; y < kAhead; ++y) {
       load_row(geometry, tile, y, input, indices, rows[y]);
     }
-#pragma unroll
-    for (int y = 0; y < kRows; ++y) {
-      if (y + kAhead < kRows) {
+    for_each_number<kRows>([&](auto y) {
+      if constexpr (y + kAhead < kRows) {
         load_row(geometry, tile, y + kAhead, input, indices, rows[y + kAhead]);
       }
-      const int own_row = y - Traits::kBefore;
+      constexpr int own_row = y - Traits::kBefore;
       if (own_row >= 0 && own_row < Traits::R) {
         all_inside &= own_indices_inside(tiling, tile, y, rows[y]);
       }
@@ -496,14 +498,18 @@ __global__ void __launch_bounds__(kThreads, kForwardThreads<Window> / kThreads) 
       for (int i = 0; i < Traits::R; ++i) {
         combine_cells(geometry, tile, y, i, rows[y], outputs[i]);
       }
-      const int complete = own_row - Traits::kAfter; // the own row that no later row adds to
-      if (complete >= 0) {
-        store_outputs<Traits>(geometry, tile, complete, outputs[complete], output);
-      }
-    }
+      store_complete_rows(geometry, tile, y, outputs, output);
+    });
     // In 3d, the tiles of all depths of a window have the same cells, and the first one reports.
     return tile.depth_in_window == 0 && !all_inside &&
-           report_own_cells<Traits>(tiling, tile, indices, report.errors);
+           report_own_cells<typename Traits::Own>(
+               tiling,
+               report.errors,
+               indices,
+               {{tile.depth, tile.row, tile.column}},
+               tile.first_element,
+               tile.cell_rows_left,
+               [](uint32_t, const Decoded<uint32_t>&) {});
   });
 }
 

@@ -7,14 +7,15 @@
 // Example: blocks of 4 threads, and a plane of 8 cells, so two chunks.
 //
 //     cell                        0  1  2  3 | 4  5  6  7
-//     output that its index names 1  4  1  0 | 4  9  9  9
+//     output that its index names b  e  b  a | e  j  j  j
 //
-//     unpool, first to last     chunk 0: cells 1, 2 and 3 store to outputs 4, 1 and 0; 2 is later
-//                                        than 0
-//                               chunk 1: 4 and 7 store to outputs 4 and 9; 4 overwrites 1
-//     gradient, last to first   chunk 1: 4 and 7 get the gradients of outputs 4 and 9, and take
-//                                        these; 5 and 6 get 0
-//                               chunk 0: 2 and 3 get a gradient; 1 gets 0, as output 4 is taken
+//     unpool, first to last     0 to 3: cells 1, 2 and 3 store to e, b and a; cell 0 does not, as
+//                                       cell 2 is later
+//                               4 to 7: cells 4 and 7 store to e and j, so e is overwritten
+//     gradient, last to first   4 to 7: cells 4 and 7 get the gradients of e and j, and take these;
+//                                       cells 5 and 6 get 0
+//                               0 to 3: cells 2 and 3 get a gradient; cell 0 gets 0, as cell 2 is
+//                                       later, and cell 1, as e is taken
 //
 // In a chunk, rounds find the last of the threads that name one output (see Turns). From chunk to
 // chunk, an unpool only overwrites, and a gradient has a bit for each output: whether it is taken.
@@ -34,6 +35,7 @@
 #include "report.cuh"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace maxunpool_cuda {
@@ -41,11 +43,11 @@ namespace maxunpool_cuda {
 // The groups of a call, and how blocks go through them. Numbers have 64 bits, so that one kernel
 // serves calls of all sizes.
 struct OrderedPlan {
-  uint64_t cells;    // of a plane
-  uint64_t outputs;  // of a plane
-  uint64_t named;    // an index below this number names an output
-  uint64_t inner;    // of the geometry
-  uint64_t channels; // of a group; the last one of an image may have fewer
+  uint64_t cells;     // of a plane
+  uint64_t outputs;   // of a plane
+  uint64_t index_end; // an index below this number names an output
+  uint64_t inner;     // of the geometry
+  uint64_t channels;  // of a group; the last one of an image may have fewer
   uint64_t groups;
   Divider<uint64_t> groups_of_image;
   uint64_t chunk_cells; // cells of a chunk
@@ -55,11 +57,12 @@ struct OrderedPlan {
   OutOfWindowFlags flags;
 
   int64_t threads; // of a block
-  int64_t blocks;  // as many as run at once, but no more than there are groups
+  int64_t blocks;  // whose threads fit the processors, but no more than there are groups
 
   OrderedPlan() = default;
   OrderedPlan(const Geometry<int64_t>& geometry, int64_t index_bytes, int64_t processors) {
-    constexpr int64_t kMostInt32 = int64_t{1} << 31; // -1 becomes 2^32 - 1, see AnyIndices::raw()
+    constexpr int64_t kInt32Indices = int64_t{1}
+                                      << 31; // -1 becomes 2^32 - 1, see AnyIndices::raw()
     const int64_t all_channels = geometry.inner;
     const int64_t some_channels = std::min<int64_t>(all_channels, kOrderedChannels);
     const int64_t in_plane = geometry.in_plane();
@@ -70,7 +73,8 @@ struct OrderedPlan {
     const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
     cells = size(in_plane);
     outputs = size(out_plane);
-    named = size(index_bytes == sizeof(int32_t) ? std::min(out_plane, kMostInt32) : out_plane);
+    index_end =
+        size(index_bytes == sizeof(int32_t) ? std::min(out_plane, kInt32Indices) : out_plane);
     inner = size(all_channels);
     channels = size(some_channels);
     groups = size(all_groups);
@@ -86,7 +90,7 @@ struct OrderedPlan {
  private:
   static constexpr int64_t kThreadsOfProcessor = 1536; // each may have 40 registers
 
-  // The threads of a block: whole warps, so many that a group's chunks are about equal. If each
+  // The threads of a block: whole warps, as few as give the same number of chunks. If each
   // group has a processor for itself, its block is large. Else several blocks share a processor,
   // and while one waits the others work.
   static int64_t threads_of(int64_t elements, bool has_processor) {
@@ -110,8 +114,9 @@ struct OrderedThread {
     const auto channels = static_cast<uint32_t>(plan.channels);
     channel = threadIdx.x % channels;
     cell = threadIdx.x / channels;
-    const uint64_t image = split(group, plan.groups_of_image); // `group` is one of the image's now
-    const uint64_t of_image = group * plan.channels + channel;
+    uint64_t group_of_image = group;
+    const uint64_t image = split(group_of_image, plan.groups_of_image);
+    const uint64_t of_image = group_of_image * plan.channels + channel;
     pooled = image * plan.cells * plan.inner + of_image;
     unpooled = image * plan.outputs * plan.inner + of_image;
     exists = of_image < plan.inner && cell < plan.chunk_cells;
@@ -147,7 +152,7 @@ class Turns {
     if (given_ >= kMostTurns) {
       begin_anew();
     }
-    uint32_t* const slot = slots_ + output % kSlots;
+    uint32_t* const slot = slots_ + slot_of(output);
     outputs_[threadIdx.x] = output;
     bool wins = false;
     bool waits = names;
@@ -173,6 +178,13 @@ class Turns {
     }
     given_ = 0;
     __syncthreads();
+  }
+
+  // Knuth's multiplicative hash: outputs that lie evenly spaced, as those of a row or a column, get
+  // slots that are spread evenly, too.
+  __device__ static uint32_t slot_of(uint64_t output) {
+    constexpr uint32_t kGoldenRatio = 2654435769u; // 2^32 / 1.618..
+    return static_cast<uint32_t>(output) * kGoldenRatio >> (32 - std::countr_zero(kSlots));
   }
 
   uint64_t* outputs_; // of each thread
@@ -203,10 +215,11 @@ __device__ inline void do_in_order(
     return thread.exists && cell < plan.cells ? indices.raw(element(cell)) : kNone;
   };
   const auto load_value = [&](uint64_t cell, uint64_t index) {
-    return index < plan.named ? values[kForward ? element(cell) : output(index)] : T{};
+    return index < plan.index_end ? values[kForward ? element(cell) : output(index)] : T{};
   };
-  // Waiting for memory is most of the time. So an index is loaded two chunks before its turn, and
-  // the value one chunk before. A cell before the first one has wrapped around, and is not loaded.
+  // Waiting for memory is most of the time. So an index is loaded two chunks before it is used,
+  // and the value one chunk before. A cell before the first one has wrapped around, and is not
+  // loaded.
   const uint64_t step = kForward ? plan.chunk_cells : -plan.chunk_cells;
   uint64_t cell = thread.cell + (kForward ? 0 : (plan.chunks - 1) * plan.chunk_cells);
   uint64_t index = load_index(cell);
@@ -216,7 +229,7 @@ __device__ inline void do_in_order(
     const uint64_t later_index = load_index(cell + 2 * step);
     const T next_value = load_value(cell + step, next_index);
     const uint64_t of_group = index * plan.channels + thread.channel;
-    const bool is_last = turns.is_last(of_group, index < plan.named);
+    const bool is_last = turns.is_last(of_group, index < plan.index_end);
     if constexpr (kForward) {
       if (is_last) {
         result[output(index)] = value;

@@ -77,29 +77,29 @@ bool Dispatch::backward() {
 template <class T, bool kOffsets, bool kDropsLosers>
 void Dispatch::launch_backward() {
   const auto& [depth, height, width] = geometry_.axis;
-  GatherPlan plan{.takes_out_of_window = !last_, .shared = {}};
+  GatherPlan plan{.takes_out_of_window = !last_, .common_offsets = {}};
   if (kDropsLosers) {
-    set_shared_offsets(plan, geometry_);
+    set_common_offsets(plan, geometry_);
   }
-  const auto launch = [&]<Elements kElements>() {
-    using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kElements>;
+  const auto launch = [&]<Form kForm>() {
+    using Traits = BackwardTraits<T, kOffsets, kDropsLosers, kForm>;
     const Tiling<uint32_t> tiling(
         geometry_,
         {depth.in, divide_up(height.in, Traits::R), width.in / Traits::V},
         geometry_.inner / Traits::C);
-    launch_items<T>(maxunpool_cuda::backward<T, kOffsets, kDropsLosers, kElements>, tiling, plan);
+    launch_items<T>(maxunpool_cuda::backward<T, kOffsets, kDropsLosers, kForm>, tiling, plan);
   };
   if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
-    constexpr int kCells = gradients_of_thread<T, kOffsets, kDropsLosers, Elements::cells>();
-    constexpr int kChannels = gradients_of_thread<T, kOffsets, kDropsLosers, Elements::channels>();
+    constexpr int kCells = OwnedByBackward<T, kOffsets, kDropsLosers, Form::cells>::V;
+    constexpr int kChannels = OwnedByBackward<T, kOffsets, kDropsLosers, Form::channels>::C;
     if (is_aligned() && geometry_.inner == 1 && width.in % kCells == 0) {
-      return launch.template operator()<Elements::cells>();
+      return launch.template operator()<Form::cells>();
     }
     if (is_aligned() && geometry_.inner > 1 && geometry_.inner % kChannels == 0) {
-      return launch.template operator()<Elements::channels>();
+      return launch.template operator()<Form::channels>();
     }
   }
-  launch.template operator()<Elements::column>();
+  launch.template operator()<Form::column>();
 }
 
 void Dispatch::ordered() {

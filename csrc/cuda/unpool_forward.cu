@@ -4,7 +4,7 @@
 //
 // Example: a call that moves float32 elements by flat indices asks forward_if() for the windows
 // 2x2, 3x3 with padding 1, 3x3 without, and 4x4, one after the other. The first whose windows are
-// the call's launches forward<CombineLast<uint32_t>, false, Square<..>, Elements::..>.
+// the call's launches forward<CombineLast<uint32_t>, false, Square<..>, Form::..>.
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
@@ -85,14 +85,14 @@ bool Dispatch::forward_if() {
   const auto tiles = [](const Axis<int64_t>& axis) {
     return std::max(axis.in, divide_up(axis.out, Window::S));
   };
-  const auto launch = [&]<Elements kElements>() {
-    using Traits = ForwardTraits<Combine, kOffsets, Window, kElements>;
+  const auto launch = [&]<Form kForm>() {
+    using Traits = ForwardTraits<Combine, kOffsets, Window, kForm>;
     const Tiling<uint32_t> tiling(
         *geometry,
         {depth.out, divide_up(tiles(height), Traits::R), divide_up(tiles(width), Traits::V)},
         geometry->inner / Traits::C);
     launch_items<T>(
-        maxunpool_cuda::forward<Combine, kOffsets, Window, kElements>,
+        maxunpool_cuda::forward<Combine, kOffsets, Window, kForm>,
         tiling,
         Divider<uint32_t>(depth.stride),
         negative_zero<T>(call_));
@@ -100,20 +100,20 @@ bool Dispatch::forward_if() {
   };
   // Three ways to divide the work, tried in the order of the table in dispatch.cuh.
   if constexpr (sizeof(T) < sizeof(uint64_t)) { // else a vector is no more than two elements
-    constexpr int kCells = elements_of_thread<T, kOffsets, Window, Elements::cells>();
+    constexpr int kCells = OwnedByForward<T, kOffsets, Window, Form::cells>::V;
     if (is_aligned() && geometry->inner == 1 && width.in % kCells == 0 &&
         width.out == Window::S * width.in) {
-      return launch.template operator()<Elements::cells>();
+      return launch.template operator()<Form::cells>();
     }
     if constexpr (Window::S == 2) {
-      constexpr int kChannels = elements_of_thread<T, kOffsets, Window, Elements::channels>();
+      constexpr int kChannels = OwnedByForward<T, kOffsets, Window, Form::channels>::C;
       if (is_aligned() && geometry->inner > 1 && geometry->inner % kChannels == 0) {
-        return launch.template operator()<Elements::channels>();
+        return launch.template operator()<Form::channels>();
       }
     }
   }
   if constexpr (Window::S <= 2) {
-    return launch.template operator()<Elements::column>();
+    return launch.template operator()<Form::column>();
   }
   return false; // larger windows are rare: slots() does them
 }
