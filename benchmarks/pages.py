@@ -204,16 +204,33 @@ def beside(row: Row, other: str) -> float | None:
     return row["cycles"][other] / row["cycles"]["ours"] if other in row["cycles"] else None
 
 
+def is_first_simulation(row: Row) -> bool:
+    """Whether the row is of kernels as they were simulated first, and then measured."""
+    return "tried" not in row and "before" not in row
+
+
 def simulated(results: Report) -> str:
     """The share of a copy's speed, and the speed beside a simple kernel."""
     rows = []
-    for row in results["rows"]:
-        if "tried" not in row:
-            day = f" ({row['kernels']})" if "kernels" in row else ""
-            share, speed = (beside(row, other) for other in ("copy", "simple kernel"))
-            cells = f"{share:.0%}"[:-1], "-" if speed is None else f"{speed:.2f}"
-            rows.append((f"{row['call']}{day}", *cells))
+    for row in filter(is_first_simulation, results["rows"]):
+        day = f" ({row['kernels']})" if "kernels" in row else ""
+        share, speed = (beside(row, other) for other in ("copy", "simple kernel"))
+        cells = f"{share:.0%}"[:-1], "-" if speed is None else f"{speed:.2f}"
+        rows.append((f"{row['call']}{day}", *cells))
     return report.markdown(("call", "% of copy", "times a simple kernel's speed"), rows)
+
+
+def simulated_anew(results: Report) -> str:
+    """Shares of a copy's speed, of kernels before and of those that took their place."""
+    rows = []
+    for row in results["rows"]:
+        if "before" in row:
+            shares = (row["cycles"]["copy"] / n for n in (row["before"], row["cycles"]["ours"]))
+            speed = beside(row, "simple kernel")
+            cells = "-" if speed is None else f"{speed:.2f}"
+            rows.append((row["call"], *(f"{share:.0%}"[:-1] for share in shares), cells))
+    heads = ("before, % of copy", "now, % of copy", "now, times a simple kernel's speed")
+    return report.markdown(("call", *heads), rows)
 
 
 def beside_simulated(results: Report) -> str:
@@ -221,7 +238,7 @@ def beside_simulated(results: Report) -> str:
 
     A call that was not simulated, or not timed with simple kernels, has a "-" there.
     """
-    rows_of = {row["call"]: row for row in load("simulated")["rows"] if "tried" not in row}
+    rows_of = {row["call"]: row for row in filter(is_first_simulation, load("simulated")["rows"])}
     shares = {call: beside(row, "copy") for call, row in rows_of.items()}
     rows = []
     for row in of_table(results, "simulated"):
@@ -365,6 +382,7 @@ TABLES = (
     Table(PERFORMANCE, "gpu kernelbench", "gpu_h100", kernelbench),
     Table(PERFORMANCE, "gpu beside simulated", "gpu_h200_calls", beside_simulated),
     Table(PERFORMANCE, "simulated", "simulated", simulated),
+    Table(PERFORMANCE, "simulated anew", "simulated", simulated_anew),
     Table("docs/pytorch.md", "compiled", "comparisons", by_column("compiled", "model")),
     Table("docs/deterministic.md", "fixes", "comparisons", fixes),
     Table(

@@ -20,16 +20,16 @@
 //   forward, move    2x2, 3x3    channels  1, 2, 4 bytes               forward, channels
 //   forward, move    2x2, 3x3    any       1, 2, 4, 8 bytes            forward, column
 //   forward, move    4x4         rows      2, 4 bytes                  forward, cells
-//   forward, move    3x3/1       rows      2, 4 bytes                  forward, cells
+//   forward, move    3x3/1       offsets   2, 4 bytes                  forward, cells
 //   forward, move    3x3/1       any       2, 4 bytes                  forward, column
-//   forward, move    5x5/1       rows      2, 4 bytes                  forward, cells
+//   forward, move    5x5/1       offsets   2, 4 bytes                  forward, cells
 //   forward, move    5x5/1       any       2, 4 bytes                  forward, column
 //   forward, add     3x3         rows      float16, bfloat16, float32  forward, cells
 //   forward, add     3x3         channels  float16, bfloat16, float32  forward, channels
 //   forward, add     3x3         any       float16, bfloat16, float32  forward, column
-//   forward, add     3x3/1       rows      float16, bfloat16, float32  forward, cells
+//   forward, add     3x3/1       offsets   float16, bfloat16, float32  forward, cells
 //   forward, add     3x3/1       any       float16, bfloat16, float32  forward, column
-//   forward, add     5x5/1       rows      float16, bfloat16, float32  forward, cells
+//   forward, add     5x5/1       offsets   float16, bfloat16, float32  forward, cells
 //   forward, add     5x5/1       any       float16, bfloat16, float32  forward, column
 //   backward, all    any         rows      1, 2, 4 bytes               backward, cells
 //   backward, all    any         channels  1, 2, 4 bytes               backward, channels
@@ -60,6 +60,7 @@
 //           so that a window overlaps its neighbours alone.
 // layout    rows: contiguous, aligned to 16 bytes; the cells of a row are a multiple of a thread's
 //           (see cells.cuh), and forward, the output rows are as long as the stride times these.
+//           offsets: such rows with uint8 indices.
 //           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
 //           thread's.
 // slots     forward_last_slots, backward_last_slots or backward_sum_slots. The sum of a forward has

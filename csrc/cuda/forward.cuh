@@ -81,13 +81,13 @@ struct Square {
 };
 
 // How many elements a thread owns: fewer where else registers spill (nvcc 13.0). With windows of
-// 5x5, 8 cells of a row and 2 bytes would spill 48 bytes (sm_90); with windows of 3x3, 4 cells of a
-// column and 8 bytes would spill 32 (sm_75).
+// 5x5, 8 cells of a row and 2 bytes would spill 48 bytes (sm_90), and 4 cells of a column 16
+// (sm_120); with windows of 3x3, 4 cells of a column and 8 bytes would spill 32 (sm_75).
 template <class T, bool kOffsets, class Window, Form kForm>
 constexpr int forward_elements() {
   const int usual = elements_of_thread<T, kOffsets, kForm>(Window::S, !Window::kDisjoint);
-  if (kForm == Form::cells && Window::K > 4) {
-    return std::min(usual, 4);
+  if (Window::K > 4) {
+    return std::min(usual, kForm == Form::cells ? 4 : 3);
   }
   const bool is_large = sizeof(T) == sizeof(uint64_t) && !Window::kDisjoint;
   return kForm == Form::column && is_large ? 2 : usual;
