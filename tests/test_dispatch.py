@@ -30,8 +30,8 @@ unpool last    2/2 3/2+1      channels            uint8 int16 int32   any    for
 unpool last    2/2 3/2+1      odd-rows unaligned  bool float16 int32  any    forward column
 unpool last    2/2 3/2 3/2+1  rows channels       float64 complex64   any    forward column
 unpool last    4/4            rows                float16 float32     any    forward cells
-unpool last    3/1+1          rows volumes        int16 float32       uint8  forward cells
-unpool last    3/1+1          rows lines volumes  int16 float32       int64  forward column
+unpool last    3/1+1          rows                int16 float32       uint8  forward cells
+unpool last    3/1+1          rows lines          int16 float32       int64  forward column
 unpool last    3/1+1          unaligned channels  int16 float32       any    forward column
 unpool last    5/1+2          rows                float16 float32     uint8  forward cells
 unpool last    5/1+2          channels odd-rows   float16 float32     uint8  forward column
@@ -43,6 +43,7 @@ unpool last    2/2+1 3/1      rows                float32             any    for
 unpool last    2/2 4/4        lines volumes       float32             any    forward cells
 unpool last    3/2+1          lines               float32             int64  forward cells
 unpool last    3/2+1 3/1+1    lines               float32             uint8  forward_last_slots
+unpool last    3/1+1          volumes             float32             any    forward_last_slots
 unpool last    2/2            deep-overlap        float32             any    forward_last_slots
 unpool sum     2/2            rows                bfloat16 int32      any    forward cells
 unpool sum     3/2 3/2+1      rows                float16 float32     any    forward cells

@@ -55,7 +55,7 @@
 //           apart, no padding. In depth they may have any size, if they do not overlap there. In
 //           one dimension, the windows of a row count as if they were as high as they are wide,
 //           but not those of 3 with padding 1 and uint8 indices (see Dispatch::with_windows).
-//           3x3/1, 5x5/1: 1 apart, padding 1 or 2; 5x5/1 with uint8 indices alone.
+//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, one deep; 5x5/1 with uint8 indices alone.
 //           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
 //           so that a window overlaps its neighbours alone.
 // layout    rows: contiguous, aligned to 16 bytes; the cells of a row are a multiple of a thread's

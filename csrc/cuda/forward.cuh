@@ -81,13 +81,13 @@ struct Square {
 };
 
 // How many elements a thread owns: fewer where else registers spill (nvcc 13.0). With windows of
-// 5x5, 8 cells of a row and 2 bytes would spill 48 bytes (sm_90), and 4 cells of a column 16
-// (sm_120); with windows of 3x3, 4 cells of a column and 8 bytes would spill 32 (sm_75).
+// 5x5, 8 cells of a row and 2 bytes would spill 48 bytes (sm_90); with windows of 3x3, 4 cells of a
+// column and 8 bytes would spill 32 (sm_75).
 template <class T, bool kOffsets, class Window, Form kForm>
 constexpr int forward_elements() {
   const int usual = elements_of_thread<T, kOffsets, kForm>(Window::S, !Window::kDisjoint);
   if (Window::K > 4) {
-    return std::min(usual, kForm == Form::cells ? 4 : 3);
+    return std::min(usual, 4);
   }
   const bool is_large = sizeof(T) == sizeof(uint64_t) && !Window::kDisjoint;
   return kForm == Form::column && is_large ? 2 : usual;
@@ -155,14 +155,14 @@ locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, ui
   tile.output_rows_left = static_cast<int>(height.out - S * tile.row);
   tile.output_columns_left = static_cast<int>(width.out - S * tile.column);
   uint32_t outer = outer_and_depth;
-  if (tiling.deep) {
+  if (S > 1 && tiling.deep) { // windows 1 apart are in 2d
     tile.output_depth = outer_and_depth;
     outer = split(tile.output_depth, tiling.tiles[0]);
     uint32_t depth_in_window = tile.output_depth;
     tile.depth = split(depth_in_window, depth_stride);
     const bool is_covered = tile.depth < depth.in && depth_in_window < depth.kernel;
     tile.cell_rows_left = is_covered ? tile.cell_rows_left : -Traits::K;
-    // Where no window is, this is 0, so that no window offset can wrap around to kNowhere.
+    // Where no window is, this is 0, for no cell is read.
     tile.depth_in_window = is_covered ? depth_in_window : 0;
     tile.position += tile.output_depth * height.out * width.out;
   }
@@ -175,7 +175,8 @@ locate(const Tiling<uint32_t>& tiling, const Divider<uint32_t>& depth_stride, ui
 // ---- Loads
 
 // A row of the cells whose windows cover outputs of the thread. An element that does not exist has
-// index kNowhere, which names no output, and a value that is never used.
+// index kNowhere, which names no output, and a value that is never used. Window offsets count from
+// the depth of the thread's outputs, so that they are compared with constants.
 template <class Traits>
 struct CellRow {
   uint32_t index[Traits::Row::kPlaces];
@@ -197,6 +198,7 @@ __device__ __forceinline__ void load_row(
   const bool row_exists =
       (down < tile.cell_rows_left) & (down >= 0 || tile.row >= static_cast<uint32_t>(-down));
   const uint32_t own = tile.first_element + down * width.in * geometry.inner;
+  const uint32_t first_offset = tile.depth_in_window * Traits::K * Traits::K;
   cells.upper_halves = 0;
 #pragma unroll
   for (int i = 0; i < Traits::Row::kPlaces; ++i) {
@@ -212,7 +214,7 @@ __device__ __forceinline__ void load_row(
         cells.upper_halves |= place == Traits::Row::kFirst ? upper_halves : 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-          cells.index[place + n] = index[n];
+          cells.index[place + n] = index[n] - (Traits::kOffsets ? first_offset : 0);
           cells.value[place + n] = value[n];
         }
       });
@@ -270,29 +272,42 @@ __device__ __forceinline__ bool offset_inside(
   return (rows & columns) >> std::min(offset, kNone) & 1;
 }
 
-// Whether the position is in its window. Of a disjoint window, doubts all positions if a column is
+// Whether the position is in its window, which is disjoint. Doubts all positions if a column is
 // clipped, and those of its third depth and beyond.
 template <class Traits>
 __device__ __forceinline__ bool position_inside(
-    const Tiling<uint32_t>& tiling, const OwnWindow& window, uint32_t position) {
+    const Geometry<uint32_t>& geometry, const OwnWindow& window, uint32_t position) {
   constexpr int K = Traits::K;
-  const auto& [depth, height, width] = tiling.geometry.axis;
-  if constexpr (Traits::kDisjoint) {
-    // It is 0 to K - 1 beyond the begin of a row of the window. Each minimum takes off a depth or a
-    // row, if the position lies that far. If it does not, the difference wraps around, and is not
-    // the minimum. Example: the window of 2x2 at row 2 and column 4 of a plane with rows of 8
-    // begins at position 20. Position 29 is 9 beyond that, less a row is 1: inside.
-    const uint32_t row = window.front * height.out + window.top;
-    uint32_t distance = position - (row * width.out + window.left);
-    distance = std::min(distance, distance - (window.depths > 1 ? height.out * width.out : 0));
+  const auto& [depth, height, width] = geometry.axis;
+  // It is 0 to K - 1 beyond the begin of a row of the window. Each minimum takes off a depth or a
+  // row, if the position lies that far. If it does not, the difference wraps around, and is not the
+  // minimum. Example: the window of 2x2 at row 2 and column 4 of a plane with rows of 8 begins at
+  // position 20. Position 29 is 9 beyond that, less a row is 1: inside.
+  const uint32_t row = window.front * height.out + window.top;
+  uint32_t distance = position - (row * width.out + window.left);
+  distance = std::min(distance, distance - (window.depths > 1 ? height.out * width.out : 0));
 #pragma unroll
-    for (int i = 1; i < K; ++i) {
-      distance = std::min(distance, distance - (i < window.output_rows_left ? width.out : 0));
-    }
-    return (distance < K) & (window.output_rows_left > 0) & (window.output_columns_left >= K);
+  for (int i = 1; i < K; ++i) {
+    distance = std::min(distance, distance - (i < window.output_rows_left ? width.out : 0));
   }
-  const Position<uint32_t> start{{window.front, window.top, window.left}};
-  return decoded<false>(tiling, position, start).in_window;
+  return (distance < K) & (window.output_rows_left > 0) & (window.output_columns_left >= K);
+}
+
+// Whether the index is in its window. May doubt a good one.
+template <class Traits>
+__device__ __forceinline__ bool index_inside(
+    const Tiling<uint32_t>& tiling,
+    const OwnWindow& window,
+    bool may_lack_columns,
+    uint32_t index) {
+  if constexpr (Traits::kOffsets && Traits::K <= 4) {
+    return offset_inside<Traits>(tiling.geometry, window, may_lack_columns, index);
+  } else if constexpr (!Traits::kOffsets && Traits::kDisjoint) {
+    return position_inside<Traits>(tiling.geometry, window, index);
+  } else { // the divisions take less time than minima, or fewer registers than 25 bits
+    const Position<uint32_t> start{{window.front, window.top, window.left}};
+    return decoded<Traits::kOffsets>(tiling, index, start).in_window;
+  }
 }
 
 // Whether the indices of the own cells of row y lie in their windows. A cell that does not exist
@@ -315,12 +330,11 @@ __device__ __forceinline__ bool own_indices_inside(
         .front = tile.output_depth,
         .top = S * (tile.row + own_row) - P,
         .left = S * (tile.column + cell) - P,
-        .depths = tiling.deep ? std::min(depth.kernel, depth.out - tile.output_depth) : 1,
+        .depths = S > 1 && tiling.deep ? std::min(depth.kernel, depth.out - tile.output_depth) : 1,
         .output_rows_left = tile.output_rows_left - S * own_row,
         .output_columns_left = Traits::kOfCells ? Traits::K : tile.output_columns_left};
     const uint32_t index = cells.index[Traits::Row::kFirst + n];
-    inside &= Traits::kOffsets ? offset_inside<Traits>(geometry, window, may_lack, index)
-                               : position_inside<Traits>(tiling, window, index);
+    inside &= index_inside<Traits>(tiling, window, may_lack, index);
   }
   const bool exists =
       (own_row < tile.cell_rows_left) & (Traits::kOfCells || tile.column < width.in);
@@ -364,7 +378,7 @@ __device__ __forceinline__ void combine_cells(
             column_in_window >= K) {
           continue;
         }
-        const uint32_t offset = (tile.depth_in_window * K + row_in_window) * K + column_in_window;
+        const uint32_t offset = row_in_window * K + column_in_window;
         const uint32_t position = tile.position + (S * i + row) * geometry.axis[2].out + column;
 #pragma unroll
         for (int channel = 0; channel < C; ++channel) {

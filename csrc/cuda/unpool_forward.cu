@@ -121,7 +121,8 @@ bool Dispatch::forward_if() {
   return false; // larger windows are rare: slots() does them
 }
 
-// The geometry, if windows are these in height and width and do not overlap in depth. A plane of
+// The geometry, if windows are these in height and width and do not overlap in depth; or, with
+// stride 1, if there is one depth. A plane of
 // one row is done as if its windows were as high as wide, with all rows but one clipped. This
 // changes no position. Offsets count the rows of a window: they stay as they are only if the one
 // row is the first (no padding) of the only depth slice. Example: of a window of 3 with padding 1,
@@ -138,9 +139,11 @@ std::optional<Geometry<int64_t>> Dispatch::with_windows() const {
   const auto fits = [](const Axis<int64_t>& axis) {
     return axis.kernel == Window::K && axis.stride == Window::S && axis.padding == Window::P;
   };
+  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1 && depth.padding == 0;
   const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
                                (depth.in - 1) * depth.stride < depth.out;
-  return fits(height) && fits(width) && simple_in_depth ? std::optional(g) : std::nullopt;
+  const bool fits_depth = Window::S > 1 ? simple_in_depth : flat;
+  return fits(height) && fits(width) && fits_depth ? std::optional(g) : std::nullopt;
 }
 
 } // namespace maxunpool_cuda
