@@ -67,6 +67,9 @@ struct Axis {
   Offset kernel = 1;
   Offset stride = 1;
   Offset padding = 0;
+
+  // Whether it has one cell, whose window is the one output: such a dimension changes nothing.
+  bool is_trivial() const { return in == 1 && out == 1 && kernel == 1 && padding == 0; }
 };
 
 // The pooled tensors and the unpooled one are dense arrays [outer][depth][height][width][inner].

@@ -28,16 +28,6 @@ struct AnyIndices {
   int bytes; // of one
 
   __device__ bool are_offsets() const { return bytes == sizeof(uint8_t); }
-  __device__ int64_t operator[](uint64_t i) const {
-    switch (bytes) {
-      case sizeof(int64_t):
-        return static_cast<const int64_t*>(data)[i];
-      case sizeof(int32_t):
-        return static_cast<const int32_t*>(data)[i];
-      default:
-        return static_cast<const uint8_t*>(data)[i];
-    }
-  }
   // An index as it lies in memory, without a conversion, which would wait for it. As int32 is not
   // extended by its sign, -1 becomes 2^32 - 1.
   __device__ uint64_t raw(uint64_t i) const {
@@ -49,6 +39,10 @@ struct AnyIndices {
       default:
         return static_cast<const uint8_t*>(data)[i];
     }
+  }
+  __device__ int64_t operator[](uint64_t i) const {
+    const uint64_t index = raw(i);
+    return bytes == sizeof(int32_t) ? static_cast<int32_t>(index) : static_cast<int64_t>(index);
   }
 };
 
@@ -111,7 +105,7 @@ struct Decoder {
   Geometry<Offset> geometry;
   Offset in_plane;  // cells of a plane
   Offset out_plane; // outputs of a plane
-  bool deep;        // depth has more than one place, or padding; else it is not computed with
+  bool deep;        // depth is not trivial; else it is not computed with
   Divider<Offset> out_height;
   Divider<Offset> out_width;
   Divider<Offset> kernel_height;
@@ -133,8 +127,7 @@ struct Decoder {
     }
     in_plane = geometry.in_plane();
     out_plane = geometry.out_plane();
-    const Axis<int64_t>& depth = from.axis[0];
-    deep = depth.in != 1 || depth.out != 1 || depth.kernel != 1 || depth.padding != 0;
+    deep = !from.axis[0].is_trivial();
     out_height = Divider<Offset>(from.axis[1].out);
     out_width = Divider<Offset>(from.axis[2].out);
     kernel_height = Divider<Offset>(from.axis[1].kernel);

@@ -131,18 +131,15 @@ template <class Window>
 std::optional<Geometry<int64_t>> Dispatch::with_windows() const {
   Geometry<int64_t> g = geometry_;
   auto& [depth, height, width] = g.axis;
-  const bool one_row =
-      height.in == 1 && height.out == 1 && height.kernel == 1 && height.padding == 0;
-  if (one_row && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
+  if (height.is_trivial() && (!offsets_ || (Window::P == 0 && depth.kernel == 1))) {
     height = {.in = 1, .out = 1, .kernel = Window::K, .stride = Window::S, .padding = Window::P};
   }
   const auto fits = [](const Axis<int64_t>& axis) {
     return axis.kernel == Window::K && axis.stride == Window::S && axis.padding == Window::P;
   };
-  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1 && depth.padding == 0;
   const bool simple_in_depth = depth.kernel <= depth.stride && depth.padding == 0 &&
                                (depth.in - 1) * depth.stride < depth.out;
-  const bool fits_depth = Window::S > 1 ? simple_in_depth : flat;
+  const bool fits_depth = Window::S > 1 ? simple_in_depth : depth.is_trivial();
   return fits(height) && fits(width) && fits_depth ? std::optional(g) : std::nullopt;
 }
 
