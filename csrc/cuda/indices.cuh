@@ -154,10 +154,9 @@ struct Decoded {
 };
 
 // Decodes a window offset of the cell whose window begins at `start`. An offset that leads into the
-// padding is out of bounds. Coordinates in the padding
-// before the plane have wrapped around, so `< out` is the only test that they need. Example: a
-// window begins at column -1, which is 2^32 - 1. Its column 0 stays there, and is not below
-// width.out; its column 1 is at 0.
+// padding is out of bounds. Coordinates in the padding before the plane have wrapped around, so
+// `< out` is the only test that they need. Example: a window begins at column -1, which is
+// 2^32 - 1. Its column 0 stays there, and is not below width.out; its column 1 is at 0.
 template <class Offset>
 __device__ inline Decoded<Offset> decoded_offset(
     const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start) {

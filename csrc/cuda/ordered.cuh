@@ -61,8 +61,8 @@ struct OrderedPlan {
 
   OrderedPlan() = default;
   OrderedPlan(const Geometry<int64_t>& geometry, int64_t index_bytes, int64_t processors) {
-    constexpr int64_t kInt32Indices = int64_t{1}
-                                      << 31; // -1 becomes 2^32 - 1, see AnyIndices::raw()
+    // As raw() does not extend int32 by its sign, -1 becomes 2^32 - 1.
+    constexpr int64_t kInt32Indices = int64_t{1} << 31;
     const int64_t all_channels = geometry.inner;
     const int64_t some_channels = std::min<int64_t>(all_channels, kOrderedChannels);
     const int64_t in_plane = geometry.in_plane();

@@ -122,11 +122,10 @@ bool Dispatch::forward_if() {
 }
 
 // The geometry, if windows are these in height and width and do not overlap in depth; or, with
-// stride 1, if there is one depth. A plane of
-// one row is done as if its windows were as high as wide, with all rows but one clipped. This
-// changes no position. Offsets count the rows of a window: they stay as they are only if the one
-// row is the first (no padding) of the only depth slice. Example: of a window of 3 with padding 1,
-// offset 1 would become offset 4 of 3x3.
+// stride 1, if there is one depth. A plane of one row is done as if its windows were as high as
+// wide, with all rows but one clipped. This changes no position. Offsets count the rows of a
+// window: they stay as they are only if the one row is the first (no padding) of the only depth
+// slice. Example: of a window of 3 with padding 1, offset 1 would become offset 4 of 3x3.
 template <class Window>
 std::optional<Geometry<int64_t>> Dispatch::with_windows() const {
   Geometry<int64_t> g = geometry_;
