@@ -73,7 +73,7 @@ INDEX_KINDS = (
 # windows; the others differ from one of those in the stride or in the padding.
 WINDOWS = (
     *((2, 2, 0), (3, 3, 0), (4, 4, 0), (3, 4, 0)),
-    *((3, 2, 1), (3, 2, 0), (3, 1, 1), (5, 1, 2), (2, 1, 0)),
+    *((3, 2, 1), (3, 2, 0), (3, 1, 1), (4, 1, 1), (5, 1, 2), (2, 1, 0)),
 )
 
 # The ways of CUDA kernels through memory: along rows that divide into vectors or do not, or along
@@ -478,7 +478,8 @@ def aimed(
     window = window or rng.choice(WINDOWS)
     dims = dims or rng.choice((2, 2, 3) if way == "channels" else (1, 2, 3))
     columns = rng.choice((8, 16) if way == "even rows" else (3, 5, 7, 9))
-    geometry = geometry_of((*(rng.randint(1, 4) for _ in range(dims - 1)), columns), window)
+    fewest = 2 if way == "uneven rows" else 1  # a thread has several rows there
+    geometry = geometry_of((*(rng.randint(fewest, 4) for _ in range(dims - 1)), columns), window)
     _, stride, _ = window
     # Unpooling allows sizes that differ from the default by less than a stride. Rows are even if
     # there are `stride` outputs for each cell, where that size is allowed.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Kernels of max pooling. pool_elements.cuh has the comparison of two elements and the store,
 // tiling.cuh the items of a thread, vector.cuh the loads of several neighbours at once, divider.cuh
-// the division by a dilation. max_pool.cuh chooses the kernel; large windows have pool_lanes.cuh.
+// the division by a dilation. max_pool.cu chooses the kernel; large windows have pool_lanes.cuh.
 // As in all of csrc, `out` is the unpooled side, which is the input here, and `in` the pooled one.
 //
-// pool_rows, for contiguous tensors: 2x2 or 3x3 windows without dilation. A thread owns kRows x
+// pool_rows, for contiguous tensors: windows of 2x2 to 5x5 without dilation. A thread owns kRows x
 // kColumns windows, and reads the rows of the input that they cover once. Example: 3x3 windows, 2
 // apart, padding 1. The thread that owns windows 2 and 3 of a row of windows reads of a row of the
 // input:
@@ -20,8 +20,8 @@
 // pool_channels, for channels_last tensors: 2x2 or 3x3 windows without dilation. A thread owns one
 // window in kChannels channels, which are one vector in each element of the window.
 //
-// pool_windows, for all else: a thread owns one window of one channel, of any size and dilation. It
-// looks at one element after the other.
+// pool_windows, for all else: windows of any size and dilation. A thread owns one window in up to 4
+// channels, or 4 windows of a column in one channel. It looks at one element after the other.
 #pragma once
 
 #include "../geometry.h"
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   for_each_item(tiling.items, [&](uint32_t item) {
     const auto& [depth, height, width] = tiling.geometry.axis;
     const bool as_offsets = result.takes_offsets();
-    const auto [outer, tile, channel] = tiling.item(item, false, tiling.geometry.rank == 3);
+    const auto [outer, tile, channel] = tiling.item(item, false, tiling.deep);
     const uint32_t top = tile[1] * (kRows * kStride) - height.padding;
     const uint32_t front = tile[0] * depth.stride - depth.padding;
     const T* plane = input + outer * tiling.out_plane + (kVectors ? tile[2] * Rows::kVector : 0);
@@ -265,104 +265,158 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   });
 }
 
-// Dilation, which the geometry does not say: steps between the elements of a window. Offset is as
-// in Decoder.
+// The way of pool_windows from element to element, and from window to window of a thread.
 template <class Offset>
-struct Dilation {
+struct WindowSteps {
+  Divider<Offset> dilation[3]; // from an element of the window to the next
+  Divider<Offset> apart;       // from a window of the thread to the next
+  Offset rows_apart;           // the same, in rows of elements
+
   struct Range {
     Offset first;
     Offset end;
   };
-
-  Divider<Offset> axis[3];
-
-  __device__ Offset step(int a) const { return axis[a].divisor(); }
-
-  // Which elements of a cell's window lie in the input, in dimension `a`: numbers [first, end). Of
-  // a window of 3 elements, 2 apart, that begins at -1 in an input of 4, elements 1 and 2 do, at
-  // coordinates 1 and 3.
-  __device__ Range elements_inside(const Geometry<Offset>& geometry, int a, Offset cell) const {
-    const auto& [in, out, kernel, stride, padding] = geometry.axis[a];
+  // Which elements of a window lie in the input, in dimension `a`: numbers [first, end). `elements`
+  // is how many it has. Of a window of 3 elements, 2 apart, that begins at -1 in an input of 4,
+  // elements 1 and 2 do, at coordinates 1 and 3.
+  __device__ Range
+  elements_inside(const Axis<Offset>& axis, int a, Offset cell, Offset elements) const {
     // Both count from the begin of the padding on, so that no coordinate is below 0.
-    const Offset start = cell * stride;
-    const Offset last_of_input = out + padding - 1; // no window begins after it
-    const Offset end = axis[a].divide(last_of_input - start) + 1;
-    const Offset first = start < padding ? axis[a].divide(padding - start - 1) + 1 : 0;
-    return {first, end < kernel ? end : kernel};
+    const Offset start = cell * axis.stride;
+    const Offset last_of_input = axis.out + axis.padding - 1; // no window begins after it
+    Range range{0, elements};
+    if (start < axis.padding) {
+      range.first = dilation[a].divide(axis.padding - start - 1) + 1;
+    }
+    if (start + (elements - 1) * dilation[a].divisor() > last_of_input) {
+      range.end = start > last_of_input ? 0 : dilation[a].divide(last_of_input - start) + 1;
+    }
+    return range;
   }
 };
 
-// From an element's number in its window, by dimension, to its place. The results wrap around for
-// elements before the input, which nobody reads; sums with them are right again.
-template <class Offset>
-struct DilatedWindow {
-  const Geometry<Offset>& geometry;
-  const Dilation<Offset>& dilation;
-  Offset first; // position of the window's first element, inside the input or not
-  bool as_offsets;
-
-  // Position of the first element of a row of the window.
-  __device__ Offset row_position(Offset z, Offset y) const {
-    const auto& [depth, height, width] = geometry.axis;
-    return first + (z * dilation.step(0) * height.out + y * dilation.step(1)) * width.out;
-  }
-  // Index of that element.
-  __device__ Offset row_index(Offset z, Offset y) const {
-    const auto& [depth, height, width] = geometry.axis;
-    return as_offsets ? (z * height.kernel + y) * width.kernel : row_position(z, y);
-  }
-  // From an element's index to that of the next one in its row.
-  __device__ Offset index_step() const { return as_offsets ? 1 : dilation.step(2); }
-};
-
-// Blocks of a processor: 64-bit offsets leave each of 512 threads 128 registers, 32-bit ones 64.
+// Blocks of a processor: 1024 threads of 64 registers with 32-bit offsets, else 512 of 128.
 template <class Offset>
 constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) / kThreads;
 
-// Elements that a thread reads at a time; four with 64-bit offsets would spill.
-template <class Offset>
-constexpr int kElementsAtOnce = sizeof(Offset) == sizeof(uint32_t) ? 4 : 2;
-
+// Any windows. A thread owns R windows of a column, in V channels. Where windows have rows of
+// elements in common, the maximum of a row is found once. Example: windows of 4x4, 1 apart. A
+// thread owns four of them, one below the other, and reads 7 rows of 4 elements, in place of 16.
+// With dilation, windows have rows in common if they begin whole dilations apart: those of a thread
+// are `apart` windows from each other. With dilation 3 and stride 1, the first threads of a column
+// own windows 0, 3, 6 and 9; 1, 4, 7 and 10; 2, 5, 8 and 11; and then 12, 15, 18 and 21.
+//
 // `lowest` is no larger than any number of type T. It is the value of a window without elements.
-template <class T, class Offset>
+template <class T, class Offset, int R, int V>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling,
     const T* __restrict__ input,
     PoolResult<T> result,
-    Dilation<Offset> dilation,
+    WindowSteps<Offset> steps,
     T lowest) {
   for_each_item(tiling.items, [&](Offset item) {
     const Geometry<Offset>& geometry = tiling.geometry;
-    const auto [outer, cell, channel] = tiling.item(item);
+    const auto& [depth, height, width] = geometry.axis;
+    const bool as_offsets = result.takes_offsets();
+    const auto [outer, tile, vector] = tiling.item(item, geometry.inner != 1, tiling.deep);
+    Position<Offset> cell = tile; // of the first window
+    if (R > 1) {
+      const Offset group = split(cell[1], steps.apart);
+      cell[1] += group * (R * steps.apart.divisor());
+    }
+    const Offset channel = V * vector;
     const auto [front, top, left] = tiling.window_start(cell).at;
-    const DilatedWindow<Offset> window{
-        .geometry = geometry,
-        .dilation = dilation,
-        .first = (front * geometry.axis[1].out + top) * geometry.axis[2].out + left,
-        .as_offsets = result.takes_offsets()};
-    const auto in_depth = dilation.elements_inside(geometry, 0, cell[0]);
-    const auto in_height = dilation.elements_inside(geometry, 1, cell[1]);
-    const auto in_width = dilation.elements_inside(geometry, 2, cell[2]);
-    const T* plane = input + (outer * tiling.out_plane * geometry.inner + channel);
+    const Offset all_rows = height.kernel + (R - 1) * steps.rows_apart;
+    auto in_depth = typename WindowSteps<Offset>::Range{0, 1};
+    if (tiling.deep) {
+      in_depth = steps.elements_inside(depth, 0, cell[0], depth.kernel);
+    }
+    const auto in_height = steps.elements_inside(height, 1, cell[1], all_rows);
+    const auto in_width = steps.elements_inside(width, 2, cell[2], width.kernel);
+    // Elements of the input from one slice, row and column of the window to the next, and indices.
+    const Offset column_step = steps.dilation[2].divisor();
+    const Offset row_step = steps.dilation[1].divisor() * width.out;
+    const Offset slice_step = steps.dilation[0].divisor() * height.out * width.out;
+    const Offset next_column = as_offsets ? 1 : column_step;
+    const Offset next_row = as_offsets ? width.kernel : row_step;
+    const Offset next_slice = as_offsets ? height.kernel * width.kernel : slice_step;
+    // The place of the first window's first element that is inside, and its index. Before the input
+    // a number wraps around; the sum is right again.
+    const Offset start = (front * height.out + top) * width.out + left;
+    const Offset first = start + in_depth.first * slice_step + in_height.first * row_step +
+                         in_width.first * column_step;
+    Offset index_of_slice =
+        as_offsets ? in_depth.first * next_slice + in_height.first * next_row + in_width.first
+                   : first;
+    const T* slice =
+        input + (outer * tiling.out_plane * geometry.inner + channel) + first * geometry.inner;
     // A window without elements in the input gets the index of its first element that is not in the
     // padding before it, as in PyTorch; that may lie beyond the plane.
-    const Offset no_index =
-        window.row_index(in_depth.first, in_height.first) + in_width.first * window.index_step();
-    Candidate<T, Offset> candidate[1] = {{Element<T>::of(lowest), no_index}};
-    for (Offset z = in_depth.first; z < in_depth.end; ++z) {
-      for (Offset y = in_height.first; y < in_height.end; ++y) {
-        const Offset position = window.row_position(z, y) + in_width.first * dilation.step(2);
-        Offset element = position * geometry.inner;
-        Offset index = window.row_index(z, y) + in_width.first * window.index_step();
-#pragma unroll(kElementsAtOnce<Offset>)
-        for (Offset x = in_width.first; x < in_width.end; ++x) {
-          candidate[0].update(Element<T>::of(plane[element]), index);
-          element += dilation.step(2) * geometry.inner;
-          index += window.index_step();
-        }
+    Candidate<T, Offset> best[R][V];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Offset begin = r * steps.rows_apart;
+      const Offset rows = begin > in_height.first ? begin - in_height.first : 0;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        best[r][v] = {Element<T>::of(lowest), index_of_slice + rows * next_row};
       }
     }
-    result.store_candidates(tiling.pooled(outer, cell, channel), candidate);
+#pragma unroll 1
+    for (Offset z = in_depth.first; z < in_depth.end; ++z) {
+      const T* row = slice;
+      Offset index_of_row = index_of_slice;
+#pragma unroll 1
+      for (Offset y = in_height.first; y < in_height.end; ++y) {
+        const T* address = row;
+        Offset index = index_of_row;
+        Candidate<T, Offset> of_row[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          of_row[v] = R == 1 ? best[0][v] : Candidate<T, Offset>{Element<T>::of(lowest), index};
+        }
+#pragma unroll 1
+        for (Offset x = in_width.first; x < in_width.end; ++x) {
+          Element<T> elements[V];
+          unpack(load<V>(address), elements);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            of_row[v].update(elements[v], index);
+          }
+          address += column_step * geometry.inner;
+          index += next_column;
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            if (R == 1) {
+              best[0][v] = of_row[v];
+            } else if (y - r * steps.rows_apart < height.kernel) {
+              best[r][v].update(of_row[v].value, of_row[v].index);
+            }
+          }
+        }
+        row += row_step * geometry.inner;
+        index_of_row += next_row;
+      }
+      slice += slice_step * geometry.inner;
+      index_of_slice += next_slice;
+    }
+    const Offset element = tiling.pooled(outer, cell, channel);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Offset below = r * steps.apart.divisor(); // the first window
+      if (R == 1 || cell[1] + below < height.in) {
+        if (R > 1 && as_offsets) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            best[r][v].index -= r * steps.rows_apart * width.kernel;
+          }
+        }
+        result.store_candidates(element + below * width.in * geometry.inner, best[r]);
+      }
+    }
   });
 }
 

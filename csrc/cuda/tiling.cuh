@@ -83,18 +83,16 @@ struct Tiling : Decoder<Offset> {
 
 // Whether all values that a kernel uses stay below kMost32BitOffset; the place of an output that
 // does not exist may wrap around. `dilation` is that of a pool. A thread of a pool that owns
-// several rows of windows may own up to `more_rows` that do not exist. The function computes
-// bounds, not exact values, and in floating point, which does not overflow.
+// several windows of a column may own some that do not exist: up to `more` beyond the last. The
+// function computes bounds, not exact values, and in floating point, which does not overflow.
 inline bool fits_32bit(
-    const Geometry<int64_t>& geometry,
-    const int64_t (&dilation)[3] = {1, 1, 1},
-    int64_t more_rows = 0) {
+    const Geometry<int64_t>& geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
   double elements = static_cast<double>(geometry.outer) * static_cast<double>(geometry.inner);
   double kernel_volume = 1;
   double largest_coordinate = 0;
   for (int a = 0; a < 3; ++a) {
     const Axis<int64_t>& axis = geometry.axis[a];
-    const int64_t windows = axis.in + (a == 1 ? more_rows : 0);
+    const int64_t windows = axis.in + (a > 0 ? more : 0);
     const auto size = static_cast<double>(std::max(windows, axis.out));
     const auto kernel = static_cast<double>(axis.kernel);
     const auto step = static_cast<double>(dilation[a]);
@@ -112,8 +110,8 @@ inline bool fits_32bit(
 // How many outer indices one launch does: all, or all halved until fits_32bit() holds, or 0 if not
 // even one fits. See for_each_range_of_images().
 inline int64_t outer_that_fits(
-    Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more_rows = 0) {
-  while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more_rows)) {
+    Geometry<int64_t> geometry, const int64_t (&dilation)[3] = {1, 1, 1}, int64_t more = 0) {
+  while (geometry.outer > 0 && !fits_32bit(geometry, dilation, more)) {
     geometry.outer /= 2;
   }
   return geometry.outer;
