@@ -25,7 +25,7 @@
 //   window offset  an index that counts the positions of its own window; uint8 indices do
 //   owner          the one thread, or CUDA block, that writes an output; it reads every cell whose
 //                  window covers that output
-//   part           the outputs that one owner writes: some images, or a range of one image
+//   part           the outputs that one owner writes: some planes, or a range of some planes
 //   chunk          consecutive pooled elements (on CUDA: work items) that are processed together
 //   reach          the outputs, without a gap in memory, in which the windows of a chunk lie: if
 //                  the chunk is row 1 of the pooled plane above, its windows cover the output rows
@@ -95,8 +95,7 @@ struct Geometry {
 };
 
 // Whether no two windows share a position, even before they are clipped: 2x2 with stride 2 is
-// disjoint, 3x3 with stride 2 is not. False, too, if a window is longer than its stride where an
-// axis has one alone.
+// disjoint, 3x3 with stride 2 is not. An axis with one window is no exception.
 template <class Offset>
 bool disjoint(const Geometry<Offset>& geometry) {
   for (const Axis<Offset>& axis : geometry.axis) {

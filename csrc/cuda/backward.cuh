@@ -48,14 +48,14 @@ MAXUNPOOL_HOST_DEVICE constexpr Step step_to_later(int n) {
 }
 
 // What the host computes for the kernel.
-struct GatherPlan {
+struct BackwardPlan {
   bool takes_out_of_window; // out-of-window indices are valid: "sum"
   // For each later cell, a bit for each offset of the window of an earlier one: whether the later
   // cell's window covers the same output. See set_common_offsets().
   uint32_t common_offsets[kLaterCells];
 };
 
-constexpr int64_t kMostCommonOffsets = 32; // bits of GatherPlan::common_offsets
+constexpr int64_t kMostCommonOffsets = 32; // bits of BackwardPlan::common_offsets
 
 // Whether the kernel can tell who loses: windows overlap no later windows than those of
 // step_to_later(), and common_offsets has a bit for each offset.
@@ -67,7 +67,7 @@ inline bool overlaps_near_cells_only(const Geometry<int64_t>& geometry) {
 
 // Sets plan.common_offsets, which was 0, for windows with overlaps_near_cells_only(). Of a window
 // of 3x3, 2 apart, the cell to the right covers offsets 2, 5 and 8, too: its bits are 0b100100100.
-inline void set_common_offsets(GatherPlan& plan, const Geometry<int64_t>& geometry) {
+inline void set_common_offsets(BackwardPlan& plan, const Geometry<int64_t>& geometry) {
   const auto& [depth, height, width] = geometry.axis;
   for (int n = 0; n < kLaterCells; ++n) {
     // Where the later window begins, as a row and a column of the earlier one.
@@ -189,7 +189,7 @@ __device__ __forceinline__ bool gather(
 template <class Traits, class T>
 __device__ __forceinline__ void drop_losers(
     const Geometry<uint32_t>& geometry,
-    const GatherPlan& plan,
+    const BackwardPlan& plan,
     const OwnedCells<Traits>& own,
     T (&grad)[Traits::R][Traits::kOfRow]) {
   const auto& [depth, height, width] = geometry.axis;
@@ -249,7 +249,7 @@ template <class T, bool kOffsets, bool kDropsLosers, Form kForm>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) backward(
     Tiling<uint32_t> tiling,
     Report report,
-    GatherPlan plan,
+    BackwardPlan plan,
     const T* __restrict__ grad_output,
     AnyIndices indices,
     T* __restrict__ grad_input) {

@@ -41,9 +41,9 @@ enum class Form {
 //             with flat indices (int64 or int32) 4. Example: of float32, a vector has 4 outputs. If
 //             there are 2 at a cell, the thread owns 2 cells, and their two int64 are a vector,
 //             too.
-//   channels  a vector, or with flat indices half of one, but at most 8; if the thread reads cells
-//             beside its own, 4. With more, ptxas (nvcc 13.0, sm_90) spills: 176 bytes for 8
-//             offsets and elements of 2 bytes, and 228 with flat indices.
+//   channels  a vector, but at most 8, or 4 if the thread reads cells beside its own; with flat
+//             indices half a vector, but at most 4. With more, ptxas (nvcc 13.0, sm_90) spills: 176
+//             bytes for 8 offsets and elements of 2 bytes, and 228 with flat indices.
 //   column    4 cells
 template <class T, bool kOffsets, Form kForm>
 constexpr int elements_of_thread(int outputs, bool reads_neighbours) {

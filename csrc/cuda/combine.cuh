@@ -20,9 +20,15 @@
 
 namespace maxunpool_cuda {
 
-// Both accumulators have the same interface. Element is the type in memory, and Register the type
-// of an element that was loaded. add_if(match, value) combines with a further element, if its index
-// matches the output. result() is what the owner writes.
+// What the elements whose indices name one output do with it.
+enum class Order {
+  last,     // the last one is stored
+  sum,      // all are added, in row-major order
+  gradient, // the last one gets its gradient, the others 0
+};
+
+// In both, Element is the type in memory, Register the type of an element that was loaded, and
+// add_if(match, value) combines with a further element, if its index matches the output.
 
 // The last element. T is a type of unsigned bytes, as elements are only moved. An element that is
 // smaller than a register lies in its low bits, and the bits above are arbitrary.
@@ -36,7 +42,6 @@ struct CombineLast {
   __device__ __forceinline__ void add_if(bool match, Register element) {
     value = match ? element : value;
   }
-  __device__ __forceinline__ T result() const { return static_cast<T>(value); }
 };
 
 // The sum, which starts from +0.

@@ -20,8 +20,8 @@ constexpr int kThreads = 128;
 // Half of what 32 bits hold: a difference of two such values keeps its sign, and Divider needs it.
 constexpr int64_t kMost32BitOffset = int64_t{1} << 31;
 
-// Shared memory for the slots of a block, at most (see Parts). Three such blocks of 256 threads fit
-// a processor that has 100 KB, such as that of sm_86 or sm_120.
+// Shared memory for the slots of a block of slots.cuh, at most. Three such blocks of 256 threads
+// fit a processor that has 100 KB, such as that of sm_86 or sm_120.
 constexpr int64_t kSharedBytes = 32 << 10;
 
 // Blocks of ordered.cuh: their threads, at most; the channels of a group, at most; and after how

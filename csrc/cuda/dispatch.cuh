@@ -7,99 +7,95 @@
 //   unpool_forward.cu  the kernels of forward.cuh
 //   max_pool.cu        pool(), the kernels of pool.cuh and pool_lanes.cuh
 //
-// A call of unpooling launches one fast kernel. If its indices are flat (int64 or int32), some may
-// be out of window; then a fix-up kernel follows, which recomputes the images that the fast kernel
-// has flagged. Example: a float32 tensor [8][64][56][56] with int64 indices, windows of 2x2, 2
-// apart, and an output of 112x112 is of the first row of the table. So `forward`, whose threads own
-// cells of a row, writes the whole output, and `ordered` follows.
+// A call launches the kernel of the first row that fits it. tests/test_dispatch.py reads this
+// table, and compares what runs.
 //
-// The fast kernel is that of the first row that fits the call:
-//
-//   call             windows     layout    elements                    fast kernel
+//   call             windows     layout    elements                    kernel
 //   forward, move    2x2, 3x3    rows      1, 2, 4 bytes               forward, cells
 //   forward, move    2x2, 3x3    channels  1, 2, 4 bytes               forward, channels
-//   forward, move    2x2, 3x3    any       1, 2, 4, 8 bytes            forward, column
+//   forward, move    2x2, 3x3    planes    1, 2, 4, 8 bytes            forward, column
 //   forward, move    4x4         rows      2, 4 bytes                  forward, cells
 //   forward, move    3x3/1       offsets   2, 4 bytes                  forward, cells
-//   forward, move    3x3/1       any       2, 4 bytes                  forward, column
+//   forward, move    3x3/1       planes    2, 4 bytes                  forward, column
 //   forward, move    5x5/1       offsets   2, 4 bytes                  forward, cells
-//   forward, move    5x5/1       any       2, 4 bytes                  forward, column
+//   forward, move    5x5/1       planes    2, 4 bytes                  forward, column
 //   forward, add     3x3         rows      float16, bfloat16, float32  forward, cells
 //   forward, add     3x3         channels  float16, bfloat16, float32  forward, channels
-//   forward, add     3x3         any       float16, bfloat16, float32  forward, column
+//   forward, add     3x3         planes    float16, bfloat16, float32  forward, column
 //   forward, add     3x3/1       offsets   float16, bfloat16, float32  forward, cells
-//   forward, add     3x3/1       any       float16, bfloat16, float32  forward, column
+//   forward, add     3x3/1       planes    float16, bfloat16, float32  forward, column
 //   forward, add     5x5/1       offsets   float16, bfloat16, float32  forward, cells
-//   forward, add     5x5/1       any       float16, bfloat16, float32  forward, column
+//   forward, add     5x5/1       planes    float16, bfloat16, float32  forward, column
+//   forward, any     covering    any       any                         slots
 //   backward, all    any         rows      1, 2, 4 bytes               backward, cells
 //   backward, all    any         channels  1, 2, 4 bytes               backward, channels
-//   backward, all    any         any       1, 2, 4, 8 bytes            backward, column
+//   backward, all    any         any       any                         backward, column
 //   backward, last   near        rows      1, 2, 4 bytes               backward, cells
 //   backward, last   near        channels  1, 2, 4 bytes               backward, channels
-//   backward, last   near        any       1, 2, 4, 8 bytes            backward, column
-//   any              any         any       any                         slots
-//
-// The fix-up kernel, if there is one, is that of the first row that fits:
-//
-//   call             indices     fix-up kernel
-//   any              uint8       none, since an offset cannot leave its window
-//   backward, sum    any         none, since it reads the gradient wherever an index leads
-//   forward, sum     any         forward_any_sum_slots
-//   any, last        any         ordered
+//   backward, last   near        planes    1, 2, 4, 8 bytes            backward, column
+//   backward, last   any         any       any                         slots
+//   any              any         any       any                         ordered
 //
 // call      move: an output gets one element at most ("last", or "sum" of windows that do not
 //           overlap and numbers that are not complex); add: all else.
 //           all: each cell gets its gradient ("sum", or windows that do not overlap); last: only
 //           the last of the cells that name one output does.
 // windows   2x2: height and width 2, 2 apart, no padding. 3x3: 2 apart, padding 0 or 1. 4x4: 4
-//           apart, no padding. In depth they may have any size, if they do not overlap there. In
-//           one dimension, the windows of a row count as if they were as high as they are wide,
-//           but not those of 3 with padding 1 and uint8 indices (see Dispatch::with_windows).
-//           3x3/1, 5x5/1: 1 apart, padding 1 or 2, one deep; 5x5/1 with uint8 indices alone.
-//           near: one deep, at most 32 elements, and at most twice as high and wide as the stride,
-//           so that a window overlaps its neighbours alone.
+//           apart, no padding. In depth they may have any size without padding, if they do not
+//           overlap there, and each begins in the output. 3x3/1, 5x5/1: 1 apart, padding 1 and 2,
+//           of planes one deep; 5x5/1 with uint8 indices alone. In planes of one row, windows count
+//           as if they were as high as they are wide; but with uint8 indices only those without
+//           padding, and one deep (see Dispatch::with_windows).
+//           covering: "last", or "sum" where at most 256 windows cover an output.
+//           near: windows one deep, of at most 32 elements, and at most twice as high and wide as
+//           the stride, so that a window overlaps its neighbours alone.
 // layout    rows: contiguous, aligned to 16 bytes; the cells of a row are a multiple of a thread's
 //           (see cells.cuh), and forward, the output rows are as long as the stride times these.
 //           offsets: such rows with uint8 indices.
 //           channels: channels_last, aligned to 16 bytes; the channels are a multiple of a
 //           thread's.
-// slots     forward_last_slots, backward_last_slots or backward_sum_slots. The sum of a forward has
-//           two: forward_own_sum_slots, as the fast kernel where 32 bits count the call and at most
-//           256 windows cover an output; forward_any_sum_slots elsewhere and as fix-up kernel.
+//           planes: of several rows of cells.
 //
-// `slots` is also the fast kernel of a call whose numbers need more than 32 bits even for one
-// image, and of every call if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1. tests/test_dispatch.py has calls on
-// both sides of each rule, and compares the kernels that run.
+// `ordered` also serves calls whose numbers need more than 32 bits even for one image, and every
+// call if MAXUNPOOL_CUDA_SIMPLE_KERNELS=1.
+//
+// All kernels but `ordered` are fast kernels: they rely on indices in their windows. Flat indices
+// (int64 or int32) may be out of window. Then `ordered` follows as the fix-up kernel, and
+// recomputes the images that the fast kernel has flagged; but not for the gradient of "sum", which
+// is read wherever an index leads. Example: a float32 tensor [8][64][56][56] with int64 indices,
+// windows of 2x2, 2 apart, and an output of 112x112 is of the first row. So `forward`, whose
+// threads own cells of a row, writes the whole output, and `ordered` finds no flag.
 #pragma once
 
 #include "../calls.h"
+#include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
 #include "../torch.h"
+#include "combine.cuh"
 #include "indices.cuh"
 #include "launch.cuh"
-#include "ordered.cuh"
-#include "parts.cuh"
 #include "report.cuh"
 #include "tiling.cuh"
 #include "vector.cuh"
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <type_traits>
 
 namespace maxunpool_cuda {
 
-// Runs a call of max unpooling, whose errors go to `errors`. `simple`: the fast kernel is
-// one of slots.cuh. In unpool.cu.
+// Runs a call of max unpooling, whose errors go to `errors`. `simple`: by `ordered` alone. In
+// unpool.cu.
 void unpool(const Launch& launch, const UnpoolCall& call, const Errors& errors, bool simple);
 
 // Runs a call of max pooling. In max_pool.cu.
 void pool(const Launch& launch, const PoolCall& call);
 
-// Calls visit(first, count) for ranges of images that together are all of a call's. Each has at
-// most as many as fit a launch (see outer_that_fits); if not even one fits, all are one range.
+// Calls visit(first, count) for ranges of images that together make up a call. Each has at most as
+// many as fit a launch (see outer_that_fits); if not even one fits, all are one range.
 template <class Visit>
 void for_each_range_of_images(int64_t images, int64_t fitting, const Visit& visit) {
   const int64_t step = fitting == 0 ? images : fitting;
@@ -115,58 +111,64 @@ class Dispatch {
       : launch_(launch),
         call_(call),
         geometry_(call.geometry),
-        report_{.out_of_window_flags = nullptr, .out_of_window_launches = {}, .errors = errors},
+        errors_(errors),
         last_(call.reduce == Reduce::last),
         offsets_(call.index_type == ScalarType::Byte),
         may_leave_window_(!offsets_ && (call.forward || last_)) {}
 
-  // Launches the fast kernel and, if one has to follow, the fix-up kernel.
+  // Launches the kernels of the call. `simple`: no fast kernel.
   void run(bool simple) {
     const bool tries_fast = !simple && fits_32bit(geometry_);
-    const bool is_done = tries_fast && (call_.forward ? forward() : backward());
-    if (!is_done) {
-      slots();
-    }
-    if (may_leave_window_) {
-      is_fixup_ = true;
-      report_.out_of_window_flags = nullptr; // the fix-up kernel flags nothing
-      last_ ? ordered() : slots();
+    const bool is_done = tries_fast && ((call_.forward ? forward() : backward()) || slots());
+    if (!is_done || may_leave_window_) {
+      ordered(/*is_fixup=*/is_done);
     }
   }
 
  private:
-  // ---- unpool_forward.cu: launches `forward`, if the table has a row for the call. Returns
-  // whether it did.
+  // ---- unpool_forward.cu
 
+  // Launches the kernel of its name, if the table has a row for the call. Returns whether it did.
   bool forward();
   template <class Combine, bool kOffsets, class Window>
   bool forward_if();
   template <class Window>
   std::optional<Geometry<int64_t>> with_windows() const;
 
-  // ---- unpool.cu: launches `backward`, if the table has a row for the call. Returns whether it
-  // did.
+  // ---- unpool.cu
 
+  // The same for the gradient.
   bool backward();
   template <class T, bool kOffsets, bool kDropsLosers>
-  void launch_backward();
+  bool launch_backward();
 
-  // ---- unpool.cu: launches `ordered`, the fix-up kernel of "last" and of its gradient.
+  // The same for what these two leave.
+  bool slots();
+  template <class T, Order kOrder>
+  void launch_slots(int64_t words_of_slot);
 
-  void ordered();
-
-  // ---- unpool.cu: launches the kernel of slots.cuh, as the fast one, or as the fix-up kernel of
-  // "sum".
-
-  void slots();
-  template <class Offset>
-  void slots_of();
-  template <class Offset>
-  Parts<Offset> parts(int64_t slot_bytes) const;
-  template <class T, class Kernel, class Offset, class... Rest>
-  void launch_parts(Kernel* kernel, const Parts<Offset>& parts, const Rest&... rest);
+  void ordered(bool is_fixup);
+  template <class T, Order kOrder>
+  void launch_ordered(bool is_fixup);
 
   // ---- what these need
+
+  // Calls f.operator()<T, kOrder>() for the elements of the call, and for what becomes of those
+  // that name one output.
+  template <class F>
+  void with_order(const F& f) const {
+    if (call_.forward && !last_) {
+      with_arithmetic_type(call_.type, [&]<class T>(std::type_identity<T>) {
+        f.template operator()<T, Order::sum>();
+      });
+      return;
+    }
+    // All but the sum only move elements, so the size of an element is enough.
+    with_bytes(call_.element_size, [&]<class T>(std::type_identity<T>) {
+      call_.forward ? f.template operator()<T, Order::last>()
+                    : f.template operator()<T, Order::gradient>();
+    });
+  }
 
   // Launches a fast kernel whose threads each do one of the tiling's items. T is the type of an
   // element. The kernel's parameters are (tiling, report, rest..., values, indices, result).
@@ -174,41 +176,39 @@ class Dispatch {
   void launch_items(Kernel* kernel, const Tiling<uint32_t>& tiling, const Rest&... rest) {
     const int64_t items = tiling.items;
     const int64_t blocks = divide_up(items, kThreads);
-    flag(blocks, kThreads, items / geometry_.outer, 1);
+    if (may_leave_window_) {
+      make_flags(blocks, kThreads, items / geometry_.outer);
+    }
     launch_(
         kernel,
         blocks,
         kThreads,
         0,
         tiling,
-        report_,
+        report(),
         rest...,
         static_cast<const T*>(call_.values),
         any_indices(),
         static_cast<T*>(call_.result));
   }
 
-  // Called before the fast kernel is launched: if a fix-up kernel will follow, makes room for its
-  // out-of-window flags, one for each of `chunks` chunks, and keeps for the fix-up kernel how they
-  // belong to images. OutOfWindowFlags explains the last three parameters.
-  void flag(int64_t chunks, int64_t chunk_items, int64_t image_items, int64_t images) {
-    if (may_leave_window_) {
-      if (last_) {
-        ordered_ = OrderedPlan(geometry_, any_indices().bytes, launch_.processors());
-      }
-      const int64_t taken_words = call_.forward ? 0 : ordered_.all_taken_words();
-      uint32_t* const own = launch_.workspace(Launch::kOwnWords + chunks + taken_words);
-      ordered_.taken = own + Launch::kOwnWords + chunks;
-      report_.out_of_window_flags = own + Launch::kOwnWords;
-      report_.out_of_window_launches = launch_.out_of_window_launches(own, chunks);
-      out_of_window_flags_ = {
-          .flags = report_.out_of_window_flags,
-          .launches = report_.out_of_window_launches,
-          .chunk_items = Divider<uint64_t>(chunk_items),
-          .images = Divider<uint64_t>(images),
-          .image_items = static_cast<uint64_t>(image_items)};
-      ordered_.flags = out_of_window_flags_;
-    }
+  // Makes room for the flags that the fast kernel's chunks write for the fix-up kernel; see
+  // OutOfWindowFlags.
+  void make_flags(int64_t chunks, int64_t chunk_items, int64_t image_items) {
+    flag_memory_ = launch_.workspace(Launch::kOwnWords + chunks);
+    uint32_t* const own = flag_memory_.get();
+    flags_ = {
+        .flags = own + Launch::kOwnWords,
+        .launches = launch_.out_of_window_launches(own, chunks),
+        .chunk_items = Divider<uint64_t>(chunk_items),
+        .image_items = static_cast<uint64_t>(image_items)};
+  }
+
+  Report report() const {
+    return {
+        .out_of_window_flags = flags_.flags,
+        .out_of_window_launches = flags_.launches,
+        .errors = errors_};
   }
 
   // Whether vectors of the call's tensors may be loaded and stored.
@@ -220,13 +220,12 @@ class Dispatch {
   const Launch& launch_;
   const UnpoolCall& call_;
   const Geometry<int64_t>& geometry_;
-  Report report_; // for the kernel that is launched next
+  const Errors errors_;
   const bool last_;
   const bool offsets_;
   const bool may_leave_window_;
-  OutOfWindowFlags out_of_window_flags_{}; // that the fast kernel writes, for the fix-up kernel
-  OrderedPlan ordered_{};                  // for the fix-up kernel of "last"
-  bool is_fixup_ = false;                  // whether slots() launches the fix-up kernel
+  std::shared_ptr<uint32_t> flag_memory_;
+  OutOfWindowFlags flags_{}; // that the fast kernel writes, for the fix-up kernel
 };
 
 } // namespace maxunpool_cuda

@@ -47,11 +47,13 @@ struct AnyIndices {
 };
 
 // Loads the indices of N neighbours, the first of which has the number `element`: an aligned
-// vector. For kernels with 32-bit offsets, so int64 becomes its lower half, and the result are the
-// upper halves, or-ed. If that is not 0, an index is beyond all planes of these kernels, which have
-// fewer than 2^31 positions; its lower half may still name a position. So the thread that owns the
-// cell looks at the upper half, too, and has the fix-up kernel mend what other threads took of it.
-// int32 is not extended by its sign: -1 becomes 2^32 - 1.
+// vector. Sets `index` to their lower 32 bits, and returns the upper halves of int64, or-ed. int32
+// is not extended by its sign: -1 becomes 2^32 - 1.
+//
+// Planes of kernels with 32-bit offsets have fewer than 2^31 positions. So an index whose upper
+// half is not 0 is beyond the plane, but its lower half may name a position all the same. The
+// thread that owns the cell looks at the upper half, and has the fix-up kernel mend what others
+// took of it.
 template <bool kOffsets, int N>
 __device__ __forceinline__ uint32_t
 load_indices(const AnyIndices& indices, int64_t element, uint32_t (&index)[N]) {
@@ -111,7 +113,6 @@ struct Decoder {
   Divider<Offset> kernel_height;
   Divider<Offset> kernel_width;
 
-  Decoder() = default;
   explicit Decoder(const Geometry<int64_t>& from) {
     const auto size = [](int64_t n) { return static_cast<Offset>(n); };
     geometry = {
@@ -196,7 +197,15 @@ __device__ inline Decoded<Offset> decoded_position(
   return {in_plane ? index : static_cast<Offset>(-1), in_plane, in_window};
 }
 
-// Decodes an index of the type that the kernel is compiled for.
+// Decodes an index of either kind.
+template <class Offset>
+__device__ inline Decoded<Offset> decoded(
+    const Decoder<Offset>& decoder, bool is_offset, Offset index, const Position<Offset>& start) {
+  return is_offset ? decoded_offset(decoder, index, start)
+                   : decoded_position(decoder, index, start);
+}
+
+// Decodes an index of the kind that the kernel is compiled for.
 template <bool kOffsets, class Offset>
 __device__ inline Decoded<Offset> decoded(
     const Decoder<Offset>& decoder, Offset index, const Position<Offset>& start) {

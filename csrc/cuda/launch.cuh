@@ -19,7 +19,7 @@
 namespace maxunpool_cuda {
 
 struct Launch {
-  // Out-of-window flags that a block reads in about a microsecond: on an H200, 131,072 took 40.
+  // Out-of-window flags that a block reads in about a microsecond. On an H200, 131,072 took 40.
   static constexpr int64_t kFewFlags = 4096;
   // Words that a workspace for flags has in front of these, for out_of_window_launches().
   static constexpr int64_t kOwnWords = sizeof(unsigned long long) / sizeof(uint32_t);
@@ -27,11 +27,11 @@ struct Launch {
   int32_t device;
   cudaStream_t stream;
   bool is_captured; // by a graph, which will run the launch, with these arguments, again and again
-  std::shared_ptr<void>& memory;                    // owns the workspace of the call
   unsigned long long* largest_out_of_window_launch; // of the device; null for pooling
 
-  // Room for so many words of 32 bits, undefined. The next workspace() of this call frees it.
-  uint32_t* workspace(int64_t words) const;
+  // Room for so many words of 32 bits, undefined; null for none. Kernels that are launched before
+  // it is freed may use it.
+  std::shared_ptr<uint32_t> workspace(int64_t words) const;
   // Multiprocessors of the device.
   int64_t processors() const;
   // A number for a launch with so many flags, and the word that it is compared with. In a graph the

@@ -4,9 +4,8 @@
 // compiles no kernel.
 //
 // Nothing here waits for the device, unless MAXUNPOOL_CUDA_SYNC_CHECK=1 or check_errors() asks for
-// it, and then for the current stream alone. With MAXUNPOOL_CUDA_SIMPLE_KERNELS=1, the kernels of
-// slots.cuh, and the fix-up kernels, do all unpooling: to compare the other kernels with them, or
-// to leave these out.
+// it, and then for the current stream alone. With MAXUNPOOL_CUDA_SIMPLE_KERNELS=1, `ordered` alone
+// does all unpooling: to compare the other kernels with it, or to leave them out.
 //
 // Example: torch.ops.maxunpool_cuda.max_unpool on cuda:1 comes here as run<..>, which asks the
 // guard and makes an UnpoolCall (max_unpool.h). unpool_on_device() makes cuda:1 the current device,
@@ -31,7 +30,10 @@
 
 namespace maxunpool_cuda {
 
-uint32_t* Launch::workspace(int64_t words) const {
+std::shared_ptr<uint32_t> Launch::workspace(int64_t words) const {
+  if (words == 0) {
+    return nullptr;
+  }
   const auto try_words = [&](int64_t size) {
     return try_empty({size}, {1}, ScalarType::Int, aoti_torch_device_type_cuda(), device);
   };
@@ -39,8 +41,8 @@ uint32_t* Launch::workspace(int64_t words) const {
   if (!made) {
     raise_out_of_memory({words}, ScalarType::Int, /*like=*/try_words(0).value());
   }
-  memory = std::make_shared<Tensor>(*made);
-  return static_cast<uint32_t*>(made->mutable_data_ptr());
+  const auto owner = std::make_shared<Tensor>(*made);
+  return {owner, static_cast<uint32_t*>(made->mutable_data_ptr())};
 }
 
 int64_t Launch::processors() const {
@@ -86,12 +88,10 @@ void unpool_on_device(const UnpoolCall& call, int32_t device) {
   DeviceErrors& errors = ErrorRecords::get().of(device);
   errors.raise_if_reported(stream);
   const bool is_captured = is_capturing(stream);
-  std::shared_ptr<void> memory;
   const Launch launch{
       .device = device,
       .stream = stream,
       .is_captured = is_captured,
-      .memory = memory,
       .largest_out_of_window_launch = &errors.words()->largest_out_of_window_launch};
   unpool(launch, call, errors.for_call(is_captured), is_set("MAXUNPOOL_CUDA_SIMPLE_KERNELS"));
   if (is_set("MAXUNPOOL_CUDA_SYNC_CHECK")) {
@@ -101,12 +101,10 @@ void unpool_on_device(const UnpoolCall& call, int32_t device) {
 
 void pool_on_device(const PoolCall& call, int32_t device) {
   const DeviceGuard guard(device);
-  std::shared_ptr<void> no_memory;
   const Launch launch{
       .device = device,
       .stream = current_stream(device),
       .is_captured = false, // which makes no difference here
-      .memory = no_memory,
       .largest_out_of_window_launch = nullptr};
   pool(launch, call);
 }

@@ -1,179 +1,243 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The fix-up kernel of "last" and of its gradient: for indices that lead anywhere in their plane. A
-// block goes through the elements of a plane in row-major order, a chunk at a time, so its time
-// grows with the plane. It reads the out-of-window flags that the fast kernel wrote, and rewrites
-// the flagged images. No block waits for another.
+// The kernel for indices that lead anywhere in their plane. A block goes through the elements of a
+// plane in row-major order, a chunk at a time, so its time grows with the plane, whatever the
+// windows. No block waits for another.
+//
+// It is the fix-up kernel of the others: then it reads the out-of-window flags that the fast kernel
+// wrote, and rewrites the flagged images. And it does all of the few calls that no fast kernel is
+// for (see dispatch.cuh), in which indices may be window offsets, too.
 //
 // Example: blocks of 4 threads, and a plane of 8 cells, so two chunks.
 //
 //     cell                        0  1  2  3 | 4  5  6  7
 //     output that its index names b  e  b  a | e  j  j  j
 //
-//     unpool, first to last     0 to 3: cells 1, 2 and 3 store to e, b and a; cell 0 does not, as
+//     last, first to last       0 to 3: cells 1, 2 and 3 store to e, b and a; cell 0 does not, as
 //                                       cell 2 is later
 //                               4 to 7: cells 4 and 7 store to e and j, so e is overwritten
+//     sum, first to last        0 to 3: cells 0, 1 and 3 add to b, e and a; then cell 2 adds to b
+//                               4 to 7: cells 4 and 5 add to e and j; then 6, and then 7 adds to j
 //     gradient, last to first   4 to 7: cells 4 and 7 get the gradients of e and j, and take these;
 //                                       cells 5 and 6 get 0
 //                               0 to 3: cells 2 and 3 get a gradient; cell 0 gets 0, as cell 2 is
 //                                       later, and cell 1, as e is taken
 //
-// In a chunk, rounds find the last of the threads that name one output (see Turns). From chunk to
-// chunk, an unpool only overwrites, and a gradient has a bit for each output: whether it is taken.
+// In a chunk, rounds find the threads whose turn it is (see Turns). From chunk to chunk, "last"
+// only overwrites, "sum" reads what it has written, and a gradient has a bit for each output:
+// whether it is taken.
 //
 // In channels_last, a block does a *group* of up to 32 neighbouring channels at once, so that
 // threads that are neighbours access neighbours. Example: 70 channels are groups of 32, 32 and 6.
 // With 1024 threads a chunk is 32 cells of a group, one channel a thread; in the last group, 26 of
 // each 32 threads have no channel. Planes of a contiguous tensor are groups of one.
 //
-// Indices that are out of bounds name no output. The fast kernel has reported them.
+// If groups are few, several blocks share one: each has a *range* of its outputs. All of them read
+// all indices, and pass over those that name no output of their range.
 #pragma once
 
 #include "../geometry.h"
+#include "../reduction.h"
+#include "../torch.h"
+#include "combine.cuh"
 #include "device.cuh"
 #include "divider.cuh"
 #include "indices.cuh"
 #include "report.cuh"
+#include "tiling.cuh"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 namespace maxunpool_cuda {
 
-// The groups of a call, and how blocks go through them. Numbers have 64 bits, so that one kernel
-// serves calls of all sizes.
+// What a sum of T is kept in while it grows: the output itself, unless that would round each sum.
+template <class T>
+using Partial = std::conditional_t<std::is_floating_point_v<Accumulator<T>>, Accumulator<T>, T>;
+
+// Bits that a block remembers of each output of a range.
+template <class T, Order kOrder>
+constexpr int remembered_bits() {
+  if (kOrder == Order::gradient) {
+    return 1; // whether it is taken
+  }
+  return kOrder == Order::sum && !std::is_same_v<Partial<T>, T> ? 8 * sizeof(Partial<T>) : 0;
+}
+
+// The work of a call, and how blocks go through it. Numbers have 64 bits, so that one kernel serves
+// calls of all sizes.
 struct OrderedPlan {
-  uint64_t cells;     // of a plane
-  uint64_t outputs;   // of a plane
-  uint64_t index_end; // an index below this number names an output
-  uint64_t inner;     // of the geometry
-  uint64_t channels;  // of a group; the last one of an image may have fewer
-  uint64_t groups;
+  Tiling<uint64_t> tiling; // an item is a cell of a plane
+  uint64_t index_end;      // a flat index below this number names an output
+  uint64_t channels;       // of a group; the last one of an image may have fewer
   Divider<uint64_t> groups_of_image;
-  uint64_t chunk_cells; // cells of a chunk
-  uint64_t chunks;      // of a group
-  uint64_t taken_words; // of 32 bits, for the outputs of a group
-  uint32_t* taken;      // so many words for each block, if the call is a gradient
-  OutOfWindowFlags flags;
+  Divider<uint64_t> ranges_of_group;
+  uint64_t ranges;        // of the call
+  uint64_t range_outputs; // positions of a range; the last one of a group may have fewer
+  uint64_t chunk_cells;   // cells of a chunk
+  uint64_t chunks;        // of a group
+  uint32_t* memory;       // what blocks remember of their outputs
+  uint64_t block_words;   // of 32 bits: how much of it each block has
+  bool drops_losers;      // gradient: of the cells that name one output, all but the last get 0
+  bool is_fixup;          // does only images that are flagged, and reports no index
+  OutOfWindowFlags flags; // of the fast kernel
 
   int64_t threads; // of a block
-  int64_t blocks;  // whose threads fit the processors, but no more than there are groups
+  int64_t blocks;  // no more than there are ranges, or than fit the processors by their threads
 
-  OrderedPlan() = default;
-  OrderedPlan(const Geometry<int64_t>& geometry, int64_t index_bytes, int64_t processors) {
-    // As raw() does not extend int32 by its sign, -1 becomes 2^32 - 1.
-    constexpr int64_t kInt32Indices = int64_t{1} << 31;
-    const int64_t all_channels = geometry.inner;
-    const int64_t some_channels = std::min<int64_t>(all_channels, kOrderedChannels);
+  // `bits`: remembered_bits().
+  OrderedPlan(
+      const Geometry<int64_t>& geometry,
+      int64_t index_bytes,
+      int64_t bits,
+      int64_t processors,
+      bool for_fixup)
+      : tiling(geometry, {geometry.axis[0].in, geometry.axis[1].in, geometry.axis[2].in}, 1),
+        is_fixup(for_fixup) {
+    const int64_t some_channels = std::min<int64_t>(geometry.inner, kOrderedChannels);
     const int64_t in_plane = geometry.in_plane();
     const int64_t out_plane = geometry.out_plane();
-    const int64_t groups_together = divide_up(all_channels, some_channels);
-    const int64_t all_groups = geometry.outer * groups_together;
-    threads = threads_of(in_plane * some_channels, all_groups <= processors);
+    const int64_t groups_together = divide_up(geometry.inner, some_channels);
+    const int64_t groups = geometry.outer * groups_together;
+    // Small blocks wait less for each other; large ones are done with a plane sooner. So many
+    // share a processor, if there are groups enough.
+    const auto groups_of_processor = static_cast<uint64_t>(groups / processors);
+    const auto blocks_together = static_cast<int64_t>(
+        std::bit_floor(std::clamp<uint64_t>(groups_of_processor, 1, kMostTogether)));
+    threads = threads_of(in_plane * some_channels, kOrderedThreads / blocks_together);
+    const int64_t cells_of_chunk = threads / some_channels;
+    const int64_t chunks_of_group = divide_up(in_plane, cells_of_chunk);
+    const int64_t wanted_ranges = std::clamp<int64_t>(
+        std::min(processors / groups, chunks_of_group / kFewestChunks), 1, kMostRanges);
+    const int64_t outputs_of_range = divide_up(out_plane, wanted_ranges);
+    const int64_t ranges_together = divide_up(out_plane, outputs_of_range);
+    const int64_t words = divide_up(outputs_of_range * some_channels * bits, 32);
+    blocks = std::min(groups * ranges_together, processors * (kOrderedThreads / threads));
+    if (bits > 1) {
+      // Sums of 16-bit types: an eighth of the output's bytes, or half of these for a whole call.
+      // But enough for one range.
+      const int64_t most_words = geometry.outer * geometry.out_image() / (is_fixup ? 16 : 4);
+      blocks = std::clamp<int64_t>(most_words / words, 1, blocks);
+    }
     const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
-    cells = size(in_plane);
-    outputs = size(out_plane);
-    index_end =
-        size(index_bytes == sizeof(int32_t) ? std::min(out_plane, kInt32Indices) : out_plane);
-    inner = size(all_channels);
+    const bool is_int32 = index_bytes == sizeof(int32_t); // -1 becomes 2^32 - 1
+    index_end = size(is_int32 ? std::min(out_plane, int64_t{1} << 31) : out_plane);
     channels = size(some_channels);
-    groups = size(all_groups);
     groups_of_image = Divider<uint64_t>(groups_together);
-    chunk_cells = size(threads / some_channels);
-    chunks = size(divide_up(in_plane, threads / some_channels));
-    taken_words = size(divide_up(out_plane * some_channels, 32));
-    blocks = std::min(all_groups, processors * (kThreadsOfProcessor / threads));
+    ranges_of_group = Divider<uint64_t>(ranges_together);
+    ranges = size(groups * ranges_together);
+    range_outputs = size(outputs_of_range);
+    chunk_cells = size(cells_of_chunk);
+    chunks = size(chunks_of_group);
+    block_words = size(words);
   }
-  // Words of `taken` for all blocks: at most two bits for each output of the call, but whole words.
-  int64_t all_taken_words() const { return blocks * static_cast<int64_t>(taken_words); }
+  // Words of `memory`.
+  int64_t words() const { return blocks * static_cast<int64_t>(block_words); }
 
  private:
-  static constexpr int64_t kThreadsOfProcessor = 1536; // each may have 40 registers
+  static constexpr int64_t kFewestChunks = 4;  // a plane of fewer is not worth two blocks
+  static constexpr int64_t kMostRanges = 16;   // as all of them read all indices
+  static constexpr uint64_t kMostTogether = 4; // blocks of a processor
 
-  // The threads of a block: whole warps, as few as give the same number of chunks. If each
-  // group has a processor for itself, its block is large. Else several blocks share a processor,
-  // and while one waits the others work.
-  static int64_t threads_of(int64_t elements, bool has_processor) {
+  // The threads of a block: whole warps, as few as give the same number of chunks.
+  static int64_t threads_of(int64_t elements, int64_t most) {
     constexpr int64_t kWarp = 32;
-    const int64_t most = has_processor ? kOrderedThreads : kOrderedThreads / 2;
     const int64_t of_chunk = divide_up(elements, divide_up(elements, most));
     return std::min(divide_up(of_chunk, kWarp) * kWarp, most);
   }
 };
 
-// What a thread does of a group: one channel, in one cell of each chunk. Numbers of elements are
+// What a thread does of a range: one channel, in one cell of each chunk. Numbers of elements are
 // counted in their tensors.
 struct OrderedThread {
   uint32_t channel;  // of the group
   uint32_t cell;     // of the chunk
+  uint64_t first;    // output of the range, a position in the plane
+  uint64_t outputs;  // positions of the range
   uint64_t pooled;   // the channel's first element
   uint64_t unpooled; // its first output
   bool exists;       // false: the thread does nothing but wait for the others
+  bool is_of_first;  // of the ranges that share the group
 
-  __device__ OrderedThread(const OrderedPlan& plan, uint64_t group) {
+  __device__ OrderedThread(const OrderedPlan& plan, uint64_t group, uint64_t range) {
+    const Tiling<uint64_t>& tiling = plan.tiling;
+    const uint64_t inner = tiling.geometry.inner;
     const auto channels = static_cast<uint32_t>(plan.channels);
     channel = threadIdx.x % channels;
     cell = threadIdx.x / channels;
     uint64_t group_of_image = group;
     const uint64_t image = split(group_of_image, plan.groups_of_image);
     const uint64_t of_image = group_of_image * plan.channels + channel;
-    pooled = image * plan.cells * plan.inner + of_image;
-    unpooled = image * plan.outputs * plan.inner + of_image;
-    exists = of_image < plan.inner && cell < plan.chunk_cells;
+    pooled = image * tiling.in_plane * inner + of_image;
+    unpooled = image * tiling.out_plane * inner + of_image;
+    exists = of_image < inner && cell < plan.chunk_cells;
+    is_of_first = range == 0;
+    first = range * plan.range_outputs;
+    const uint64_t left = tiling.out_plane - first;
+    outputs = left < plan.range_outputs ? left : plan.range_outputs;
   }
 };
 
-// Finds the last thread of those that name one output. Outputs share slots of shared memory, by
-// their numbers. In a round, each thread that waits writes its turn to its slot, if that is larger.
-// The thread whose turn stays there wins. The others that name its output are done, too; those that
-// name another one wait for the next round, whose turns are larger. So there are as many rounds as
-// a slot has outputs. Example, of a block of four threads and slots for the outputs a, a, b, c,
-// where a and b share a slot:
+// Lets the threads of a block act on outputs, those that name one output one after the other.
+// Outputs share slots of shared memory, by their numbers. In a round, each thread that waits writes
+// its turn to its slot, if that is larger. The thread whose turn stays there acts. For "sum" the
+// others wait for the next round, whose turns are larger; earlier threads have larger turns. For
+// "last" and the gradient later threads have larger turns, and only the last one acts: then the
+// others that name its output are done, and those that name another one wait. Example of "last", of
+// a block of four threads and slots for the outputs a, a, b, c, where a and b share a slot:
 //
-//     round 0: turns 1 2 3 4    a and b's slot is 3, c's 4: threads 2 and 3 win, 0 and 1 wait
-//     round 1: turns 5 6 - -    a and b's slot is 6:        thread 1 wins, and 0 is done
+//     round 0: turns 1 2 3 4    a and b's slot is 3, c's 4: threads 2 and 3 act, 0 and 1 wait
+//     round 1: turns 5 6 - -    a and b's slot is 6:        thread 1 acts, and 0 is done
 class Turns {
  public:
-  static constexpr uint32_t kSlots = 4 * kOrderedThreads; // a power of two
-
+  // Of a block of so many threads; a power of two.
+  MAXUNPOOL_HOST_DEVICE static constexpr uint32_t slots_of(uint32_t threads) {
+    return 4 * std::bit_ceil(threads);
+  }
   static int64_t shared_bytes(int64_t threads) {
-    return threads * int64_t{sizeof(uint64_t)} + kSlots * int64_t{sizeof(uint32_t)};
+    const int64_t slots = slots_of(static_cast<uint32_t>(threads));
+    return threads * int64_t{sizeof(uint64_t)} + slots * int64_t{sizeof(uint32_t)};
   }
 
   // All threads of a block call each function.
   __device__ Turns()
       : outputs_(shared_memory<uint64_t>()),
-        slots_(reinterpret_cast<uint32_t*>(outputs_ + blockDim.x)) {
+        slots_(reinterpret_cast<uint32_t*>(outputs_ + blockDim.x)),
+        shift_(32 - std::countr_zero(slots_of(blockDim.x))) {
     begin_anew();
   }
-  // Whether this thread is the last one that names the output. False, if it names none. No thread
-  // returns before all have called.
-  __device__ bool is_last(uint64_t output, bool names) {
+  // Calls act() when it is this thread's turn. A thread that does not name the output only waits.
+  // What threads did before this call, all see when they act; and no thread returns before all
+  // have acted.
+  template <bool kAllAct, class Act>
+  __device__ void act_in_turn(uint64_t output, bool names, const Act& act) {
     if (given_ >= kMostTurns) {
       begin_anew();
     }
     uint32_t* const slot = slots_ + slot_of(output);
+    const uint32_t turn = 1 + (kAllAct ? blockDim.x - 1 - threadIdx.x : threadIdx.x);
     outputs_[threadIdx.x] = output;
-    bool wins = false;
     bool waits = names;
     do {
       if (waits) {
-        atomicMax(slot, given_ + threadIdx.x + 1);
+        atomicMax(slot, given_ + turn);
       }
       __syncthreads();
       if (waits) {
-        const uint32_t winner = *slot - given_ - 1;
-        wins = winner == threadIdx.x;
-        waits = outputs_[winner] != output;
+        const uint32_t winner = *slot - given_;
+        if (winner == turn) {
+          act();
+        }
+        waits = kAllAct ? winner != turn : outputs_[winner - 1] != output;
       }
       given_ += blockDim.x;
     } while (__syncthreads_or(waits)); // then all have read what the next round or call overwrites
-    return wins;
   }
 
  private:
   __device__ void begin_anew() {
-    for (uint32_t slot = threadIdx.x; slot < kSlots; slot += blockDim.x) {
+    for (uint32_t slot = threadIdx.x; slot < slots_of(blockDim.x); slot += blockDim.x) {
       slots_[slot] = 0;
     }
     given_ = 0;
@@ -182,13 +246,14 @@ class Turns {
 
   // Knuth's multiplicative hash: outputs that lie evenly spaced, as those of a row or a column, get
   // slots that are spread evenly, too.
-  __device__ static uint32_t slot_of(uint64_t output) {
+  __device__ uint32_t slot_of(uint64_t output) const {
     constexpr uint32_t kGoldenRatio = 2654435769u; // 2^32 / 1.618..
-    return static_cast<uint32_t>(output) * kGoldenRatio >> (32 - std::countr_zero(kSlots));
+    return static_cast<uint32_t>(output) * kGoldenRatio >> shift_;
   }
 
   uint64_t* outputs_; // of each thread
   uint32_t* slots_;
+  int shift_;      // a slot's number is the upper bits of a hash
   uint32_t given_; // turns of earlier rounds
 };
 
@@ -198,80 +263,202 @@ __device__ inline bool take(uint32_t* taken, uint64_t output) {
   return (atomicOr(taken + output / 32, bit) & bit) == 0;
 }
 
-// Does one group. `taken`: words of the block, if it is a gradient's.
-template <class T, bool kForward>
-__device__ inline void do_in_order(
-    const OrderedPlan& plan,
-    const OrderedThread& thread,
-    Turns& turns,
-    uint32_t* taken,
-    const T* __restrict__ values,
-    const AnyIndices& indices,
-    T* __restrict__ result) {
-  constexpr uint64_t kNone = ~uint64_t{0}; // names no output
-  const auto element = [&](uint64_t cell) { return thread.pooled + cell * plan.inner; };
-  const auto output = [&](uint64_t index) { return thread.unpooled + index * plan.inner; };
-  const auto load_index = [&](uint64_t cell) {
-    return thread.exists && cell < plan.cells ? indices.raw(element(cell)) : kNone;
-  };
-  const auto load_value = [&](uint64_t cell, uint64_t index) {
-    return index < plan.index_end ? values[kForward ? element(cell) : output(index)] : T{};
-  };
-  // Waiting for memory is most of the time. So an index is loaded two chunks before it is used,
-  // and the value one chunk before. A cell before the first one has wrapped around, and is not
-  // loaded.
-  const uint64_t step = kForward ? plan.chunk_cells : -plan.chunk_cells;
-  uint64_t cell = thread.cell + (kForward ? 0 : (plan.chunks - 1) * plan.chunk_cells);
-  uint64_t index = load_index(cell);
-  uint64_t next_index = load_index(cell + step);
-  T value = load_value(cell, index);
-  for (uint64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    const uint64_t later_index = load_index(cell + 2 * step);
-    const T next_value = load_value(cell + step, next_index);
-    const uint64_t of_group = index * plan.channels + thread.channel;
-    const bool is_last = turns.is_last(of_group, index < plan.index_end);
-    if constexpr (kForward) {
-      if (is_last) {
-        result[output(index)] = value;
-      }
-    } else if (thread.exists && cell < plan.cells) {
-      result[element(cell)] = is_last && take(taken, of_group) ? value : T{};
-    }
-    cell += step;
-    index = next_index;
-    next_index = later_index;
-    value = next_value;
-  }
-}
+// One range of a call, as a thread of its block does it.
+template <class T, Order kOrder>
+class OrderedRange {
+ public:
+  __device__ OrderedRange(
+      const OrderedPlan& plan,
+      const OrderedThread& thread,
+      const T* __restrict__ values,
+      const AnyIndices& indices,
+      T* __restrict__ result)
+      : plan_(plan),
+        thread_(thread),
+        values_(values),
+        indices_(indices),
+        result_(result),
+        memory_(plan.memory + blockIdx.x * plan.block_words) {}
 
-// kForward: unpools `values`, else `values` is the gradient of the output.
-template <class T, bool kForward>
-__global__ void __launch_bounds__(kOrderedThreads, 1) ordered(
-    OrderedPlan plan, const T* __restrict__ values, AnyIndices indices, T* __restrict__ result) {
+  // All threads of the block call it.
+  __device__ void run(Turns& turns, const Errors& errors) const {
+    begin();
+    if (do_in_order(turns)) {
+      report(errors);
+    }
+    if constexpr (kKeepsSums) {
+      __syncthreads();
+      for_each_output([&](uint64_t of_range, uint64_t output) {
+        result_[output] = static_cast<T>(sums()[of_range]);
+      });
+    }
+  }
+
+ private:
+  static constexpr bool kForward = kOrder != Order::gradient;
+  static constexpr bool kKeepsSums = kForward && remembered_bits<T, kOrder>() != 0;
+  static constexpr uint64_t kNone = ~uint64_t{0}; // no output's position
+
+  // Sets what the first chunk begins with.
+  __device__ void begin() const {
+    if constexpr (kKeepsSums || !kForward) {
+      for (uint64_t word = threadIdx.x; word < plan_.block_words; word += blockDim.x) {
+        memory_[word] = 0;
+      }
+    } else {
+      for_each_output([&](uint64_t, uint64_t output) { result_[output] = T{}; });
+    }
+  }
+
+  // Goes through all cells. Returns whether an index of this thread is out of bounds.
+  __device__ bool do_in_order(Turns& turns) const {
+    // Waiting for memory is most of the time. So an index is loaded two chunks before it is used,
+    // and the value one chunk before. A cell before the first one has wrapped around, and is not
+    // loaded.
+    const uint64_t step = kForward ? plan_.chunk_cells : -plan_.chunk_cells;
+    uint64_t cell = thread_.cell + (kForward ? 0 : (plan_.chunks - 1) * plan_.chunk_cells);
+    uint64_t position = named_by(cell, load_index(cell));
+    uint64_t next_index = load_index(cell + step);
+    T value = load_value(cell, position);
+    bool all_in_bounds = true;
+    for (uint64_t chunk = 0; chunk < plan_.chunks; ++chunk) {
+      const uint64_t later_index = load_index(cell + 2 * step);
+      const uint64_t next_position = named_by(cell + step, next_index);
+      const T next_value = load_value(cell + step, next_position);
+      if (position == kNone && is_cell(cell)) {
+        all_in_bounds = false;
+        if (!kForward && thread_.is_of_first) {
+          result_[element(cell)] = T{};
+        }
+      }
+      // Of several ranges, most chunks name outputs of others.
+      if (plan_.ranges_of_group.divisor() == 1 || __syncthreads_or(is_in_range(position))) {
+        act(turns, cell, position, value);
+      }
+      cell += step;
+      next_index = later_index;
+      position = next_position;
+      value = next_value;
+    }
+    return !all_in_bounds;
+  }
+
+  // What the thread does in a chunk.
+  __device__ void act(Turns& turns, uint64_t cell, uint64_t position, T value) const {
+    const uint64_t of_range = number_of_range(position);
+    const bool names = is_in_range(position);
+    if constexpr (kOrder == Order::last) {
+      turns.act_in_turn<false>(of_range, names, [&] { result_[output(position)] = value; });
+    } else if constexpr (kOrder == Order::sum) {
+      turns.act_in_turn<true>(of_range, names, [&] {
+        if constexpr (kKeepsSums) {
+          sums()[of_range] = plus<T>(sums()[of_range], value);
+        } else {
+          T& sum = result_[output(position)];
+          sum = static_cast<T>(plus<T>(sum, value));
+        }
+      });
+    } else {
+      bool wins = !plan_.drops_losers;
+      if (plan_.drops_losers) {
+        turns.act_in_turn<false>(of_range, names, [&] { wins = take(memory_, of_range); });
+      }
+      if (names) {
+        result_[element(cell)] = wins ? value : T{};
+      }
+    }
+  }
+
+  // Reports the indices of this thread's cells that are out of bounds, unless that has been done.
+  __device__ void report(const Errors& errors) const {
+    if (plan_.is_fixup || !thread_.is_of_first) {
+      return;
+    }
+    for (uint64_t cell = thread_.cell; is_cell(cell); cell += plan_.chunk_cells) {
+      if (named_by(cell, load_index(cell)) == kNone) {
+        const uint64_t number = element(cell);
+        errors.report(plan_.tiling.geometry, number, indices_.are_offsets(), indices_[number]);
+      }
+    }
+  }
+
+  // Calls visit(number in the range, number in the unpooled tensor) for outputs of the thread's
+  // channel. Together, the threads visit all outputs of the range.
+  template <class Visit>
+  __device__ void for_each_output(const Visit& visit) const {
+    const uint64_t end = thread_.exists ? thread_.first + thread_.outputs : 0;
+    for (uint64_t position = thread_.first + thread_.cell; position < end;
+         position += plan_.chunk_cells) {
+      visit(number_of_range(position), output(position));
+    }
+  }
+
+  __device__ bool is_cell(uint64_t cell) const {
+    return thread_.exists && cell < plan_.tiling.in_plane;
+  }
+  __device__ bool is_in_range(uint64_t position) const {
+    return position - thread_.first < thread_.outputs;
+  }
+  // Numbers of a cell's element and of an output, in their tensors, and of an output in the range.
+  __device__ uint64_t element(uint64_t cell) const {
+    return thread_.pooled + cell * plan_.tiling.geometry.inner;
+  }
+  __device__ uint64_t output(uint64_t position) const {
+    return thread_.unpooled + position * plan_.tiling.geometry.inner;
+  }
+  __device__ uint64_t number_of_range(uint64_t position) const {
+    return (position - thread_.first) * plan_.channels + thread_.channel;
+  }
+  __device__ Partial<T>* sums() const { return reinterpret_cast<Partial<T>*>(memory_); }
+
+  __device__ uint64_t load_index(uint64_t cell) const {
+    return is_cell(cell) ? indices_.raw(element(cell)) : 0;
+  }
+  // The position of the output that a cell's index names, or kNone.
+  __device__ uint64_t named_by(uint64_t cell, uint64_t index) const {
+    if (!is_cell(cell)) {
+      return kNone;
+    }
+    if (!indices_.are_offsets()) {
+      return index < plan_.index_end ? index : kNone;
+    }
+    const Tiling<uint64_t>& tiling = plan_.tiling;
+    const auto start = tiling.window_start(tiling.item(cell, false, tiling.deep).tile);
+    return decoded_offset(tiling, index, start).target;
+  }
+  __device__ T load_value(uint64_t cell, uint64_t position) const {
+    return is_in_range(position) ? values_[kForward ? element(cell) : output(position)] : T{};
+  }
+
+  const OrderedPlan& plan_;
+  const OrderedThread& thread_;
+  const T* __restrict__ values_;
+  const AnyIndices& indices_;
+  T* __restrict__ result_;
+  uint32_t* memory_;
+};
+
+// Unpools `values`; or, if it is a gradient, `values` is the gradient of the output.
+template <class T, Order kOrder>
+__global__ void __launch_bounds__(kOrderedThreads) ordered(
+    OrderedPlan plan,
+    Errors errors,
+    const T* __restrict__ values,
+    AnyIndices indices,
+    T* __restrict__ result) {
   // All threads of the block go by what one of them has read, as the word may change meanwhile.
-  if (!__syncthreads_or(threadIdx.x == 0 && plan.flags.launches.may_have())) {
+  if (plan.is_fixup && !__syncthreads_or(threadIdx.x == 0 && plan.flags.launches.may_have())) {
     return;
   }
   Turns turns;
-  for (uint64_t group = blockIdx.x; group < plan.groups; group += gridDim.x) {
-    if (!__syncthreads_or(plan.flags.any(plan.groups_of_image.divide(group)))) {
-      continue;
+  for (uint64_t range = blockIdx.x; range < plan.ranges; range += gridDim.x) {
+    uint64_t range_of_group = range;
+    const uint64_t group = split(range_of_group, plan.ranges_of_group);
+    const bool is_to_do = !plan.is_fixup || plan.flags.any(plan.groups_of_image.divide(group));
+    if (__syncthreads_or(is_to_do)) { // and what the last range left in memory has been read
+      const OrderedThread thread(plan, group, range_of_group);
+      OrderedRange<T, kOrder>(plan, thread, values, indices, result).run(turns, errors);
     }
-    const OrderedThread thread(plan, group);
-    uint32_t* taken = nullptr;
-    // The first barrier of is_last() lies between this and what the chunks write there.
-    if constexpr (kForward) {
-      const uint64_t end = thread.exists ? plan.outputs : 0;
-      for (uint64_t position = thread.cell; position < end; position += plan.chunk_cells) {
-        result[thread.unpooled + position * plan.inner] = T{};
-      }
-    } else {
-      taken = plan.taken + blockIdx.x * plan.taken_words;
-      for (uint64_t word = threadIdx.x; word < plan.taken_words; word += blockDim.x) {
-        taken[word] = 0;
-      }
-    }
-    do_in_order<T, kForward>(plan, thread, turns, taken, values, indices, result);
   }
 }
 

@@ -29,7 +29,7 @@ namespace maxunpool_cuda {
 // An out-of-bounds index, in host memory that the device can write.
 struct OutOfBoundsIndex {
   uint32_t ready;        // 1 + the epoch of the report, once the rest is there
-  bool is_window_offset; // the index
+  bool is_window_offset; // whether the index is one
   int64_t index;
   int64_t element;            // of the pooled tensor
   Geometry<int64_t> geometry; // as far as the message names it
@@ -133,8 +133,7 @@ __device__ inline Decoded<Offset> decoded_or_reported(
     const Position<Offset>& start) {
   const int64_t index = indices[element];
   const auto unsigned_index = index_as<Offset>(static_cast<uint64_t>(index));
-  const auto result = indices.are_offsets() ? decoded<true>(decoder, unsigned_index, start)
-                                            : decoded<false>(decoder, unsigned_index, start);
+  const auto result = decoded(decoder, indices.are_offsets(), unsigned_index, start);
   if (!result.in_plane) {
     errors.report(decoder.geometry, element, indices.are_offsets(), index);
   }
@@ -160,15 +159,13 @@ __device__ inline void for_each_flagged_item(
 }
 
 // Out-of-window flags, as the fix-up kernel reads them. A chunk that two images share counts for
-// both. Example: chunks have 128 items, and an item is of two images together (images = 2), which
-// have 75 items (image_items). Image 5 is in pair 2, whose items are 150 to 224: all are in
-// chunk 1.
+// both. Example: chunks have 128 items, and images 75 (image_items). Items 150 to 224 are image
+// 2's: all are in chunk 1.
 struct OutOfWindowFlags {
-  const uint32_t* flags;
+  uint32_t* flags; // of the chunks
   OutOfWindowLaunches launches;
   Divider<uint64_t> chunk_items; // items of a chunk
-  Divider<uint64_t> images;      // how many an item is of; 1, but for parts of several images
-  uint64_t image_items;          // items of so many images
+  uint64_t image_items;          // items of an image
 
   // Whether a chunk of the image is flagged, among the chunks that this thread reads. Together, the
   // threads of a block read all chunks of the image.
@@ -176,7 +173,7 @@ struct OutOfWindowFlags {
     // Flags that a thread reads before it looks at one, since waiting for memory takes longer than
     // all else here. Those beyond the last chunk are replaced by the first one, read again.
     constexpr uint32_t kAtOnce = 8;
-    const uint64_t first_item = images.divide(image) * image_items;
+    const uint64_t first_item = image * image_items;
     const uint64_t first_chunk = chunk_items.divide(first_item);
     const uint64_t last_chunk = chunk_items.divide(first_item + image_items - 1);
     uint32_t any_flag = 0;

@@ -1,431 +1,466 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Kernels for all calls that the others are not compiled for, and for the sum of indices that are
-// out of window. A block owns a part of a plane, or several small planes, with a slot in shared
-// memory for each output. The cells that name an output fill its slot, and then the block writes
-// the outputs. Example, of a part with six outputs and four cells. Two cells name output 4. With
-// "last" its slot keeps the later one; with "sum" both add up in its slot, in this order.
+// The kernel for windows and layouts that no other fast kernel is compiled for. A block owns a part
+// of a plane, or several small planes, and has slots in shared memory for its outputs. The cells
+// whose windows reach into the part put their numbers into the slots of the outputs that they name.
+// Then the block writes what the slots say. Example of a part with six outputs and four cells:
 //
-//     number of a cell                  0  1  2  3
-//     output that its index names       1  4  0  4
+//     number of a cell               0  1  2  3
+//     output that its index names    1  4  0  4
 //
-//     output, and number of its slot    0  1  2  3  4  5
-//     slot, for "last"                  3  1  0  0  4  0     1 + number of the last cell, or 0
+//     output, and its slot           0  1  2  3  4      5
+//     last, gradient                 3  1  0  0  4      0   1 + number of the last cell, or 0
+//     sum                            2  0  -  -  1 3    -   a bit for each of these cells (see
+//                                                           SlotsPlan::window_number)
 //
-// parts.cuh says which outputs a part has, and which cells it looks at. forward_any_sum_slots is
-// also a fix-up kernel: then it reads the out-of-window flags that the fast one wrote, and rewrites
-// flagged images. No block waits for another.
+// "last" stores the last cell's value. The gradient goes to the last cell, and the others get 0.
+// "sum" adds the values of a slot's cells in row-major order, whatever the order in which threads
+// set the bits: so no thread waits for its turn.
+//
+// Where an index is out of window, the block flags that (see Report), and the fix-up kernel
+// rewrites the image.
 #pragma once
 
-#include "../reduction.h"
+#include "../geometry.h"
 #include "combine.cuh"
 #include "device.cuh"
+#include "divider.cuh"
 #include "indices.cuh"
-#include "parts.cuh"
 #include "report.cuh"
-#include "tiling.cuh"
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 namespace maxunpool_cuda {
 
-constexpr int kSlotThreads = 2 * kThreads; // of a block, at most
-// With 1024 threads on a processor each may have 64 registers.
-constexpr int kSlotBlocksOfProcessor = 1024 / kSlotThreads;
+constexpr int64_t kMostCovering = 256; // windows of an output, for "sum": bits of a slot
+static_assert(kMostCovering / 8 <= kSharedBytes);
 
-// Calls visit(i) for this thread's share of the numbers below `count`: threadIdx.x, and every
-// blockDim.x-th number after it. for_each_loaded() gives a thread the same share.
-template <class Offset, class Visit>
-__device__ inline void for_each_in_block(Offset count, const Visit& visit) {
-  for (Offset i = threadIdx.x; i < count; i += blockDim.x) {
-    visit(i);
+// Windows that cover one output, at most; a number beyond kMostCovering, if more than that.
+inline int64_t most_covering(const Geometry<int64_t>& geometry) {
+  int64_t windows = 1;
+  for (const Axis<int64_t>& axis : geometry.axis) {
+    windows *= std::min(divide_up(axis.kernel, axis.stride), kMostCovering + 1);
   }
+  return windows;
 }
 
-// Calls visit(i, load(i)) for this thread's share of the numbers below `count`. All that it loads
-// at once is on its way before the first visit, so that loads do not wait for each other.
-template <class Offset, class Load, class Visit>
-__device__ inline void for_each_loaded(Offset count, const Load& load, const Visit& visit) {
-  constexpr int kAtOnce =
-      sizeof(Offset) == sizeof(uint32_t) ? 2 : 1; // more take code and registers
-  for (Offset first = threadIdx.x; first < count; first += kAtOnce * blockDim.x) {
-    decltype(load(first)) loaded[kAtOnce];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const Offset i = first + n * blockDim.x;
-      loaded[n] = load(i < count ? i : first);
-    }
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const Offset i = first + n * blockDim.x;
-      if (i < count) {
-        visit(i, loaded[n]);
-      }
-    }
-  }
-}
-
-// Calls visit(part) for this block's parts; as the fix-up kernel, for those of groups that have a
-// flagged image. visit() returns whether an index is out of window. All threads of a block call it.
+// How the planes of a call are cut. Planes that lie beside each other in memory form a group: small
+// planes of a contiguous tensor, so that a block has enough to do; or channels of a channels_last
+// tensor, so that neighbouring threads access neighbours. A part has the same positions in all
+// planes of its group. Examples, with room for 8192 slots, and cells a quarter of the outputs:
 //
-// A team of blocks, as many as a group has parts, does one group at a time. Example: 10 blocks, and
-// groups of 3 parts. Blocks 0 to 2, 3 to 5 and 6 to 8 are the teams 0, 1 and 2, and block 9 does
-// nothing. Team 1 does the groups 1, 4, 7 and so on, and its block 5 part 2 of each. If a group has
-// more parts than there are blocks, all blocks are one team, and a block does several parts.
-template <class Offset, class Visit>
-__device__ inline void for_each_part(
-    const Parts<Offset>& parts, const Report& report, const Visit& visit) {
-  // All threads of the block go by what one of them has read, as the word may change meanwhile.
-  if (parts.is_fixup &&
-      !__syncthreads_or(threadIdx.x == 0 && parts.out_of_window_flags.launches.may_have())) {
-    return;
-  }
-  const bool many_blocks = parts.parts_of_group < gridDim.x;
-  const uint32_t team_blocks =
-      many_blocks ? static_cast<uint32_t>(parts.parts_of_group) : gridDim.x;
-  const uint32_t teams = gridDim.x / team_blocks;
-  const uint32_t team = blockIdx.x / team_blocks;
-  if (team == teams) { // these blocks are too few to be a team
-    return;
-  }
-  for (Offset group = team; group < parts.groups; group += teams) {
-    if (parts.is_fixup && !__syncthreads_or(parts.has_flag(group))) {
-      continue;
-    }
-    for (Offset number = blockIdx.x % team_blocks; number < parts.parts_of_group;
-         number += team_blocks) {
-      // Waits until the slots have been read, too.
-      const int out_of_window = __syncthreads_or(visit(Part<Offset>(parts, group, number)));
-      if (report.out_of_window_flags != nullptr && threadIdx.x == 0) {
-        report.write_flag(group * parts.parts_of_group + number, out_of_window != 0);
-      }
-    }
-  }
-}
+//   output plane, layout     planes  outputs
+//   112x112, contiguous           1     6272  2 equal parts
+//   14x14, contiguous            10      196  2048 / 196 planes
+//   112x112, 64 channels          8      965  13 parts of about equal size
+//   4x4, 64 channels             64       16  8 channels, doubled 3 times
+struct Cut {
+  int64_t planes;  // of a group
+  int64_t groups;  // of the call
+  int64_t parts;   // of a group
+  int64_t outputs; // positions of a part, in its planes; the last part of a group may have fewer
 
-// If this thread has noted an index that is out of bounds, looks for such indices again in its
-// share of the part's cells, which is what for_each_loaded() has given it before. Reports each one
-// unless the fast kernel has, and calls visit(cell).
-template <class Offset, class Visit>
-__device__ inline void report_out_of_bounds(
-    const Parts<Offset>& parts,
-    const Part<Offset>& part,
-    const AnyIndices& indices,
-    const Errors& errors,
-    const Noted& noted,
-    const Visit& visit) {
-  if (!noted.out_of_bounds) {
-    return;
+  // `room`: slots of a part, at most.
+  Cut(const Geometry<int64_t>& geometry, int64_t room) {
+    constexpr int64_t kChannels = 8;  // whose elements, of float, fill a sector of memory
+    constexpr int64_t kEnough = 2048; // cells or outputs of small planes, for 256 threads
+    const int64_t out_plane = geometry.out_plane();
+    const int64_t positions = std::max(geometry.in_plane(), out_plane);
+    if (geometry.inner > 1) {
+      planes = std::gcd(geometry.inner, std::min(kChannels, room));
+      const int64_t most = std::min(room, kEnough / positions);
+      while (geometry.inner % (2 * planes) == 0 && 2 * planes <= most) {
+        planes *= 2;
+      }
+      groups = geometry.outer * geometry.inner / planes;
+    } else {
+      const int64_t fitting = std::min(room / out_plane, kEnough / positions);
+      planes = std::clamp<int64_t>(fitting, 1, geometry.outer);
+      groups = divide_up(geometry.outer, planes);
+    }
+    outputs = divide_up(out_plane, divide_up(out_plane, room / planes)); // about equal parts
+    parts = divide_up(out_plane, outputs);
   }
-  for_each_in_block(part.cell_count(), [&](Offset i) {
-    const LoadedCell<Offset> loaded = part.load_cell(indices, i);
-    if (part.is_in_plane(part.target(indices, loaded))) {
-      return;
-    }
-    if (!parts.is_fixup) {
-      const Offset element = part.pooled(loaded.cell);
-      const int64_t index = indices[element];
-      errors.report(parts.decoder.geometry, element, indices.are_offsets(), index);
-    }
-    visit(loaded.cell);
-  });
-}
-struct NoVisit { // where there is nothing else to do for such a cell
-  template <class Cell>
-  __device__ void operator()(const Cell&) const {}
 };
 
-// Makes each slot 1 + the number of the last cell that names its output, counted from the part's
-// first cell; 0: there is none. Returns what was noted of the indices.
-template <class Offset>
-__device__ inline Noted fill_with_last(
-    uint32_t* slots, const Part<Offset>& part, const AnyIndices& indices) {
-  for_each_in_block(part.slot_count(), [&](Offset slot) { slots[slot] = 0; });
-  __syncthreads();
-  Noted noted;
-  const auto load = [&](Offset i) { return part.load_cell(indices, i); };
-  for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
-    const Offset target = part.noted_target(indices, loaded, noted);
-    if (part.holds(target)) {
-      const auto number = static_cast<uint32_t>(loaded.cell.position - part.first_cell);
-      atomicMax(slots + part.slot({target, loaded.cell.plane}), number + 1);
-    }
-  });
-  __syncthreads();
-  return noted;
-}
+// What the host computes for the kernel, of a call whose numbers fit 32 bits.
+struct SlotsPlan {
+  Decoder<uint32_t> decoder;
+  Divider<uint32_t> strides[3];  // of windows
+  Divider<uint32_t> covering[3]; // windows that cover one output, in each dimension, at most
+  Divider<uint32_t> in_height;   // of the pooled plane
+  Divider<uint32_t> in_width;
+  uint32_t words;   // of 32 bits, of a slot
+  uint32_t planes;  // of a group; see Cut
+  uint32_t outputs; // of a part
+  uint32_t parts;   // of the call
+  Divider<uint32_t> parts_of_group;
+  Divider<uint32_t> groups_of_image; // 1 in a contiguous tensor
+  uint32_t next_slot;                // from the slot of an output to that of the next position
+  uint32_t next_pooled;              // from an element to that of the next plane of the group
+  uint32_t next_output;              // the same of the unpooled tensor, and of slots
+  Divider<uint32_t> cell_columns;    // see Part::place
+  Divider<uint32_t> output_columns;
+  bool all_cells; // a part looks at all cells of its planes; else see Part::edge
 
-template <class Offset, class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_last_slots(
-    Parts<Offset> parts,
-    Report report,
-    const T* __restrict__ input,
-    AnyIndices indices,
-    T* __restrict__ output) {
-  auto* const slots = shared_memory<uint32_t>();
-  for_each_part(parts, report, [&](const Part<Offset>& part) {
-    const Noted noted = fill_with_last(slots, part, indices);
-    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    const auto load = [&](Offset slot) {
-      const Offset plane = part.output(slot).plane;
-      const uint32_t last = slots[slot];
-      return last == 0 ? T{} : input[part.pooled({part.first_cell + (last - 1), plane})];
-    };
-    for_each_loaded(part.slot_count(), load, [&](Offset slot, const T& value) {
-      output[part.unpooled(part.output(slot))] = value;
-    });
-    return noted.out_of_window;
-  });
-}
+  static constexpr int kMostThreads = 2 * kThreads;
+  int64_t threads; // of a block
+  int64_t shared_bytes;
+  int64_t images; // of a group
 
-// Gradient of "last": of the cells that name one output, the last one gets its gradient. A part
-// writes the cells that name its outputs, and those with an out-of-bounds index whose windows begin
-// in it.
-template <class Offset, class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_last_slots(
-    Parts<Offset> parts,
-    Report report,
-    const T* __restrict__ grad_output,
-    AnyIndices indices,
-    T* __restrict__ grad_input) {
-  auto* const slots = shared_memory<uint32_t>();
-  for_each_part(parts, report, [&](const Part<Offset>& part) {
-    const Noted noted = fill_with_last(slots, part, indices);
-    report_out_of_bounds(
-        parts, part, indices, report.errors, noted, [&](const Place<Offset>& cell) {
-          if (part.holds_start(part.window_start(cell))) {
-            grad_input[part.pooled(cell)] = T{};
-          }
-        });
-    const auto load = [&](Offset i) { return part.load_cell(indices, i); };
-    for_each_loaded(part.cell_count(), load, [&](Offset, const LoadedCell<Offset>& loaded) {
-      const Place<Offset> output{part.target(indices, loaded), loaded.cell.plane};
-      if (!part.holds(output.position)) {
-        return;
-      }
-      T* const to = grad_input + part.pooled(loaded.cell);
-      const Offset number = loaded.cell.position - part.first_cell;
-      // Two stores take fewer registers than one store of a chosen value.
-      if (slots[part.slot(output)] == number + 1) {
-        *to = grad_output[part.unpooled(output)];
-      } else {
-        *to = T{};
-      }
-    });
-    return noted.out_of_window;
-  });
-}
-
-// Gradient of "sum": every cell gets the gradient of the output that it names, wherever that is. So
-// parts are ranges of cells, and need no slots.
-template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) backward_sum_slots(
-    Parts<uint64_t> parts,
-    Report report,
-    const T* __restrict__ grad_output,
-    AnyIndices indices,
-    T* __restrict__ grad_input) {
-  for_each_part(parts, report, [&](const Part<uint64_t>& part) {
-    Noted noted;
-    const auto load = [&](uint64_t i) { return part.load_cell(indices, i); };
-    for_each_loaded(part.cell_count(), load, [&](uint64_t, const LoadedCell<uint64_t>& loaded) {
-      const uint64_t target = part.noted_target(indices, loaded, noted);
-      grad_input[part.pooled(loaded.cell)] =
-          part.is_in_plane(target) ? grad_output[part.unpooled({target, loaded.cell.plane})] : T{};
-    });
-    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    return false; // an index out of window is as good as any other here
-  });
-}
-
-// The windows that cover one output, by numbers: the window of the last cell in row-major order has
-// number 0. Example: windows of 3x3 with stride 1 and padding 1, planes of 10 columns. The output
-// at row 4, column 5 is covered by the windows of 9 cells, of which (5, 6) is the last:
-//
-//   cell        (5, 6) (5, 5) (5, 4) (4, 6) (4, 5) .. (3, 4)
-//   number           0      1      2      3      4 ..      8
-//   distance()       0      1      2     10     11 ..     22    elements before (5, 6)
-//
-// At an edge of the plane some of the 9 cells do not exist. Their numbers stay unused.
-struct CoveringWindows {
-  Divider<uint32_t> count[3]; // in each dimension, at most
-  uint32_t all;               // their product: 9 in the example
-  uint32_t words;             // of 32 bits, with a bit for each window: 1 in the example
-
-  explicit CoveringWindows(const Geometry<int64_t>& geometry)
-      : all(static_cast<uint32_t>(most(geometry))),
-        words(static_cast<uint32_t>(divide_up(most(geometry), 32))) {
+  SlotsPlan(const Geometry<int64_t>& geometry, int64_t words_of_slot)
+      : decoder(geometry),
+        in_height(geometry.axis[1].in),
+        in_width(geometry.axis[2].in),
+        words(static_cast<uint32_t>(words_of_slot)) {
+    const int64_t slot_bytes = words_of_slot * int64_t{sizeof(uint32_t)};
+    const Cut cut(geometry, kSharedBytes / slot_bytes);
+    const bool is_contiguous = geometry.inner == 1;
+    const auto size = [](int64_t n) { return static_cast<uint32_t>(n); };
+    planes = size(cut.planes);
+    outputs = size(cut.outputs);
+    parts = size(cut.groups * cut.parts);
+    parts_of_group = Divider<uint32_t>(cut.parts);
+    groups_of_image = Divider<uint32_t>(is_contiguous ? 1 : geometry.inner / cut.planes);
+    next_slot = is_contiguous ? 1 : planes;
+    next_pooled = is_contiguous ? decoder.in_plane : 1;
+    next_output = is_contiguous ? decoder.out_plane : 1;
+    cell_columns = Divider<uint32_t>(is_contiguous ? geometry.in_plane() : cut.planes);
+    output_columns = Divider<uint32_t>(is_contiguous ? geometry.out_plane() : cut.planes);
+    all_cells = cut.parts == 1;
     for (int a = 0; a < 3; ++a) {
-      count[a] = Divider<uint32_t>(divide_up(geometry.axis[a].kernel, geometry.axis[a].stride));
+      const Axis<int64_t>& axis = geometry.axis[a];
+      strides[a] = Divider<uint32_t>(axis.stride);
+      covering[a] = Divider<uint32_t>(divide_up(axis.kernel, axis.stride));
+      // The index of a window that covers no output is checked all the same.
+      all_cells |=
+          axis.padding >= axis.kernel || (axis.in - 1) * axis.stride - axis.padding >= axis.out;
     }
-  }
-  // How many windows cover an output, at most; a number beyond kMost, if these are more than kMost.
-  static constexpr int64_t kMost = 256;
-  static int64_t most(const Geometry<int64_t>& geometry) {
-    int64_t windows = 1;
-    for (const Axis<int64_t>& axis : geometry.axis) {
-      windows *= std::min(divide_up(axis.kernel, axis.stride), kMost + 1);
-    }
-    return windows;
+    // Whole warps, with a thread for each cell of a group or for each 8 outputs of a part.
+    const int64_t work = std::max(geometry.in_plane(), divide_up(cut.outputs, 8)) * cut.planes;
+    threads = std::min<int64_t>(divide_up(work, 32) * 32, kMostThreads);
+    shared_bytes = int64_t{sizeof(uint32_t)} *
+                   (most_words() + 32 * words); // the slots and, for "sum", distances
+    images = is_contiguous ? cut.planes : 1;
   }
 
-  // The number of a cell's window, which begins at `start`, among those that cover an output. In
-  // each dimension, the cell lies as many cells before the last one as there are whole strides from
-  // the begin of its window to the output.
-  __device__ uint32_t number(
-      const Parts<uint32_t>& parts,
-      const Position<uint32_t>& start,
-      const Position<uint32_t>& output) const {
+  // Words of a part's slots, at most.
+  MAXUNPOOL_HOST_DEVICE uint32_t most_words() const { return outputs * planes * words; }
+
+  // The number of a window among those that cover an output: that of the last cell in row-major
+  // order is 0. `start` is where the window begins. Example: windows of 3x3 with stride 1 and
+  // padding 1. The output at row 4, column 5 is covered by the windows of 9 cells, of which (5, 6)
+  // is the last:
+  //
+  //   cell        (5, 6) (5, 5) (5, 4) (4, 6) (4, 5) .. (3, 4)
+  //   number           0      1      2      3      4 ..      8
+  //
+  // In each dimension, the cell lies as many cells before the last one as there are whole strides
+  // from the begin of its window to the output. At an edge of the plane some of the 9 cells do not
+  // exist, and their numbers stay unused.
+  __device__ uint32_t
+  window_number(const Position<uint32_t>& start, const Position<uint32_t>& output) const {
     uint32_t number = 0;
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
-      if (a == 0 && !parts.decoder.deep) {
-        continue;
+      if (a > 0 || decoder.deep) {
+        number = number * covering[a].divisor() + strides[a].divide(output[a] - start[a]);
       }
-      number = number * count[a].divisor() + parts.strides[a].divide(output[a] - start[a]);
     }
     return number;
   }
-  // By how many pooled elements the cell with that number lies before the last cell.
-  __device__ uint32_t distance(const Parts<uint32_t>& parts, uint32_t number) const {
-    const auto& [depth, height, width] = parts.decoder.geometry.axis;
+  // By how many pooled elements the cell with that number lies before the last one: in contiguous
+  // planes of 10 columns, 0, 1, 2, 10, 11 .. 22 in the example.
+  __device__ uint32_t distance(uint32_t number) const {
     uint32_t columns = number;
-    uint32_t rows = split(columns, count[2]);
-    if (parts.decoder.deep) {
-      const uint32_t slices = split(rows, count[1]);
-      rows += slices * height.in;
-    }
-    return (rows * width.in + columns) * parts.decoder.geometry.inner;
+    uint32_t rows = split(columns, covering[2]);
+    const uint32_t slices = split(rows, covering[1]);
+    rows += slices * in_height.divisor();
+    return (rows * in_width.divisor() + columns) * decoder.geometry.inner;
   }
 };
 
-// Makes each slot the set of the covering windows whose cells name its output: bit `number % 32` of
-// words[number / 32][slot] is 1 for each such window. Returns what was noted of the indices; those
-// that are out of window are in no set.
-__device__ inline Noted fill_with_sets(
-    uint32_t* words,
-    const Parts<uint32_t>& parts,
-    const CoveringWindows& covering,
-    const Part<uint32_t>& part,
-    const AnyIndices& indices) {
-  const uint32_t slots = part.slot_count();
-  for_each_in_block(slots * covering.words, [&](uint32_t i) { words[i] = 0; });
+// A cell or an output of a part.
+struct Place {
+  uint32_t position; // in its plane
+  uint32_t plane;    // of the group's
+};
+
+// A part, as the threads of its block see it. Its cells and its outputs have numbers, as their
+// elements lie in memory: plane by plane in a contiguous tensor, position by position in
+// channels_last.
+class Part {
+ public:
+  uint32_t cells; // that it looks at
+  uint32_t slots; // one for each output
+
+  __device__ Part(const SlotsPlan& plan, uint32_t number) : plan_(plan) {
+    const Geometry<uint32_t>& geometry = plan.decoder.geometry;
+    uint32_t part = number;
+    uint32_t group = split(part, plan.parts_of_group);
+    const uint32_t image = split(group, plan.groups_of_image);
+    const bool is_contiguous = geometry.inner == 1;
+    const uint32_t first_image = is_contiguous ? image * plan.planes : image;
+    const uint32_t first_channel = is_contiguous ? 0 : group * plan.planes;
+    first_pooled_ = first_image * plan.decoder.in_plane * geometry.inner + first_channel;
+    first_unpooled_ = first_image * plan.decoder.out_plane * geometry.inner + first_channel;
+    planes_ = is_contiguous ? smaller(plan.planes, geometry.outer - first_image) : plan.planes;
+    first_output_ = part * plan.outputs;
+    outputs_ = smaller(plan.outputs, plan.decoder.out_plane - first_output_);
+    first_cell_ = 0;
+    uint32_t end = plan.decoder.in_plane;
+    if (!plan.all_cells) {
+      const uint32_t last_output = first_output_ + outputs_ - 1;
+      first_cell_ = edge(first_output_, last_output, false);
+      end = edge(last_output, first_output_, true);
+    }
+    cells = first_cell_ < end ? (end - first_cell_) * planes_ : 0;
+    slots = outputs_ * planes_;
+  }
+
+  __device__ Place cell(uint32_t number) const {
+    return place(number, first_cell_, plan_.cell_columns);
+  }
+  __device__ Place output(uint32_t slot) const {
+    return place(slot, first_output_, plan_.output_columns);
+  }
+  // Whether the part has the output at a position; and its slot.
+  __device__ bool holds(uint32_t position) const { return position - first_output_ < outputs_; }
+  __device__ uint32_t slot(const Place& output) const {
+    return (output.position - first_output_) * plan_.next_slot + output.plane * plan_.next_output;
+  }
+  // Numbers of elements, in their tensors.
+  __device__ uint32_t pooled(const Place& cell) const {
+    return first_pooled_ + cell.position * plan_.decoder.geometry.inner +
+           cell.plane * plan_.next_pooled;
+  }
+  __device__ uint32_t unpooled(const Place& output) const {
+    return first_unpooled_ + output.position * plan_.decoder.geometry.inner +
+           output.plane * plan_.next_output;
+  }
+
+  __device__ Position<uint32_t> window_start(const Place& cell) const {
+    return plan_.decoder.window_start(coordinates(cell.position, plan_.in_height, plan_.in_width));
+  }
+  // What an index of a cell names. `index` is what AnyIndices::raw() returned.
+  __device__ Decoded<uint32_t> decode(
+      const AnyIndices& indices, uint64_t index, const Position<uint32_t>& start) const {
+    return decoded(plan_.decoder, indices.are_offsets(), index_as<uint32_t>(index), start);
+  }
+  // Coordinates of an output.
+  __device__ Position<uint32_t> coordinates(uint32_t position) const {
+    return coordinates(position, plan_.decoder.out_height, plan_.decoder.out_width);
+  }
+  // The last cell, in row-major order, whose window covers an output. It may lie beyond the plane.
+  __device__ Place last_covering(const Place& output) const {
+    const Position<uint32_t> at = coordinates(output.position);
+    uint32_t cell = 0;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+      if (a > 0 || plan_.decoder.deep) {
+        const Axis<uint32_t>& axis = plan_.decoder.geometry.axis[a];
+        cell = cell * axis.in + plan_.strides[a].divide(at[a] + axis.padding);
+      }
+    }
+    return {cell, output.plane};
+  }
+
+ private:
+  __device__ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+  // Coordinates of a position in a plane of that height and width.
+  __device__ Position<uint32_t> coordinates(
+      uint32_t position, const Divider<uint32_t>& height, const Divider<uint32_t>& width) const {
+    Position<uint32_t> at{{0, 0, position}};
+    at[1] = split(at[2], width);
+    if (plan_.decoder.deep) {
+      at[0] = split(at[1], height);
+    }
+    return at;
+  }
+
+  // The place of a cell or an output, from its number in the part. In a contiguous tensor `columns`
+  // divides by the size of a plane: number = plane * size + position. In channels_last it divides
+  // by the planes of a group: number = position * planes + plane.
+  __device__ Place place(uint32_t number, uint32_t first, const Divider<uint32_t>& columns) const {
+    if (planes_ == 1) { // saves most of the work
+      return {first + number, 0};
+    }
+    uint32_t last = number;
+    const uint32_t before = split(last, columns);
+    return plan_.decoder.geometry.inner == 1 ? Place{last, before} : Place{first + before, last};
+  }
+
+  // Begin or end, as cell positions, of the cells whose windows may reach into the part. For the
+  // begin, `own_end` is the part's first position, and `other_end` its last one; for the end, it is
+  // the other way round. Examples, of 3x3 windows with stride 1 and no padding, so that cell (y, x)
+  // covers rows y to y + 2:
+  //   part (3, 2) to (3, 5): begins with cell (1, 0), whose window ends at (3, 2);
+  //                          ends after cell (3, 5), whose window begins there;
+  //   part (3, 2) to (4, 1): cells (1, 0) to (4, last), as rows differ, and so columns may be any.
+  __device__ uint32_t edge(uint32_t own_end, uint32_t other_end, bool is_end) const {
+    const auto nearest = coordinates(own_end);
+    const auto opposite = coordinates(other_end);
+    bool equal = true; // the part lies at one coordinate in each dimension before `a`
+    uint32_t cell = 0;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+      const Axis<uint32_t>& axis = plan_.decoder.geometry.axis[a];
+      const uint32_t padded = nearest[a] + axis.padding;
+      const uint32_t last = axis.in - 1;
+      uint32_t coordinate = is_end ? last : 0; // if not `equal`, any may be needed
+      if (equal && is_end) { // the last window that begins at nearest[a] or before
+        coordinate = smaller(plan_.strides[a].divide(padded), last);
+      } else if (equal && padded >= axis.kernel) {
+        // The first window that ends behind nearest[a]; axis.in or more, if no window does.
+        coordinate = plan_.strides[a].divide(padded - axis.kernel) + 1;
+      }
+      cell = cell * axis.in + coordinate;
+      equal = equal && nearest[a] == opposite[a];
+    }
+    return cell + (is_end ? 1 : 0);
+  }
+
+  const SlotsPlan& plan_;
+  uint32_t planes_;
+  uint32_t first_output_; // position of the first output
+  uint32_t outputs_;      // positions, from that on
+  uint32_t first_cell_;   // position of the first cell
+  uint32_t first_pooled_; // number of the first plane's first element in the pooled tensor
+  uint32_t first_unpooled_;
+};
+
+// Calls visit(i, load(i)) for this thread's share of the numbers below `count`. It loads two at
+// once, so that one load does not wait for the other.
+template <class Load, class Visit>
+__device__ inline void for_each_loaded(uint32_t count, const Load& load, const Visit& visit) {
+  for (uint32_t first = threadIdx.x; first < count; first += 2 * blockDim.x) {
+    const uint32_t second = first + blockDim.x;
+    const auto of_first = load(first);
+    const auto of_second = load(second < count ? second : first);
+    visit(first, of_first);
+    if (second < count) {
+      visit(second, of_second);
+    }
+  }
+}
+
+// Sets the slots of a part. Calls visit_invalid(cell) for this thread's cells whose indices are out
+// of window or out of bounds, and returns whether there are any.
+template <Order kOrder, class Visit>
+__device__ inline bool fill(
+    uint32_t* slots,
+    const SlotsPlan& plan,
+    const Part& part,
+    const AnyIndices& indices,
+    const Visit& visit_invalid) {
+  for (uint32_t word = threadIdx.x; word < part.slots * plan.words; word += blockDim.x) {
+    slots[word] = 0;
+  }
   __syncthreads();
-  Noted noted;
-  const auto load = [&](uint32_t i) { return part.load_cell(indices, i); };
-  for_each_loaded(part.cell_count(), load, [&](uint32_t, const LoadedCell<uint32_t>& loaded) {
-    const Position<uint32_t> start = part.window_start(loaded.cell);
-    const Decoded<uint32_t> found = part.noted_decode(indices, loaded, start, noted);
-    if (found.in_window && part.holds(found.target)) {
-      const uint32_t number = covering.number(parts, start, part.coordinates(found.target));
-      const uint32_t slot = part.slot({found.target, loaded.cell.plane});
-      atomicOr(words + (number / 32 * slots + slot), 1u << number % 32);
+  bool any_invalid = false;
+  const auto load = [&](uint32_t number) { return indices.raw(part.pooled(part.cell(number))); };
+  for_each_loaded(part.cells, load, [&](uint32_t number, uint64_t index) {
+    const Place cell = part.cell(number);
+    const auto start = part.window_start(cell);
+    const auto named = part.decode(indices, index, start);
+    if (!named.in_window) {
+      any_invalid = true;
+      visit_invalid(cell);
+    } else if (part.holds(named.target)) {
+      const uint32_t slot = part.slot({named.target, cell.plane});
+      if constexpr (kOrder == Order::sum) {
+        const uint32_t window = plan.window_number(start, part.coordinates(named.target));
+        atomicOr(slots + (window / 32 * part.slots + slot), 1u << window % 32);
+      } else {
+        atomicMax(slots + slot, number + 1);
+      }
     }
   });
   __syncthreads();
-  return noted;
+  return any_invalid;
 }
 
-// Sums, if each index is in its own window. Slots are sets of covering windows: those whose cells
-// name the output. The bits of a set have one order, whatever the order in which threads set them.
-// So one thread adds the elements of an output up, and none waits for its turn.
+// The sum of the elements of a slot's cells. `distances` has plan.distance() of every window. The
+// largest window number is that of the first cell in
+// row-major order, so it is added first.
 template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_own_sum_slots(
-    Parts<uint32_t> parts,
-    CoveringWindows covering,
-    Report report,
-    const T* __restrict__ input,
-    AnyIndices indices,
-    T* __restrict__ output) {
-  auto* const distances = shared_memory<uint32_t>(); // [covering.all]
-  auto* const words = distances + covering.all;      // [covering.words][slots of the part]
-  for_each_in_block(
-      covering.all, [&](uint32_t number) { distances[number] = covering.distance(parts, number); });
-  for_each_part(parts, report, [&](const Part<uint32_t>& part) {
-    const uint32_t slots = part.slot_count();
-    const Noted noted = fill_with_sets(words, parts, covering, part, indices);
-    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    for_each_in_block(slots, [&](uint32_t slot) {
-      const Place<uint32_t> place = part.output(slot);
-      const uint32_t last = part.pooled({part.last_covering(place), place.plane});
-      CombineSum<T> sum;
-      // The largest number is that of the first cell in row-major order, so it is added first.
-      for (uint32_t word = covering.words; word > 0; --word) {
-        uint32_t set = words[(word - 1) * slots + slot];
-        while (set != 0) {
-          const uint32_t bit = 31 - __clz(set);
-          set ^= 1u << bit;
-          sum.add(input[last - distances[32 * (word - 1) + bit]]);
-        }
-      }
-      output[part.unpooled(place)] = sum.result();
-    });
-    return noted.out_of_window;
-  });
-}
-
-// Sums of any indices. Shared memory holds the sums, [slots of a part] of CombineSum, and then as
-// many turns. The threads of a block hold a cell each, in row-major order. A thread whose cell
-// names an output of the part waits until it may add. In each round, every thread that waits writes
-// its turn to its slot if that is larger, and the thread whose turn stays there adds. Turns fall
-// from thread to thread, and rise by blockDim.x from round to round, so the first thread that waits
-// for a slot always wins, and turns of earlier rounds never do. Example, of a block of four
-// threads, whose cells name the outputs a, b, a, a:
-//
-//     round 0: turns 4 3 2 1    a's turn is 4, b's 3: threads 0 and 1 add
-//     round 1: turns - - 6 5    a's turn is 6:        thread 2 adds
-//     round 2: turns - - - 9    a's turn is 9:        thread 3 adds
-//     after the rounds:         a's turn and b's turn are 0 again
-template <class T>
-__global__ void __launch_bounds__(kSlotThreads, kSlotBlocksOfProcessor) forward_any_sum_slots(
-    Parts<uint64_t> parts,
-    Report report,
-    const T* __restrict__ input,
-    AnyIndices indices,
-    T* __restrict__ output) {
-  auto* const sums = shared_memory<CombineSum<T>>();
-  auto* const turns = reinterpret_cast<uint32_t*>(sums + parts.most_slots());
-  for_each_part(parts, report, [&](const Part<uint64_t>& part) {
-    const uint64_t slots = part.slot_count();
-    const uint64_t cells = part.cell_count();
-    for_each_in_block(slots, [&](uint64_t slot) {
-      sums[slot] = CombineSum<T>{};
-      turns[slot] = 0;
-    });
-    Noted noted;
-    for (uint64_t chunk = 0; chunk < cells; chunk += blockDim.x) {
-      uint64_t slot = slots; // none
-      T value{};
-      if (chunk + threadIdx.x < cells) {
-        const LoadedCell<uint64_t> loaded = part.load_cell(indices, chunk + threadIdx.x);
-        const uint64_t target = part.noted_target(indices, loaded, noted);
-        if (part.holds(target)) {
-          slot = part.slot({target, loaded.cell.plane});
-          value = input[part.pooled(loaded.cell)];
-        }
-      }
-      bool waits = slot < slots;
-      for (uint32_t turn = blockDim.x - threadIdx.x; __syncthreads_or(waits); turn += blockDim.x) {
-        if (waits) {
-          atomicMax(turns + slot, turn);
-        }
-        __syncthreads();
-        if (waits && turns[slot] == turn) {
-          sums[slot].add(value);
-          waits = false;
-        }
-      }
-      if (slot < slots) { // the next chunk's turns begin anew; its first barrier comes before them
-        atomicExch(turns + slot, 0u);
-      }
+__device__ inline T sum_of_slot(
+    const uint32_t* slots,
+    const uint32_t* distances,
+    const SlotsPlan& plan,
+    const Part& part,
+    uint32_t slot,
+    const T* __restrict__ values) {
+  const uint32_t last = part.pooled(part.last_covering(part.output(slot)));
+  CombineSum<T> sum;
+  for (uint32_t word = plan.words; word-- > 0;) {
+    uint32_t set = slots[word * part.slots + slot];
+    while (set != 0) {
+      const uint32_t bit = 31 - __clz(set);
+      set ^= 1u << bit;
+      sum.add(values[last - distances[32 * word + bit]]);
     }
-    __syncthreads();
-    report_out_of_bounds(parts, part, indices, report.errors, noted, NoVisit{});
-    for_each_in_block(slots, [&](uint64_t slot) {
-      output[part.unpooled(part.output(slot))] = sums[slot].result();
+  }
+  return sum.result();
+}
+
+// Unpools `values`; or, if it is a gradient, `values` is the gradient of the output. With 1024
+// threads on a processor each may have 64 registers.
+template <class T, Order kOrder>
+__global__ void __launch_bounds__(SlotsPlan::kMostThreads, 1024 / SlotsPlan::kMostThreads) slots(
+    SlotsPlan plan,
+    Report report,
+    const T* __restrict__ values,
+    AnyIndices indices,
+    T* __restrict__ result) {
+  auto* const slots = shared_memory<uint32_t>();
+  auto* const distances = slots + plan.most_words(); // of "sum"
+  if constexpr (kOrder == Order::sum) {
+    for (uint32_t number = threadIdx.x; number < 32 * plan.words; number += blockDim.x) {
+      distances[number] = plan.distance(number);
+    }
+  }
+  for (uint32_t number = blockIdx.x; number < plan.parts; number += gridDim.x) {
+    const Part part(plan, number);
+    const bool any_invalid = fill<kOrder>(slots, plan, part, indices, [&](const Place& cell) {
+      const uint32_t element = part.pooled(cell);
+      decoded_or_reported(plan.decoder, report.errors, indices, element, part.window_start(cell));
+      if constexpr (kOrder == Order::gradient) {
+        result[element] = T{};
+      }
     });
-    return noted.out_of_window;
-  });
+    if constexpr (kOrder == Order::last) {
+      const auto load = [&](uint32_t slot) {
+        const uint32_t last = slots[slot];
+        return last == 0 ? T{} : values[part.pooled(part.cell(last - 1))];
+      };
+      for_each_loaded(part.slots, load, [&](uint32_t slot, const T& value) {
+        result[part.unpooled(part.output(slot))] = value;
+      });
+    } else if constexpr (kOrder == Order::sum) {
+      for (uint32_t slot = threadIdx.x; slot < part.slots; slot += blockDim.x) {
+        result[part.unpooled(part.output(slot))] =
+            sum_of_slot(slots, distances, plan, part, slot, values);
+      }
+    } else {
+      const auto load = [&](uint32_t n) { return indices.raw(part.pooled(part.cell(n))); };
+      for_each_loaded(part.cells, load, [&](uint32_t n, uint64_t index) {
+        const Place cell = part.cell(n);
+        const auto named = part.decode(indices, index, part.window_start(cell));
+        const Place output{named.target, cell.plane};
+        if (part.holds(named.target)) {
+          const bool wins = slots[part.slot(output)] == n + 1;
+          result[part.pooled(cell)] = wins ? values[part.unpooled(output)] : T{};
+        }
+      });
+    }
+    const int is_flagged = __syncthreads_or(any_invalid); // then the slots have been read, too
+    if (report.out_of_window_flags != nullptr && threadIdx.x == 0) {
+      report.write_flag(number, is_flagged != 0);
+    }
+  }
 }
 
 } // namespace maxunpool_cuda

@@ -3,8 +3,9 @@
 // dispatch.cuh has the table of them, and the class Dispatch whose functions are defined here.
 //
 // Example: a call that moves float32 elements by flat indices asks forward_if() for the windows
-// 2x2, 3x3 with padding 1, 3x3 without, and 4x4, one after the other. The first whose windows are
-// the call's launches forward<CombineLast<uint32_t>, false, Square<..>, Form::..>.
+// 2x2, 3x3 with padding 1, 3x3 without, 4x4, and 3x3 with stride 1, one after the other. The first
+// whose windows are the call's launches forward<CombineLast<uint32_t>, false, Square<..>,
+// Form::..>.
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "../reduction.h"
@@ -21,7 +22,7 @@
 
 namespace maxunpool_cuda {
 
-// Argument of added_to_zero.
+// The bits of -0, if the call adds floating-point numbers, else 0: an argument of added_to_zero.
 template <class T>
 T negative_zero(const UnpoolCall& call) {
   if constexpr (std::is_unsigned_v<T>) {
@@ -115,10 +116,13 @@ bool Dispatch::forward_if() {
       }
     }
   }
+  // Columns of one cell would leave three quarters of a thread's work undone.
   if constexpr (Window::S <= 2) {
-    return launch.template operator()<Form::column>();
+    if (height.in > 1) {
+      return launch.template operator()<Form::column>();
+    }
   }
-  return false; // larger windows are rare: slots() does them
+  return false; // larger windows are rare: `slots` does these
 }
 
 // The geometry, if windows are these in height and width and do not overlap in depth; or, with

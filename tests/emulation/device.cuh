@@ -16,11 +16,11 @@ constexpr int64_t kMost32BitOffset = 1 << 17; // so a tensor of 1 MB of float64 
 
 constexpr int64_t kSharedBytes = 512; // so a plane of more than 128 outputs has several parts
 
-constexpr int kOrderedThreads = 8; // so a plane of nine cells is several chunks
+constexpr int kOrderedThreads = 16; // so a plane of 17 cells is several chunks
 
 constexpr int kOrderedChannels = 4; // so six channels are two groups, of which one is not full
 
-constexpr uint32_t kMostTurns = 64; // so they are counted anew after eight rounds
+constexpr uint32_t kMostTurns = 64; // so they are counted anew after four rounds
 
 template <class T>
 T* shared_memory() {
