@@ -65,6 +65,84 @@ constexpr int remembered_bits() {
   return kOrder == Order::sum && !std::is_same_v<Partial<T>, T> ? 8 * sizeof(Partial<T>) : 0;
 }
 
+// Lets the threads of a block act on outputs, those that name one output one after the other.
+// Outputs share slots of shared memory, by their numbers. In a round, each thread that waits writes
+// its turn to its slot, if that is larger. The thread whose turn stays there acts. For "sum" the
+// others wait for the next round, whose turns are larger; earlier threads have larger turns. For
+// "last" and the gradient later threads have larger turns, and only the last one acts: then the
+// others that name its output are done, and those that name another one wait. Example of "last", of
+// a block of four threads and slots for the outputs a, a, b, c, where a and b share a slot:
+//
+//     round 0: turns 1 2 3 4    a and b's slot is 3, c's 4: threads 2 and 3 act, 0 and 1 wait
+//     round 1: turns 5 6 - -    a and b's slot is 6:        thread 1 acts, and 0 is done
+class Turns {
+ public:
+  // Slots of a block of so many threads: 2 to this power, at least four times as many.
+  static int slot_bits(int64_t threads) {
+    return 2 + std::bit_width(static_cast<uint64_t>(threads - 1));
+  }
+  static int64_t shared_bytes(int64_t threads) {
+    const int64_t slots = int64_t{1} << slot_bits(threads);
+    return threads * int64_t{sizeof(uint64_t)} + slots * int64_t{sizeof(uint32_t)};
+  }
+
+  // All threads of a block call each function.
+  explicit __device__ Turns(int slot_bits)
+      : outputs_(shared_memory<uint64_t>()),
+        slots_(reinterpret_cast<uint32_t*>(outputs_ + blockDim.x)),
+        slot_bits_(slot_bits) {
+    begin_anew();
+  }
+  // Calls act() when it is this thread's turn. A thread that does not name the output only waits.
+  // What threads did before this call, all see when they act; and no thread returns before all
+  // have acted.
+  template <bool kAllAct, class Act>
+  __device__ void act_in_turn(uint64_t output, bool names, const Act& act) {
+    if (given_ >= kMostTurns) {
+      begin_anew();
+    }
+    uint32_t* const slot = slots_ + slot_of(output);
+    const uint32_t turn = 1 + (kAllAct ? blockDim.x - 1 - threadIdx.x : threadIdx.x);
+    outputs_[threadIdx.x] = output;
+    bool waits = names;
+    do {
+      if (waits) {
+        atomicMax(slot, given_ + turn);
+      }
+      __syncthreads();
+      if (waits) {
+        const uint32_t winner = *slot - given_;
+        if (winner == turn) {
+          act();
+        }
+        waits = kAllAct ? winner != turn : outputs_[winner - 1] != output;
+      }
+      given_ += blockDim.x;
+    } while (__syncthreads_or(waits)); // then all have read what the next round or call overwrites
+  }
+
+ private:
+  __device__ void begin_anew() {
+    for (uint32_t slot = threadIdx.x; slot < 1u << slot_bits_; slot += blockDim.x) {
+      slots_[slot] = 0;
+    }
+    given_ = 0;
+    __syncthreads();
+  }
+
+  // Knuth's multiplicative hash: outputs that lie evenly spaced, as those of a row or a column, get
+  // slots that are spread evenly, too.
+  __device__ uint32_t slot_of(uint64_t output) const {
+    constexpr uint32_t kGoldenRatio = 2654435769u; // 2^32 / 1.618..
+    return static_cast<uint32_t>(output) * kGoldenRatio >> (32 - slot_bits_);
+  }
+
+  uint64_t* outputs_; // of each thread
+  uint32_t* slots_;
+  int slot_bits_;
+  uint32_t given_; // turns of earlier rounds
+};
+
 // The work of a call, and how blocks go through it. Numbers have 64 bits, so that one kernel serves
 // calls of all sizes.
 struct OrderedPlan {
@@ -77,6 +155,7 @@ struct OrderedPlan {
   uint64_t range_outputs; // positions of a range; the last one of a group may have fewer
   uint64_t chunk_cells;   // cells of a chunk
   uint64_t chunks;        // of a group
+  int slot_bits;          // see Turns
   uint32_t* memory;       // what blocks remember of their outputs
   uint64_t block_words;   // of 32 bits: how much of it each block has
   bool drops_losers;      // gradient: of the cells that name one output, all but the last get 0
@@ -106,6 +185,7 @@ struct OrderedPlan {
     const auto blocks_together = static_cast<int64_t>(
         std::bit_floor(std::clamp<uint64_t>(groups_of_processor, 1, kMostTogether)));
     threads = threads_of(in_plane * some_channels, kOrderedThreads / blocks_together);
+    slot_bits = Turns::slot_bits(threads);
     const int64_t cells_of_chunk = threads / some_channels;
     const int64_t chunks_of_group = divide_up(in_plane, cells_of_chunk);
     const int64_t wanted_ranges = std::clamp<int64_t>(
@@ -177,84 +257,6 @@ struct OrderedThread {
     const uint64_t left = tiling.out_plane - first;
     outputs = left < plan.range_outputs ? left : plan.range_outputs;
   }
-};
-
-// Lets the threads of a block act on outputs, those that name one output one after the other.
-// Outputs share slots of shared memory, by their numbers. In a round, each thread that waits writes
-// its turn to its slot, if that is larger. The thread whose turn stays there acts. For "sum" the
-// others wait for the next round, whose turns are larger; earlier threads have larger turns. For
-// "last" and the gradient later threads have larger turns, and only the last one acts: then the
-// others that name its output are done, and those that name another one wait. Example of "last", of
-// a block of four threads and slots for the outputs a, a, b, c, where a and b share a slot:
-//
-//     round 0: turns 1 2 3 4    a and b's slot is 3, c's 4: threads 2 and 3 act, 0 and 1 wait
-//     round 1: turns 5 6 - -    a and b's slot is 6:        thread 1 acts, and 0 is done
-class Turns {
- public:
-  // Of a block of so many threads; a power of two.
-  MAXUNPOOL_HOST_DEVICE static constexpr uint32_t slots_of(uint32_t threads) {
-    return 4 * std::bit_ceil(threads);
-  }
-  static int64_t shared_bytes(int64_t threads) {
-    const int64_t slots = slots_of(static_cast<uint32_t>(threads));
-    return threads * int64_t{sizeof(uint64_t)} + slots * int64_t{sizeof(uint32_t)};
-  }
-
-  // All threads of a block call each function.
-  __device__ Turns()
-      : outputs_(shared_memory<uint64_t>()),
-        slots_(reinterpret_cast<uint32_t*>(outputs_ + blockDim.x)),
-        shift_(32 - std::countr_zero(slots_of(blockDim.x))) {
-    begin_anew();
-  }
-  // Calls act() when it is this thread's turn. A thread that does not name the output only waits.
-  // What threads did before this call, all see when they act; and no thread returns before all
-  // have acted.
-  template <bool kAllAct, class Act>
-  __device__ void act_in_turn(uint64_t output, bool names, const Act& act) {
-    if (given_ >= kMostTurns) {
-      begin_anew();
-    }
-    uint32_t* const slot = slots_ + slot_of(output);
-    const uint32_t turn = 1 + (kAllAct ? blockDim.x - 1 - threadIdx.x : threadIdx.x);
-    outputs_[threadIdx.x] = output;
-    bool waits = names;
-    do {
-      if (waits) {
-        atomicMax(slot, given_ + turn);
-      }
-      __syncthreads();
-      if (waits) {
-        const uint32_t winner = *slot - given_;
-        if (winner == turn) {
-          act();
-        }
-        waits = kAllAct ? winner != turn : outputs_[winner - 1] != output;
-      }
-      given_ += blockDim.x;
-    } while (__syncthreads_or(waits)); // then all have read what the next round or call overwrites
-  }
-
- private:
-  __device__ void begin_anew() {
-    for (uint32_t slot = threadIdx.x; slot < slots_of(blockDim.x); slot += blockDim.x) {
-      slots_[slot] = 0;
-    }
-    given_ = 0;
-    __syncthreads();
-  }
-
-  // Knuth's multiplicative hash: outputs that lie evenly spaced, as those of a row or a column, get
-  // slots that are spread evenly, too.
-  __device__ uint32_t slot_of(uint64_t output) const {
-    constexpr uint32_t kGoldenRatio = 2654435769u; // 2^32 / 1.618..
-    return static_cast<uint32_t>(output) * kGoldenRatio >> shift_;
-  }
-
-  uint64_t* outputs_; // of each thread
-  uint32_t* slots_;
-  int shift_;      // a slot's number is the upper bits of a hash
-  uint32_t given_; // turns of earlier rounds
 };
 
 // Whether no thread has taken the output before. `taken` has a bit for each.
@@ -450,7 +452,7 @@ __global__ void __launch_bounds__(kOrderedThreads) ordered(
   if (plan.is_fixup && !__syncthreads_or(threadIdx.x == 0 && plan.flags.launches.may_have())) {
     return;
   }
-  Turns turns;
+  Turns turns(plan.slot_bits);
   for (uint64_t range = blockIdx.x; range < plan.ranges; range += gridDim.x) {
     uint64_t range_of_group = range;
     const uint64_t group = split(range_of_group, plan.ranges_of_group);
