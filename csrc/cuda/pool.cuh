@@ -271,27 +271,161 @@ struct WindowSteps {
   Divider<Offset> dilation[3]; // from an element of the window to the next
   Divider<Offset> apart;       // from a window of the thread to the next
   Offset rows_apart;           // the same, in rows of elements
+};
 
-  struct Range {
-    Offset first;
-    Offset end;
+// The elements of the input that lie in the windows of a thread: a box, which begins where the
+// first window does, and has so many slices, rows and columns.
+template <class Offset>
+struct WindowBox {
+  struct Dimension {
+    Offset first = 0; // numbers of the elements that lie in the input: [first, end)
+    Offset end = 1;
+    Offset step; // positions of the input from an element to the next
+    Offset next; // the same of indices
   };
-  // Which elements of a window lie in the input, in dimension `a`: numbers [first, end). `elements`
-  // is how many it has. Of a window of 3 elements, 2 apart, that begins at -1 in an input of 4,
-  // elements 1 and 2 do, at coordinates 1 and 3.
-  __device__ Range
-  elements_inside(const Axis<Offset>& axis, int a, Offset cell, Offset elements) const {
+  Dimension of[3];
+  Offset position; // of the first element that lies in the input
+  Offset index;    // of that element
+
+  __device__ WindowBox(
+      const Tiling<Offset>& tiling,
+      const WindowSteps<Offset>& steps,
+      const Position<Offset>& cell,
+      Offset rows,
+      bool as_offsets) {
+    const auto& [depth, height, width] = tiling.geometry.axis;
+    auto& [slice, row, column] = of;
+    column.step = steps.dilation[2].divisor();
+    row.step = steps.dilation[1].divisor() * width.out;
+    slice.step = steps.dilation[0].divisor() * height.out * width.out;
+    column.next = as_offsets ? 1 : column.step;
+    row.next = as_offsets ? width.kernel : row.step;
+    slice.next = as_offsets ? height.kernel * width.kernel : slice.step;
+    if (tiling.deep) {
+      clip(slice, depth, steps.dilation[0], cell[0], depth.kernel);
+    }
+    clip(row, height, steps.dilation[1], cell[1], rows);
+    clip(column, width, steps.dilation[2], cell[2], width.kernel);
+    // Before the input a number wraps around; the sum is right again.
+    const auto [front, top, left] = tiling.window_start(cell).at;
+    position = (front * height.out + top) * width.out + left + slice.first * slice.step +
+               row.first * row.step + column.first * column.step;
+    index = as_offsets ? slice.first * slice.next + row.first * row.next + column.first : position;
+  }
+
+ private:
+  // Sets which of `elements` elements of a dimension lie in the input. Of a window of 3 elements, 2
+  // apart, that begins at -1 in an input of 4, elements 1 and 2 do, at coordinates 1 and 3.
+  __device__ static void clip(
+      Dimension& dimension,
+      const Axis<Offset>& axis,
+      const Divider<Offset>& dilation,
+      Offset cell,
+      Offset elements) {
     // Both count from the begin of the padding on, so that no coordinate is below 0.
     const Offset start = cell * axis.stride;
     const Offset last_of_input = axis.out + axis.padding - 1; // no window begins after it
-    Range range{0, elements};
+    dimension.end = elements;
     if (start < axis.padding) {
-      range.first = dilation[a].divide(axis.padding - start - 1) + 1;
+      dimension.first = dilation.divide(axis.padding - start - 1) + 1;
     }
-    if (start + (elements - 1) * dilation[a].divisor() > last_of_input) {
-      range.end = start > last_of_input ? 0 : dilation[a].divide(last_of_input - start) + 1;
+    if (start + (elements - 1) * dilation.divisor() > last_of_input) {
+      dimension.end = start > last_of_input ? 0 : dilation.divide(last_of_input - start) + 1;
     }
-    return range;
+  }
+};
+
+// Compares the elements of a row with the candidates of V channels. The row begins at `address`,
+// with `index`.
+template <class T, class Offset, int V>
+__device__ __forceinline__ void update_by_row(
+    Candidate<T, Offset> (&candidates)[V],
+    const typename WindowBox<Offset>::Dimension& columns,
+    Offset inner,
+    const T* address,
+    Offset index) {
+#pragma unroll 1
+  for (Offset x = columns.first; x < columns.end; ++x) {
+    Element<T> elements[V];
+    unpack(load<V>(address), elements);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      candidates[v].update(elements[v], index);
+    }
+    address += columns.step * inner;
+    index += columns.next;
+  }
+}
+
+// The candidates of a thread's windows.
+template <class T, class Offset, int R, int V>
+struct WindowCandidates {
+  Candidate<T, Offset> of[R][V];
+
+  // A window without elements in the input has the value `lowest`, and the index of its first
+  // element that is not in the padding before it, as in PyTorch; that may lie beyond the plane.
+  __device__ WindowCandidates(
+      const WindowBox<Offset>& box, const WindowSteps<Offset>& steps, T lowest) {
+    const auto& row = box.of[1];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Offset begin = r * steps.rows_apart;
+      const Offset rows = begin > row.first ? begin - row.first : 0;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        of[r][v] = {Element<T>::of(lowest), box.index + rows * row.next};
+      }
+    }
+  }
+
+  // Goes through the box, which begins at `slice`.
+  __device__ __forceinline__ void update(
+      const WindowBox<Offset>& box,
+      const WindowSteps<Offset>& steps,
+      const Geometry<Offset>& geometry,
+      const T* slice,
+      T lowest) {
+    const auto& [slices, rows, columns] = box.of;
+    const Offset inner = geometry.inner;
+    Offset index_of_slice = box.index;
+#pragma unroll 1
+    for (Offset z = slices.first; z < slices.end; ++z) {
+      const T* row = slice;
+      Offset index = index_of_slice;
+#pragma unroll 1
+      for (Offset y = rows.first; y < rows.end; ++y) {
+        if constexpr (R == 1) {
+          update_by_row(of[0], columns, inner, row, index);
+        } else {
+          Candidate<T, Offset> of_row[V];
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            of_row[v] = {Element<T>::of(lowest), index};
+          }
+          update_by_row(of_row, columns, inner, row, index);
+          merge_row(of_row, y, steps.rows_apart, geometry.axis[1].kernel);
+        }
+        row += rows.step * inner;
+        index += rows.next;
+      }
+      slice += slices.step * inner;
+      index_of_slice += slices.next;
+    }
+  }
+
+ private:
+  // Compares the best of row y of the box with the windows that have it.
+  __device__ void merge_row(
+      const Candidate<T, Offset> (&of_row)[V], Offset y, Offset rows_apart, Offset kernel) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (y - r * rows_apart < kernel) { // before the window, the difference wraps around
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          of[r][v].update(of_row[v].value, of_row[v].index);
+        }
+      }
+    }
   }
 };
 
@@ -306,7 +440,7 @@ constexpr int kWindowBlocks = (sizeof(Offset) == sizeof(uint32_t) ? 1024 : 512) 
 // are `apart` windows from each other. With dilation 3 and stride 1, the first threads of a column
 // own windows 0, 3, 6 and 9; 1, 4, 7 and 10; 2, 5, 8 and 11; and then 12, 15, 18 and 21.
 //
-// `lowest` is no larger than any number of type T. It is the value of a window without elements.
+// `lowest` is no larger than any number of type T.
 template <class T, class Offset, int R, int V>
 __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     Tiling<Offset> tiling,
@@ -319,90 +453,17 @@ __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
     const auto& [depth, height, width] = geometry.axis;
     const bool as_offsets = result.takes_offsets();
     const auto [outer, tile, vector] = tiling.item(item, geometry.inner != 1, tiling.deep);
+    const Offset channel = V * vector;
     Position<Offset> cell = tile; // of the first window
     if (R > 1) {
       const Offset group = split(cell[1], steps.apart);
       cell[1] += group * (R * steps.apart.divisor());
     }
-    const Offset channel = V * vector;
-    const auto [front, top, left] = tiling.window_start(cell).at;
-    const Offset all_rows = height.kernel + (R - 1) * steps.rows_apart;
-    auto in_depth = typename WindowSteps<Offset>::Range{0, 1};
-    if (tiling.deep) {
-      in_depth = steps.elements_inside(depth, 0, cell[0], depth.kernel);
-    }
-    const auto in_height = steps.elements_inside(height, 1, cell[1], all_rows);
-    const auto in_width = steps.elements_inside(width, 2, cell[2], width.kernel);
-    // Elements of the input from one slice, row and column of the window to the next, and indices.
-    const Offset column_step = steps.dilation[2].divisor();
-    const Offset row_step = steps.dilation[1].divisor() * width.out;
-    const Offset slice_step = steps.dilation[0].divisor() * height.out * width.out;
-    const Offset next_column = as_offsets ? 1 : column_step;
-    const Offset next_row = as_offsets ? width.kernel : row_step;
-    const Offset next_slice = as_offsets ? height.kernel * width.kernel : slice_step;
-    // The place of the first window's first element that is inside, and its index. Before the input
-    // a number wraps around; the sum is right again.
-    const Offset start = (front * height.out + top) * width.out + left;
-    const Offset first = start + in_depth.first * slice_step + in_height.first * row_step +
-                         in_width.first * column_step;
-    Offset index_of_slice =
-        as_offsets ? in_depth.first * next_slice + in_height.first * next_row + in_width.first
-                   : first;
-    const T* slice =
-        input + (outer * tiling.out_plane * geometry.inner + channel) + first * geometry.inner;
-    // A window without elements in the input gets the index of its first element that is not in the
-    // padding before it, as in PyTorch; that may lie beyond the plane.
-    Candidate<T, Offset> best[R][V];
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const Offset begin = r * steps.rows_apart;
-      const Offset rows = begin > in_height.first ? begin - in_height.first : 0;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        best[r][v] = {Element<T>::of(lowest), index_of_slice + rows * next_row};
-      }
-    }
-#pragma unroll 1
-    for (Offset z = in_depth.first; z < in_depth.end; ++z) {
-      const T* row = slice;
-      Offset index_of_row = index_of_slice;
-#pragma unroll 1
-      for (Offset y = in_height.first; y < in_height.end; ++y) {
-        const T* address = row;
-        Offset index = index_of_row;
-        Candidate<T, Offset> of_row[V];
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          of_row[v] = R == 1 ? best[0][v] : Candidate<T, Offset>{Element<T>::of(lowest), index};
-        }
-#pragma unroll 1
-        for (Offset x = in_width.first; x < in_width.end; ++x) {
-          Element<T> elements[V];
-          unpack(load<V>(address), elements);
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            of_row[v].update(elements[v], index);
-          }
-          address += column_step * geometry.inner;
-          index += next_column;
-        }
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            if (R == 1) {
-              best[0][v] = of_row[v];
-            } else if (y - r * steps.rows_apart < height.kernel) {
-              best[r][v].update(of_row[v].value, of_row[v].index);
-            }
-          }
-        }
-        row += row_step * geometry.inner;
-        index_of_row += next_row;
-      }
-      slice += slice_step * geometry.inner;
-      index_of_slice += next_slice;
-    }
+    const Offset rows = height.kernel + (R - 1) * steps.rows_apart;
+    const WindowBox<Offset> box(tiling, steps, cell, rows, as_offsets);
+    const T* plane = input + (outer * tiling.out_plane * geometry.inner + channel);
+    WindowCandidates<T, Offset, R, V> best(box, steps, lowest);
+    best.update(box, steps, geometry, plane + box.position * geometry.inner, lowest);
     const Offset element = tiling.pooled(outer, cell, channel);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -411,10 +472,10 @@ __global__ void __launch_bounds__(kThreads, kWindowBlocks<Offset>) pool_windows(
         if (R > 1 && as_offsets) {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            best[r][v].index -= r * steps.rows_apart * width.kernel;
+            best.of[r][v].index -= r * steps.rows_apart * width.kernel;
           }
         }
-        result.store_candidates(element + below * width.in * geometry.inner, best[r]);
+        result.store_candidates(element + below * width.in * geometry.inner, best.of[r]);
       }
     }
   });

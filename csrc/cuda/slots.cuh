@@ -418,19 +418,20 @@ __global__ void __launch_bounds__(SlotsPlan::kMostThreads, 1024 / SlotsPlan::kMo
   auto* const slots = shared_memory<uint32_t>();
   auto* const distances = slots + plan.most_words(); // of "sum"
   if constexpr (kOrder == Order::sum) {
-    for (uint32_t number = threadIdx.x; number < 32 * plan.words; number += blockDim.x) {
-      distances[number] = plan.distance(number);
+    for (uint32_t window = threadIdx.x; window < 32 * plan.words; window += blockDim.x) {
+      distances[window] = plan.distance(window);
     }
   }
   for (uint32_t number = blockIdx.x; number < plan.parts; number += gridDim.x) {
     const Part part(plan, number);
-    const bool any_invalid = fill<kOrder>(slots, plan, part, indices, [&](const Place& cell) {
+    const auto visit_invalid = [&](const Place& cell) {
       const uint32_t element = part.pooled(cell);
       decoded_or_reported(plan.decoder, report.errors, indices, element, part.window_start(cell));
       if constexpr (kOrder == Order::gradient) {
         result[element] = T{};
       }
-    });
+    };
+    const bool any_invalid = fill<kOrder>(slots, plan, part, indices, visit_invalid);
     if constexpr (kOrder == Order::last) {
       const auto load = [&](uint32_t slot) {
         const uint32_t last = slots[slot];
