@@ -12,7 +12,7 @@ raises one error, which describes the smallest of these:
       kind        maxima
       error       AssertionError: output: 1 of 5 elements differ, the first is [0, 2]: ...
       device      emulated
-      launched    <<<1, 8>>> void emulated::forward_last_slots<unsigned int, unsigned int>
+      launched    <<<1, 8>>> void emulated::slots<unsigned int, (emulated::Order)0>
       again       MAXUNPOOL_SEED=0 pytest 'tests/test_operators.py::test_unusual_sizes[...]'
 """
 

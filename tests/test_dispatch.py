@@ -165,12 +165,18 @@ def name_of(signature: str) -> str:
     return f"{name} {ORDERS[int(order[1])]}"
 
 
+def check_row(row: tuple[str, ...], rng: Random, device: str = "cpu") -> None:
+    """Compare what calls of a row launch, of which there have to be some."""
+    of_row = [drawn for drawn in ALL if next(each for each in ROWS if drawn.fits(each)) == row]
+    for drawn in rng.sample(of_row, min(len(of_row), 16)):
+        call = drawn.made(rng).moved(device)
+        emulation.forget_launches()
+        call.on()
+        assert [name_of(name) for name, _, _ in emulation.launches()] == drawn.launches, drawn
+    assert of_row
+
+
 @pytest.mark.parametrize("row", ROWS, ids=" | ".join)
 def test_calls_of_a_row_launch_its_kernel(row: tuple[str, ...], rng: Random) -> None:
-    of_row = [drawn for drawn in ALL if next(each for each in ROWS if drawn.fits(each)) == row]
     with emulation.emulated_gpu(rng):
-        for drawn in rng.sample(of_row, min(len(of_row), 16)):
-            emulation.forget_launches()
-            drawn.made(rng).on()
-            assert [name_of(name) for name, _, _ in emulation.launches()] == drawn.launches, drawn
-    assert of_row
+        check_row(row, rng)
