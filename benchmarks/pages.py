@@ -286,6 +286,28 @@ def plain(results: Report) -> str:
     return report.markdown(("call, times over a copy's", *names.values()), rows)
 
 
+def kernels(table: str) -> Callable[[Report], str]:
+    """How to make a table of microseconds, of kernels before and now, and of torch.nn's."""
+
+    def make(results: Report) -> str:
+        rows = []
+        for row in of_table(results, table):
+            timed = (row.get(name) for name in (TORCH, "before", "now"))
+            cells = ["-" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in timed]
+            cells.append(f"{row[TORCH] / row['now']:.2f}" if TORCH in row else "-")
+            rows.append((row["call"], *cells))
+        heads = ("torch.nn", "before", "now", "times torch.nn's speed")
+        return report.markdown(("call, microseconds", *heads), rows)
+
+    return make
+
+
+def out_of_window(results: Report) -> list[str]:
+    """How many times as fast torch.nn is with such indices, at most."""
+    rows = [row for row in of_table(results, "out of window") if TORCH in row]
+    return [f"{max(row['now'] / row[TORCH] for row in rows):.0f}"]
+
+
 def titled(results: Report) -> list[str]:
     """Where, with what and when it was measured."""
     return [report.title(results)]
@@ -372,12 +394,9 @@ TABLES = (
     Table(PERFORMANCE, "gpu speeds", "gpu_h100", report.speeds_table),
     Table(PERFORMANCE, "gpu dtypes", "gpu_h100", report.dtypes_table),
     Table(PERFORMANCE, "gpu slower", "gpu_h100", report.slower_table),
-    Table(
-        PERFORMANCE,
-        "gpu out of window",
-        "gpu_h200_calls",
-        by_column("out_of_window", "indices out of window: windows, planes"),
-    ),
+    Table(PERFORMANCE, "gpu out of window", "gpu_h200_kernels", kernels("out of window")),
+    Table(PERFORMANCE, "gpu windows", "gpu_h200_kernels", kernels("windows")),
+    Table(PERFORMANCE, "gpu kernelbench anew", "gpu_h200_kernels", kernels("kernelbench")),
     Table(PERFORMANCE, "gpu networks", "gpu_h100", networks),
     Table(PERFORMANCE, "gpu kernelbench", "gpu_h100", kernelbench),
     Table(PERFORMANCE, "gpu beside simulated", "gpu_h200_calls", beside_simulated),
@@ -409,6 +428,7 @@ SENTENCES = (
         "gpu_h100",
         each_speed,
     ),
+    Sentence(README, "torch.nn, which is [up to {} times as", "gpu_h200_kernels", out_of_window),
     Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
     Sentence(README, "takes a maximum has {} to {} times", "comparisons", of_maximum),
     Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "fallback", fallback.slower),
@@ -424,6 +444,7 @@ SENTENCES = (
     Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
     Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
     Sentence(PERFORMANCE, "Operators and networks on {title}.", "gpu_h100", titled),
+    Sentence(PERFORMANCE, "Kernels before and now on {title}.", "gpu_h200_kernels", titled),
     Sentence(PERFORMANCE, "took {} microseconds, and {} after", "gpu_h200_calls", of_replays),
     Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
     Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
