@@ -121,23 +121,49 @@ def test_planes_cut_among_threads_and_blocks(
     check_each(calls, lambda call: call.verify(device))
 
 
-# The fix-up kernel of "last" goes through a plane of a contiguous tensor, or through 32 channels,
-# in chunks of at most 1024 cells and channels. Of 70 channels, the last 6 are a group of their own.
+# Signals and columns of windows that a CUDA thread does together, and large windows.
+DILATED = [
+    Geometry.of_pooling((20,), (3,), (1,), (1,), (3,), ceil=False),
+    Geometry.of_pooling((20, 5), (3, 2), (1, 1), (1, 1), (3, 2), ceil=False),
+    Geometry.of_pooling((23, 3), (4, 2), (2, 1), (2, 1), (3, 1), ceil=False),
+    Geometry.of_pooling((20, 20), (5, 5), (1, 1), (0, 0), (2, 2), ceil=False),
+]
+
+
+@pytest.mark.parametrize("geometry", DILATED, ids=str)
+def test_dilated_windows(device: str, geometry: Geometry, rng: Random) -> None:
+    calls = []
+    for dtype, layout in product((torch.float32, torch.bfloat16, torch.int8), DENSE):
+        chosen = {"geometry": geometry, "leading": (2, 3), "layout": layout}
+        calls += (draw(rng, "pool", dtype, **chosen) for _ in range(2))
+    check_each(calls, lambda call: call.verify(device))
+
+
+# The fix-up kernel goes through a plane of a contiguous tensor, or through 32 channels, in chunks
+# of at most 1024 cells and channels. Of 70 channels, the last 6 are a group of their own.
 IN_ORDER = [((2, 3), (34, 61), "contiguous"), ((2, 70), (8, 9), "channels_last")]
 
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize(("leading", "pooled", "layout"), IN_ORDER, ids=str)
-@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@pytest.mark.parametrize(
+    ("operator", "reduce"), [("unpool", "last"), ("unpool", "sum"), ("gradient", "last")]
+)
 @pytest.mark.parametrize("device", GPUS, indirect=True)
-def test_the_last_of_several_chunks(
-    device: str, operator: str, leading: Sizes, pooled: Sizes, layout: str, rng: Random
+def test_cells_of_several_chunks(
+    device: str,
+    operator: str,
+    reduce: str,
+    leading: Sizes,
+    pooled: Sizes,
+    layout: str,
+    rng: Random,
 ) -> None:
     """Cells of one chunk and of others name one output, and two outputs share a slot."""
     chosen = {"geometry": geometry_of(pooled, (3, 2, 1)), "leading": leading, "layout": layout}
     kinds = ("anywhere", "few", "one out of window", "wrapped window")
     calls = (
-        draw(rng, operator, torch.int16, reduce="last", kind=kind, **chosen)
+        draw(rng, operator, torch.float16, reduce=reduce, kind=kind, **chosen)
         for kind in kinds * scaled(4)
     )
     check_each(calls, lambda call: call.verify(device))

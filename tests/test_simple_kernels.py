@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The simple CUDA kernels: they alone, and against fast ones where calls are large.
+"""The simple CUDA kernel, and fast ones where planes are small, windows empty or calls large.
 
-``MAXUNPOOL_CUDA_SIMPLE_KERNELS=1`` sends unpooling and its gradient to the simple kernels alone.
+``MAXUNPOOL_CUDA_SIMPLE_KERNELS=1`` sends unpooling and its gradient to the simple kernel alone.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import emulation
 import failures
 import pytest
 import torch
-from cases import DENSE, REDUCES, UNPOOLING, Call, draw, geometry_of, scaled
+from cases import DENSE, REDUCES, UNPOOLING, Call, Geometry, draw, geometry_of, scaled
 from conftest import EMULATED, GPUS, skip_without_memory
 from failures import check_each
 from reference import Sizes
@@ -32,8 +32,9 @@ def simple_kernels(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", "1")
 
 
-# Planes so small that a block does several, in the emulation too, whose blocks have 128 slots or
-# fewer. A sum of windows of 9x9 keeps sets of three words; the last windows cover no output.
+# Planes so small that a block of slots.cuh does several, in the emulation too, where it has 128
+# slots or fewer. A sum of windows of 9x9 keeps sets of three words; the last windows cover no
+# output.
 SMALL_PLANES = [
     geometry_of((3, 4), (3, 1, 1)),
     geometry_of((4, 4), (9, 1, 4)),
@@ -48,14 +49,12 @@ SMALL_PLANES = [
 def test_simple_kernels_give_the_same_results(
     device: str, operator: str, reduce: str, rng: Random, simple_kernels: None
 ) -> None:
-    """Of 35 planes, or of 2 images of 33 channels, the last block has fewer than the others."""
     calls = [draw(rng, operator, reduce=reduce, any_bits=n % 3 == 0) for n in range(scaled(60))]
-    for geometry in SMALL_PLANES:
-        if "offsets" in operator and geometry.has_empty_window:
-            continue  # a window without outputs has no offset
-        for leading, layout in itertools.product(((5, 7), (2, 33)), DENSE * scaled(8)):
-            chosen = {"geometry": geometry, "leading": leading, "layout": layout}
-            calls.append(draw(rng, operator, torch.float32, reduce=reduce, **chosen))
+    # Planes that are few, and not small. The emulation has 8 processors: several blocks share one.
+    large = itertools.product((torch.float32, torch.float16), (1, 2, 6), DENSE)
+    for dtype, channels, layout in large:
+        chosen = {"geometry": geometry_of((11, 17), (3, 2, 1)), "leading": (1, channels)}
+        calls.append(draw(rng, operator, dtype, reduce=reduce, layout=layout, **chosen))
 
     def check(call: Call) -> None:
         call.verify(device)
@@ -64,6 +63,46 @@ def test_simple_kernels_give_the_same_results(
         assert all("ordered<" in each for each in launched)
 
     check_each(calls, check)
+
+
+@on_gpus
+@pytest.mark.parametrize("simple", [False, True], ids=["fast", "simple"])
+@pytest.mark.parametrize("reduce", REDUCES)
+@every_unpooling
+def test_small_planes(
+    device: str, operator: str, reduce: str, simple: bool, rng: Random, monkeypatch: Patch
+) -> None:
+    """Of 35 planes, or of 2 images of 33 channels, the last block has fewer than the others."""
+    monkeypatch.setenv("MAXUNPOOL_CUDA_SIMPLE_KERNELS", str(int(simple)))
+    calls = []
+    for geometry in SMALL_PLANES:
+        if "offsets" in operator and geometry.has_empty_window:
+            continue  # a window without outputs has no offset
+        for leading, layout in itertools.product(((5, 7), (2, 33)), DENSE * scaled(8)):
+            chosen = {"geometry": geometry, "leading": leading, "layout": layout}
+            calls.append(draw(rng, operator, torch.float32, reduce=reduce, **chosen))
+    check_each(calls, lambda call: call.verify(device))
+
+
+# Of the windows, the first or the last ones cover no output.
+EMPTY_WINDOWS = [
+    geometry_of((20, 12), (2, 4, 0), (70, 47)),
+    Geometry((20, 12), (2, 2), (4, 4), (2, 0), (75, 46)),
+]
+
+
+@on_gpus
+@pytest.mark.parametrize("operator", ["unpool", "gradient"])
+@pytest.mark.parametrize("geometry", EMPTY_WINDOWS, ids=["behind the outputs", "in the padding"])
+def test_windows_without_outputs(
+    device: str, geometry: Geometry, operator: str, rng: Random
+) -> None:
+    """Their cells have no output in the plane, so their indices are out of window, and seen."""
+    calls = []
+    for kind, layout in itertools.product(("own window", "maxima"), DENSE * scaled(8)):
+        chosen = {"geometry": geometry, "leading": (3, 2), "layout": layout, "kind": kind}
+        calls.append(draw(rng, operator, torch.float32, reduce="last", **chosen))
+    check_each(calls, lambda call: call.verify(device))
 
 
 @on_gpus

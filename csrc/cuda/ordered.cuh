@@ -77,9 +77,9 @@ constexpr int remembered_bits() {
 //     round 1: turns 5 6 - -    a and b's slot is 6:        thread 1 acts, and 0 is done
 class Turns {
  public:
-  // Slots of a block of so many threads: 2 to this power, at least four times as many.
+  // Slots of a block of so many threads: 2 to this power, at least 16 a thread, but at most 4096.
   static int slot_bits(int64_t threads) {
-    return 2 + std::bit_width(static_cast<uint64_t>(threads - 1));
+    return std::min(12, 4 + static_cast<int>(std::bit_width(static_cast<uint64_t>(threads - 1))));
   }
   static int64_t shared_bytes(int64_t threads) {
     const int64_t slots = int64_t{1} << slot_bits(threads);
