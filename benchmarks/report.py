@@ -196,6 +196,8 @@ def speeds(
 ) -> dict[str, list[float]]:
     """How many times torch.nn's speed each case has, by kind of call and layout.
 
+    Calls that get indices of other windows are left out: they have a table of their own.
+
     Args:
         report: The results.
         dtypes: Those of values and indices.
@@ -208,7 +210,7 @@ def speeds(
     for row in report["rows"]:
         case = BY_NAME[row["name"]]
         kind = names.get((case.operation, case.direction))
-        if kind is None or (case.dtype, case.index_dtype) != dtypes:
+        if kind is None or case.unpooled_by or (case.dtype, case.index_dtype) != dtypes:
             continue
         speed = times(row, TORCH)
         if speed is not None and (layers is None or case.layer in layers):
