@@ -406,10 +406,14 @@ __device__ inline T sum_of_slot(
   return sum.result();
 }
 
-// Unpools `values`; or, if it is a gradient, `values` is the gradient of the output. With 1024
-// threads on a processor each may have 64 registers.
+// Blocks of a processor, at least: four of 256 threads leave each thread 64 registers. A sum may
+// have 80, as nvcc 13.2 takes more than 64 (sm_100, sm_120).
+template <Order kOrder>
+constexpr int kSlotBlocks = kOrder == Order::sum ? 3 : 4;
+
+// Unpools `values`; or, if it is a gradient, `values` is the gradient of the output.
 template <class T, Order kOrder>
-__global__ void __launch_bounds__(SlotsPlan::kMostThreads, 1024 / SlotsPlan::kMostThreads) slots(
+__global__ void __launch_bounds__(SlotsPlan::kMostThreads, kSlotBlocks<kOrder>) slots(
     SlotsPlan plan,
     Report report,
     const T* __restrict__ values,
