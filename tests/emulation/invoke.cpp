@@ -10,6 +10,7 @@
 #include "cuda/ordered.cuh"
 #include "cuda/pool.cuh"
 #include "cuda/pool_lanes.cuh"
+#include "cuda/slots.cuh"
 #include "dtypes.h"
 
 #include <dlfcn.h>
