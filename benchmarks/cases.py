@@ -42,7 +42,7 @@ class Case:
         window += "".join("-in-" + "x".join([str(n)] * self.rank) for n in self.unpooled_by[:1])
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
         if self.operation == "values":
-            return self.layer
+            parts = (self.layer, window, self.dtype, self.layout, self.direction)
         if self.operation == "network":
             parts = (self.layer, self.layout, self.direction)
         return "-".join(parts if self.operation == "unpool" else (self.operation, *parts))
@@ -50,7 +50,13 @@ class Case:
     @property
     def call(self) -> str:
         """The name without dtypes."""
-        return self.name.replace(f"-{self.dtype}-{self.index_dtype}", "")
+        index_dtype = f"-{self.index_dtype}" * (self.operation != "values")
+        return self.name.replace(f"-{self.dtype}{index_dtype}", "")
+
+    @property
+    def pools(self) -> bool:
+        """Whether it pools, and no more."""
+        return self.operation in ("pool", "values")
 
     @property
     def rank(self) -> int:
@@ -133,9 +139,11 @@ KERNELBENCH = {
 
 UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
 POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
+VALUES = (("values", "forward"), ("values", "both"))
 OPERATIONS = {  # as families begin
     "unpool": "unpooling, ",
     "pool": "pooling, ",
+    "values": "pooling without indices, ",
     "round-trip": "pooling and unpooling, ",
     "network": "",
 }
@@ -185,6 +193,9 @@ def _all() -> Iterator[Case]:
         yield from _each(family, layer, UNPOOLING, **options)
         options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
         yield from _each(family, layer, POOLING, **options)
+    for family in ("2x2/2", "3x3/2 padding 1", "2x2x2/2", "3x3/1 padding 1", "5x5/1 padding 2"):
+        options = {"dtype": ALL["dtype"], "layout": ALL["layout"]}
+        yield from _each(family, (WINDOWS | EXTREMES)[family], VALUES, **options)
     yield from _on_gpus()
     for family, batch in product(("squeezenet", "vgg"), (1, 8)):
         layer = (f"{family}-b{batch}", (batch, 3, 224, 224))

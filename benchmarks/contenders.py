@@ -56,7 +56,7 @@ def functions(case: Case, device: str) -> dict[str, Function]:
         from .triton_scatter import max_unpool
 
         able[TRITON] = lambda *tensors: (max_unpool(*tensors, case.shape[2:]),)
-    if case.operation == "values":
+    if case.operation == "values" and device == "cuda":
         torch.compiler.reset()  # after eight compilations of a function all others stay eager
         able[INDUCTOR] = torch.compile(function_of(case, TORCH), dynamic=False)
     return able

@@ -29,20 +29,25 @@ def make(case: Case, device: str, seed: int = 0) -> Data:
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
-    if case.operation == "values":
+    if case.operation == "values" and case.direction == "forward":
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return Data(unpooled, none, none)
+        return Data(laid_out(unpooled, case), none, none)
     values, flat = pooling(case)(unpooled, return_indices=True)
     tensors = [values if case.operation == "unpool" else unpooled, indices_of(case, flat), flat]
     if case.direction != "forward":
-        result = values if case.operation == "pool" else unpooled
+        result = values if case.pools else unpooled
         tensors.append(torch.empty_like(result).random_(-8, 9, generator=generator))
-    if case.layout == "channels_last":
-        layout = CHANNELS_LAST[case.rank]
-        tensors = [tensor.contiguous(memory_format=layout) for tensor in tensors]
+    tensors = [laid_out(tensor, case) for tensor in tensors]
     if case.index_dtype == "int64":
         tensors[2] = tensors[1]
     return Data(*tensors)
+
+
+def laid_out(tensor: Tensor, case: Case) -> Tensor:
+    """The tensor in the case's layout."""
+    if case.layout == "contiguous":
+        return tensor
+    return tensor.contiguous(memory_format=CHANNELS_LAST[case.rank])
 
 
 def pooling(case: Case) -> Callable[..., Any]:
@@ -120,10 +125,10 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     If values share an index, unpooling keeps the last in row-major order. With ``to_losers`` its
     gradient goes to all of them, as PyTorch's does.
     """
-    if case.operation == "values":
+    if case.operation == "values" and case.direction == "forward":
         return (torch.cat([pooling(case)(one) for one in data.input.split(1)]),)
     indices = data.flat.flatten(2)
-    kept = torch.tensor(True) if case.operation == "pool" else _is_last(case, indices)
+    kept = torch.tensor(True) if case.pools else _is_last(case, indices)
 
     def gather(unpooled: Tensor) -> Tensor:
         return unpooled.flatten(2).gather(-1, indices).reshape(case.pooled)
@@ -135,10 +140,12 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     results: tuple[Tensor, ...] = ()
     if case.direction != "backward":
         values = data.input if case.operation == "unpool" else gather(data.input)
-        results = (values, data.indices) if case.operation == "pool" else (scatter(values * kept),)
+        if not case.pools:
+            values = scatter(values * kept)
+        results = (values, data.indices) if case.operation == "pool" else (values,)
     if data.grad_output is not None:
         gradient = data.grad_output
-        if case.operation != "pool":
+        if not case.pools:
             gradient = gather(gradient) * (kept | to_losers)
         results += (gradient if case.operation == "unpool" else scatter(gradient),)
     return results

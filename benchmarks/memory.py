@@ -61,14 +61,14 @@ def inputs_of(case: Case) -> tuple[int, int]:
     """The bytes of a set's input and, for a gradient, its grad_output."""
     size = sizes(case)
     given = size.pooled if case.operation == "unpool" else size.unpooled
-    gradient = size.pooled if case.operation == "pool" else size.unpooled
+    gradient = size.pooled if case.pools else size.unpooled
     return given, gradient * (case.direction != "forward")
 
 
 def bytes_of_set(case: Case) -> int:
     """What a set holds: its tensors, and what everyone's graph keeps for the gradient alone."""
     size = sizes(case)
-    if case.operation == "values":
+    if case.operation == "values" and case.direction == "forward":
         return size.unpooled
     indices = size.indices + size.flat * (case.index_dtype != "int64")
     kept = (size.indices + size.flat) * (case.operation == "pool" and case.direction == "backward")
@@ -91,7 +91,7 @@ def bytes_of_results(case: Case) -> int:
     there, back = {
         "unpool": (size.unpooled, size.pooled),
         "pool": (size.pooled + size.flat, size.unpooled),
-        "values": (size.pooled + size.flat, 0),
+        "values": (size.pooled + size.flat, size.unpooled),
         "round-trip": (size.unpooled + size.pooled + size.flat, size.unpooled + size.pooled),
     }[case.operation]
     return there * (case.direction != "backward") + back * (case.direction != "forward")
@@ -100,11 +100,11 @@ def bytes_of_results(case: Case) -> int:
 def bytes_to_check(case: Case) -> int:
     """The most that is held beside the sets while one is made, or a result is compared."""
     size, results = sizes(case), bytes_of_results(case)
-    if case.operation == "values":  # the definition is put together of its samples
+    if case.operation == "values" and case.direction == "forward":  # made of its samples
         return max(results, 3 * size.pooled) + size.pooled
     # The definition finds the last of equal indices in int32, then makes the results again.
     copies = size.pooled + size.flat * (case.layout == "channels_last")
-    order = (4 * math.prod(case.shape) + size.flat) * (case.operation != "pool")
+    order = (4 * math.prod(case.shape) + size.flat) * (not case.pools)
     # Equality is a bool for each; for bfloat16 PyTorch's CPU kernels add in float32.
     compared = results + math.prod(case.shape) * (1 if case.dtype == "float32" else 5)
     temporary = 6 * min(size.flat, 8 * CHUNK) * (case.index_dtype == "uint8")

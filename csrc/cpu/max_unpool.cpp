@@ -16,13 +16,12 @@
 #include "../errors.h"
 #include "../reduction.h"
 #include "../torch.h"
-#include "own_windows.h"
 #include "walk.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 namespace maxunpool_cuda {
 namespace {
@@ -94,15 +93,30 @@ void gather(const Part& part) {
   });
 }
 
+// `value`, or zero if `taken`, which is 0 or 1. Without a branch, which processors mispredict where
+// windows overlap.
+template <class Element>
+MAXUNPOOL_INLINE inline Element unless(uint8_t taken, Element value) {
+  if constexpr (std::is_integral_v<Element>) {
+    return value & (static_cast<Element>(taken) - 1);
+  } else {
+    return taken ? Element{} : value;
+  }
+}
+
 // Gradient of "last": the last element that names an output, which is the first one in reverse,
-// takes the output's gradient from a slot, and leaves zero there for the others.
+// takes the output's gradient, and leaves zero for the others.
 template <class Element>
 void gather_last(const Part& part) {
+  const auto* grad_output = part.values<Element>();
   auto* grad_input = part.result<Element>();
-  Slots<Element> slots(part.memory, part.values<Element>());
+  Slots<uint8_t> slots(part.memory);
   part.walk<true>([&](const Range& owned) {
-    return [left = slots.move_to(owned), to = grad_input](int64_t element, int64_t target)
-               MAXUNPOOL_INLINE { to[element] = std::exchange(left[target], Element{}); };
+    return [taken = slots.move_to(owned), from = grad_output + owned.begin, to = grad_input](
+               int64_t element, int64_t target) MAXUNPOOL_INLINE {
+      to[element] = unless(taken[target], from[target]);
+      taken[target] = 1;
+    };
   });
 }
 
@@ -158,9 +172,9 @@ bool gains_if_single(const UnpoolCall& call) {
   return call.reduce == Reduce::last;
 }
 
-// Runs a call by walks. Returns FirstElement::kNone, or an element whose index leads out of its
-// reach: the result is undefined then. With `any_index` it is the first one that is out of bounds.
-int64_t walk_parts(const UnpoolCall& call, bool any_index) {
+// Runs a call by walks. False, and the result is undefined, if an index leads out of its reach,
+// which is its whole image group with `any_index`.
+bool walk_parts(const UnpoolCall& call, bool any_index) {
   const bool offsets = call.index_type == ScalarType::Byte;
   const bool checks_windows =
       gains_if_single(call) && !offsets && !any_index && OwnWindows::can_tell(call.geometry);
@@ -168,14 +182,14 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
   const Kernel kernel = kernel_of(call, single);
   const Plan plan(call, any_index);
   const Targets targets(call, plan, /*in_own_windows=*/checks_windows);
-  const PrefetchPlan prefetch(call, plan, kernel.reverse);
-  FirstElement out_of_reach;
+  const Prefetch prefetch(call, plan);
+  std::atomic<bool> failed{false};
   const Work work{
       .call = call,
       .plan = plan,
       .targets = targets,
       .prefetch = prefetch,
-      .out_of_reach = out_of_reach};
+      .failed = failed};
   parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
     SlotMemory memory;
     for (int64_t k = begin; k < end; ++k) {
@@ -186,28 +200,35 @@ int64_t walk_parts(const UnpoolCall& call, bool any_index) {
       kernel.run({.work = work, .memory = memory, .group = group, .outputs = outputs});
     }
   });
-  return out_of_reach.get();
+  return !failed;
 }
 
-[[noreturn]] void raise_out_of_bounds(const UnpoolCall& call, int64_t element) {
-  int64_t index = 0; // what it is now: another thread may have changed it
+// Raises the error of the first index that is out of bounds. If there is none any more, as another
+// thread has changed it, that of the last index.
+[[noreturn]] void raise_out_of_bounds(const UnpoolCall& call) {
+  const Geometry<int64_t>& geometry = call.geometry;
+  const Plan plan(call, /*any_index=*/true);
+  const Targets targets(call, plan, /*in_own_windows=*/false);
+  const int64_t last = geometry.outer * geometry.in_image() - 1;
+  int64_t element = 0;
+  while (element < last && targets.output_of(element) != Targets::kNone) {
+    ++element;
+  }
+  int64_t index = 0;
   with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
     index = static_cast<const Index*>(call.indices)[element];
   });
   const bool in_window = call.index_type == ScalarType::Byte;
-  fail(invalid_index(call.geometry, in_window, index, element));
+  fail(invalid_index(geometry, in_window, index, element));
 }
 
-// Tries the fastest way first. Each next way allows more indices.
+// Tries the fastest way first. The second way allows any index that is in bounds.
 void unpool(const UnpoolCall& call, int32_t) {
   const Geometry<int64_t>& geometry = call.geometry;
   const int64_t image = call.forward ? geometry.out_image() : geometry.in_image();
   use_huge_pages(call.result, geometry.outer * image * call.element_size);
-  if (walk_parts(call, /*any_index=*/false) != FirstElement::kNone) {
-    const int64_t out_of_bounds = walk_parts(call, /*any_index=*/true);
-    if (out_of_bounds != FirstElement::kNone) {
-      raise_out_of_bounds(call, out_of_bounds);
-    }
+  if (!walk_parts(call, /*any_index=*/false) && !walk_parts(call, /*any_index=*/true)) {
+    raise_out_of_bounds(call);
   }
 }
 

@@ -3,7 +3,7 @@
 // each. These outputs are called the reach here.
 //
 // It takes Range from plan.h. As the reach moves on, slots of outputs that stay in it are kept, and
-// new ones begin with zero or with the output's value.
+// new ones begin with zero.
 //
 // Example: the reach moves from outputs [0, 6) to [4, 9). The slots of outputs 4 and 5 move from
 // places 4 and 5 to places 0 and 1, and those of outputs 6 to 8 begin anew at places 2 to 4.
@@ -29,10 +29,8 @@ using SlotMemory = std::vector<std::max_align_t>;
 template <class T>
 class Slots {
  public:
-  // Slots of an image group, none at first. A slot begins with the value of its output in `values`,
-  // if given, or with zero.
-  explicit Slots(SlotMemory& memory, const T* values = nullptr)
-      : memory_(memory), values_(values) {}
+  // Slots of an image group, none at first.
+  explicit Slots(SlotMemory& memory) : memory_(memory) {}
 
   const Range& reach() const { return reach_; }
   T* begin() { return reinterpret_cast<T*>(memory_.data()); }
@@ -54,23 +52,14 @@ class Slots {
       std::memmove(to, from, common.size() * sizeof(T));
     }
     reach_ = reach;
-    start({reach.begin, common.begin});
-    start({common.end, reach.end});
-    return begin();
+    T* slots = begin();
+    std::fill(slots, slots + (common.begin - reach.begin), T{});
+    std::fill(slots + (common.end - reach.begin), slots + reach.size(), T{});
+    return slots;
   }
 
  private:
-  void start(const Range& outputs) {
-    T* slots = begin() + (outputs.begin - reach_.begin);
-    if (values_ == nullptr) {
-      std::fill_n(slots, outputs.size(), T{});
-    } else {
-      std::copy_n(values_ + outputs.begin, outputs.size(), slots);
-    }
-  }
-
   SlotMemory& memory_;
-  const T* const values_;
   Range reach_{0, 0};
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From the indices of a chunk, of any dtype and layout, to the outputs that they name.
 //
-// It takes chunks from plan.h, the places of windows from windows.h, and from own_windows.h whether
-// targets lie in their own. The target of an element is the output that its index names, counted
+// It takes chunks from plan.h. The target of an element is the output that its index names, counted
 // from the begin of the chunk's reach, in 32 bits.
 //
 // Each index is read once, and what was read is checked where no other thread writes. So a thread
@@ -13,6 +12,7 @@
 // + 10.
 //   FlatTargets    the flat index 5387 (row 24, column 11) has the target 5387 - 5376 = 11
 //   OffsetTargets  the window offset 1 (row 0, column 1 of the window) names the same output: 11
+//   OwnWindows     the targets 10, 11, 234 and 235 lie in the window of that cell
 // In channels_last with 64 channels the target of channel 7 is 11 * 64 + 7, from 5376 * 64 on.
 #pragma once
 
@@ -20,9 +20,7 @@
 #include "../dtypes.h"
 #include "../geometry.h"
 #include "machine.h"
-#include "own_windows.h"
 #include "plan.h"
-#include "windows.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -32,6 +30,180 @@
 
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
+
+struct Coordinates {
+  int64_t z;
+  int64_t y;
+  int64_t x;
+};
+
+class Windows {
+ public:
+  explicit Windows(const Geometry<int64_t>& geometry) : geometry_(geometry) {}
+
+  // How far the window of an image's element lies from the first window of its plane.
+  Coordinates step_to(int64_t element) const {
+    const auto& [depth, height, width] = geometry_.axis;
+    const int64_t cell = element / geometry_.inner;
+    const int64_t row = cell / width.in;
+    return {
+        .z = row / height.in * depth.stride,
+        .y = row % height.in * height.stride,
+        .x = cell % width.in * width.stride};
+  }
+
+  // Where the window of an image's element begins, before it is clipped.
+  Coordinates begin_of(int64_t element) const {
+    const auto& [depth, height, width] = geometry_.axis;
+    const auto [z, y, x] = step_to(element);
+    return {.z = z - depth.padding, .y = y - height.padding, .x = x - width.padding};
+  }
+
+  // Position in the output plane. Unsigned, because coordinates far outside of the plane may wrap
+  // around; such positions are not used.
+  int64_t position(uint64_t z, uint64_t y, uint64_t x) const {
+    return static_cast<int64_t>((z * geometry_.axis[1].out + y) * geometry_.axis[2].out + x);
+  }
+  int64_t position(const Coordinates& at) const { return position(at.z, at.y, at.x); }
+
+  // Whether a window may lie outside of the plane in part.
+  bool may_be_clipped() const {
+    return std::any_of(geometry_.axis, geometry_.axis + 3, [](const Axis<int64_t>& axis) {
+      return axis.padding > 0 || (axis.in - 1) * axis.stride + axis.kernel > axis.out;
+    });
+  }
+
+ private:
+  const Geometry<int64_t>& geometry_;
+};
+
+// Where the window of each element of a group's first chunk begins, before it is clipped. Other
+// chunks need no table: a chunk is whole rows or a piece of one, so from chunk to chunk all its
+// windows move as far as the first one does.
+struct WindowTable {
+  // A position in the plane, in 32 bits that may wrap around, and coordinates. Aligned, so that no
+  // vector of 32 bytes lies in two cache lines.
+  alignas(64) uint32_t position[Chunk::kMost];
+  alignas(64) int32_t x[Chunk::kMost];
+  alignas(64) int32_t y[Chunk::kMost];
+
+  void fill(const Plan& plan) {
+    const Geometry<int64_t>& geometry = plan.geometry;
+    const Windows windows(geometry);
+    const int64_t image = std::min(plan.longest_chunk, geometry.in_image());
+    for (int64_t row = 0; row < image; row += geometry.axis[2].in * geometry.inner) {
+      fill_row(geometry, windows.begin_of(row), row, image);
+    }
+    for (int64_t i = image; i < plan.longest_chunk; ++i) { // other images of the group
+      position[i] = position[i - image];
+      x[i] = x[i - image];
+      y[i] = y[i - image];
+    }
+  }
+
+ private:
+  // Fills in a row of cells from element i on, unless the table ends before.
+  void fill_row(const Geometry<int64_t>& geometry, Coordinates begin, int64_t i, int64_t end) {
+    const Axis<int64_t>& width = geometry.axis[2];
+    const Windows windows(geometry);
+    for (int64_t cell = 0; cell < width.in && i < end; ++cell, begin.x += width.stride) {
+      const auto cell_position = static_cast<uint32_t>(windows.position(begin));
+      for (int64_t channel = 0; channel < geometry.inner && i < end; ++channel, ++i) {
+        position[i] = cell_position;
+        x[i] = static_cast<int32_t>(begin.x);
+        y[i] = static_cast<int32_t>(begin.y);
+      }
+    }
+  }
+};
+
+// What to add to a position, times the channels, to get an output: an element's channel, and the
+// begin of its image in the group. The table is of a group's first chunk. A chunk that begins
+// inside a cell adds the channel of its first element.
+struct FirstOutputs {
+  alignas(64) uint32_t output[Chunk::kMost]; // no vector of it lies in two cache lines
+
+  void fill(const Plan& plan) {
+    const int64_t inner = plan.geometry.inner;
+    const int64_t image = std::min(plan.longest_chunk, plan.geometry.in_image());
+    for (int64_t i = 0; i < image; ++i) {
+      output[i] = i < inner ? static_cast<uint32_t>(i) : output[i - inner]; // the channel
+    }
+    for (int64_t i = image; i < plan.longest_chunk; ++i) { // other images of the group
+      output[i] = output[i - image] + static_cast<uint32_t>(plan.geometry.out_image());
+    }
+  }
+};
+
+// Whether the targets of a call are positions less a constant: its groups are planes.
+inline bool groups_are_planes(const Plan& plan) {
+  return plan.geometry.inner == 1 && plan.images == 1;
+}
+
+// Tells whether the targets of a chunk lie in their own windows. If windows do not overlap, no two
+// such targets are equal.
+class OwnWindows {
+ public:
+  // Whether no two windows overlap, none is clipped, and images and windows are small enough.
+  static bool can_tell(const Geometry<int64_t>& geometry) {
+    return disjoint(geometry) && geometry.out_image() >> 31 == 0 &&
+           !Windows(geometry).may_be_clipped() &&
+           geometry.axis[0].kernel * geometry.axis[1].kernel <= kMostRows;
+  }
+
+  OwnWindows(const Plan& plan, const FirstOutputs& first_outputs)
+      : plan_(plan), windows_(plan.geometry) {
+    const auto inner = static_cast<uint32_t>(plan.geometry.inner);
+    WindowTable table;
+    table.fill(plan);
+    for (int64_t i = 0; i < plan.longest_chunk; ++i) {
+      begin_[i] = table.position[i] * inner + first_outputs.output[i];
+    }
+    const auto& [depth, height, width] = plan.geometry.axis;
+    for (int64_t row = 0; row < depth.kernel * height.kernel; ++row) {
+      const int64_t position = windows_.position(row / height.kernel, row % height.kernel, 0);
+      row_begin_[row] = static_cast<uint32_t>(position) * inner;
+    }
+    row_size_ = static_cast<uint32_t>(width.kernel) * inner;
+  }
+
+  // Whether all targets of a chunk lie in their own windows.
+  bool hold(const Chunk& chunk, const uint32_t* targets) const {
+    const int64_t count = chunk.elements.size();
+    const int64_t inner = plan_.geometry.inner;
+    // From the group's first window to that of the chunk's first element.
+    const int64_t step = windows_.position(windows_.step_to(chunk.elements.begin)) * inner;
+    const int64_t channel = chunk.elements.begin % inner;
+    const auto moved = static_cast<uint32_t>(step + channel - chunk.reach.begin);
+    return in_vectors([=, this]() MAXUNPOOL_INLINE {
+      uint32_t farthest = 0; // from the begin of a row of the own window
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t in_window = targets[i] - (begin_[i] + moved);
+        // The distance from the last row that begins at or before the target is the smallest:
+        // earlier rows are farther, and later ones wrap around.
+        uint32_t in_row = in_window;
+        for (int row = 1; row < kMostRows; ++row) {
+          in_row = std::min(in_row, in_window - row_begin_[row]);
+        }
+        farthest = std::max(farthest, in_row);
+      }
+      return farthest < row_size_;
+    });
+  }
+
+ private:
+  static constexpr int kMostRows = 4; // of a window; each is a comparison of every target
+
+  const Plan& plan_;
+  const Windows windows_;
+  // Where the window of each element of a group's first chunk begins, among the outputs of the
+  // group. No vector of it lies in two cache lines.
+  alignas(64) uint32_t begin_[Chunk::kMost];
+  // Outputs from the begin of a window to the begin of each row; 0 for rows that it does not have.
+  uint32_t row_begin_[kMostRows] = {};
+  uint32_t row_size_; // outputs from the begin of a row to its end
+};
 
 // What FlatTargets and OffsetTargets know of a chunk.
 struct ChunkPositions {
@@ -54,11 +226,9 @@ class FlatTargets {
  public:
   // `in_own_windows`: each index has to lie in its own window.
   FlatTargets(const Plan& plan, bool in_own_windows) : plan_(plan) {
-    if (!groups_are_planes(plan)) {
-      first_outputs_.fill(plan);
-    }
+    first_outputs_.fill(plan);
     if (in_own_windows) {
-      own_windows_.emplace(plan);
+      own_windows_.emplace(plan, first_outputs_);
     }
   }
 
@@ -138,8 +308,7 @@ class OffsetTargets {
       farthest = farthest * static_cast<double>(axis.out) + end;
     }
     fits_ = farthest < kMostPosition;
-    axes_ = is_absent(height) ? 1 : 2;
-    axes_ = is_absent(depth) ? axes_ : 3;
+    axes_ = !depth.is_trivial() ? 3 : !height.is_trivial() ? 2 : 1;
     windows_.fill(plan);
     first_outputs_.fill(plan);
   }
@@ -164,10 +333,6 @@ class OffsetTargets {
  private:
   // Positions. So a difference fits int32_t, with a factor of 2 to spare.
   static constexpr int64_t kMostPosition = 1 << 30;
-
-  static bool is_absent(const Axis<int64_t>& axis) {
-    return axis.in == 1 && axis.out == 1 && axis.kernel == 1 && axis.padding == 0;
-  }
 
   // Numbers of the geometry, and of a chunk, in the 32 bits that vectors compute with.
   struct Shape {
@@ -280,7 +445,8 @@ class Targets {
     }
     bool all = false;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const Index* indices = indices_of<Index>(chunk.group) + chunk.elements.begin;
+      const int64_t begin = plan_.pooled(chunk.group) + chunk.elements.begin;
+      const Index* indices = static_cast<const Index*>(call_.indices) + begin;
       if constexpr (kIsWindowOffset<Index>) {
         all = offset_targets_->find(indices, chunk, targets);
       } else {
@@ -290,14 +456,15 @@ class Targets {
     return all;
   }
 
-  // Output of the group that an element's index names; kNone if the index is out of bounds.
-  int64_t output_of(int64_t group, int64_t element) const {
+  // Output that an element's index names, both counted in the whole tensor; kNone if the index is
+  // out of bounds.
+  int64_t output_of(int64_t element) const {
     const Geometry<int64_t>& geometry = plan_.geometry;
     const int64_t image = element / geometry.in_image();
     int64_t position = kNone;
     with_index_type(call_.index_type, [&]<class Index>(std::type_identity<Index>) {
-      const volatile Index& shared = indices_of<Index>(group)[element]; // is read once
-      const int64_t index = shared;
+      const volatile Index& shared = static_cast<const Index*>(call_.indices)[element];
+      const int64_t index = shared; // is read once
       if constexpr (kIsWindowOffset<Index>) {
         position = position_of(index, windows_.begin_of(element % geometry.in_image()));
       } else {
@@ -311,11 +478,6 @@ class Targets {
   }
 
  private:
-  template <class Index>
-  const Index* indices_of(int64_t group) const {
-    return static_cast<const Index*>(call_.indices) + plan_.pooled(group);
-  }
-
   // Position of an offset in the window that begins there; kNone if it is outside of the window or
   // of the plane.
   int64_t position_of(int64_t offset, const Coordinates& window) const {
@@ -332,8 +494,9 @@ class Targets {
   // Finds targets one by one, however large the numbers. A reach may have 2^32 outputs or more, so
   // all that the caller does not own get the target `lead() - 1`, which is just before the owned.
   bool find_each(const Chunk& chunk, uint32_t* targets) const {
+    const int64_t begin = plan_.pooled(chunk.group) + chunk.elements.begin;
     for (int64_t i = 0; i < chunk.elements.size(); ++i) {
-      const int64_t output = output_of(chunk.group, chunk.elements.begin + i);
+      const int64_t output = output_of(begin + i) - plan_.unpooled(chunk.group);
       if (!chunk.reach.holds(output)) {
         return false;
       }

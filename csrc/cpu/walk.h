@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The walk of a thread through the pooled elements that name outputs of its part.
 //
-// It takes parts and chunks from plan.h, the outputs that indices name from targets.h, and the loop
-// over a chunk from prefetch.h. What is done with an element is up to the kernel that walks.
+// It takes parts and chunks from plan.h, and the outputs that indices name from targets.h. What is
+// done with an element is up to the kernel that walks. While a chunk is visited, what a later chunk
+// will read is prefetched. A prefetch is a hint to the processor: it changes no result.
 //
 // Example: 2x2 windows; a plane of 1024x1024 cells has two parts, the outputs [0, 2097152) and
 // those after. Each chunk is half a row of cells, 512 elements, whose reach is two rows of outputs.
@@ -15,32 +16,97 @@
 #include "../calls.h"
 #include "machine.h"
 #include "plan.h"
-#include "prefetch.h"
 #include "slots.h"
 #include "targets.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <limits>
 
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
 
-// The smallest of the elements that threads report.
-class FirstElement {
+// What is prefetched, and how far ahead. One serves a whole call.
+//
+// Example: the gradient of 2x2 windows, float32, int64 indices, 4 rows of 112 cells in a chunk.
+// While elements 0 to 7 of a chunk are visited, the indices of elements 448 to 455 are prefetched
+// (8 of 8 bytes: one cache line), and the gradients of the 32 outputs that such 8 elements have on
+// average (32 of 4 bytes: two cache lines), where those of elements 448 to 455 begin.
+class Prefetch {
  public:
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  // Elements between two prefetches of the same array: 8 int64 indices are a cache line.
+  static constexpr int64_t kElements = 8;
 
-  int64_t get() const { return element_.load(std::memory_order_relaxed); }
-  bool exists() const { return get() != kNone; }
-  void report(int64_t element) {
-    int64_t first = element_.load();
-    while (element < first && !element_.compare_exchange_weak(first, element)) {
+  Prefetch(const UnpoolCall& call, const Plan& plan)
+      : call_(call),
+        plan_(plan),
+        index_size_(static_cast<int64_t>(element_size(call.index_type))),
+        element_size_(static_cast<int64_t>(call.element_size)) {
+    const int64_t unpooled = plan.geometry.out_image() * element_size_;
+    share_ = static_cast<double>(unpooled) / static_cast<double>(plan.geometry.in_image());
+    gradients_ = call.forward ? 0 : std::min(share_of(kElements), kMostGradients);
+  }
+
+  // Calls visit(i) for each element i of a chunk, counted from the chunk's begin.
+  template <bool kReverse, class Visit>
+  void for_each(int64_t group, const Range& elements, const Visit visit) const {
+    const int64_t count = elements.size();
+    const auto element_of = [=](int64_t k) { return kReverse ? count - 1 - k : k; };
+    // Addresses may lie outside of the arrays, where a prefetch does nothing.
+    const uintptr_t indices = next_indices<kReverse>(group, elements);
+    const uintptr_t gradients = next_gradients<kReverse>(group, elements);
+    // Local, so that the compiler knows that visits do not change them.
+    const int64_t index_size = index_size_;
+    const int64_t prefetched = gradients_;
+    const int64_t share = share_of(kElements);
+    int64_t k = 0;
+    for (; k + kElements <= count; k += kElements) {
+      const int64_t element = element_of(k);
+      MAXUNPOOL_PREFETCH(indices + element * index_size);
+      for (int64_t byte = 0; byte < prefetched; byte += kLine) {
+        MAXUNPOOL_PREFETCH(gradients + element * share / kElements + byte);
+      }
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kElements; ++i) {
+        visit(element_of(k + i));
+      }
+    }
+    for (; k < count; ++k) {
+      visit(element_of(k));
     }
   }
 
  private:
-  std::atomic<int64_t> element_{kNone};
+  static constexpr int64_t kLine = 64; // bytes of a cache line
+  // Bytes of gradients for kElements elements. Where windows lie far apart, most outputs between
+  // them are not read, and more prefetches than 32 lines would cost more than they save.
+  static constexpr int64_t kMostGradients = 2048;
+
+  // Bytes of the outputs that so many elements have on average.
+  int64_t share_of(int64_t elements) const { return static_cast<int64_t>(elements * share_); }
+
+  // Address of the next chunk's first index.
+  template <bool kReverse>
+  uintptr_t next_indices(int64_t group, const Range& elements) const {
+    const int64_t next = kReverse ? elements.begin - elements.size() : elements.end;
+    return reinterpret_cast<uintptr_t>(call_.indices) + (plan_.pooled(group) + next) * index_size_;
+  }
+
+  // Address where the gradients of a later chunk begin, whose reach is another.
+  template <bool kReverse>
+  uintptr_t next_gradients(int64_t group, const Range& elements) const {
+    const int64_t ahead = plan_.to_another_reach();
+    const int64_t later = elements.begin + (kReverse ? -ahead : ahead);
+    const int64_t begin = plan_.unpooled(group) * element_size_ + share_of(later);
+    return reinterpret_cast<uintptr_t>(call_.values) + begin;
+  }
+
+  const UnpoolCall& call_;
+  const Plan& plan_;
+  const int64_t index_size_;   // bytes
+  const int64_t element_size_; // bytes
+  double share_;               // bytes of the outputs of an element, on average
+  int64_t gradients_;          // bytes that are prefetched for kElements elements
 };
 
 // What all parts of a call share.
@@ -48,8 +114,8 @@ struct Work {
   const UnpoolCall& call;
   const Plan& plan;
   const Targets& targets;
-  const PrefetchPlan& prefetch;
-  FirstElement& out_of_reach; // the tensor's first whose index is not allowed: see record()
+  const Prefetch& prefetch;
+  std::atomic<bool>& failed; // some index leads out of its reach: the result is undefined
 };
 
 // A part of an image group, and what its owner needs.
@@ -76,9 +142,7 @@ struct Part {
   // For each chunk whose reach has outputs of this part, calls `visit = enter(owned)`, where
   // `owned` are those outputs. Then calls `visit(element, target)` for each element of the chunk
   // whose index names one of them, where `target` is counted from the first of them. Chunks and
-  // elements come in order, or all in reverse.
-  //
-  // If an index is not allowed, its chunk's elements are not visited, and the result is undefined.
+  // elements come in order, or all in reverse. Ends early if the call has failed.
   template <bool kReverse, class Enter>
   void walk(const Enter& enter) const {
     const Plan& plan = work.plan;
@@ -88,13 +152,12 @@ struct Part {
       if (chunk.owned.empty()) {
         continue;
       }
-      if (!plan.any_index && work.out_of_reach.exists()) {
-        return; // everything will be done again
-      }
       const auto visit = enter(chunk.owned);
-      if (!work.targets.find(chunk, targets)) {
-        record(chunk);
-      } else if (chunk.owned == chunk.reach) {
+      if (work.failed.load(std::memory_order_relaxed) || !work.targets.find(chunk, targets)) {
+        work.failed = true;
+        return;
+      }
+      if (chunk.owned == chunk.reach) {
         visit_all<kReverse>(chunk, targets, visit);
       } else {
         visit_owned<kReverse>(chunk, targets, visit);
@@ -122,19 +185,6 @@ struct Part {
         visit(begin + i, target);
       }
     });
-  }
-
-  // If the plan allows any index, records the chunk's first element whose index is out of bounds.
-  // Else records any element of the chunk: everything will be done again. Indices are read anew, so
-  // if another thread has made all of them good, records the last element.
-  void record(const Chunk& chunk) const {
-    int64_t element = chunk.elements.begin;
-    const int64_t last = chunk.elements.end - 1;
-    while (work.plan.any_index && element < last &&
-           chunk.reach.holds(work.targets.output_of(group, element))) {
-      ++element;
-    }
-    work.out_of_reach.report(work.plan.pooled(group) + element);
   }
 };
 
