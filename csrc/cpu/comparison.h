@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Max pooling's comparison: the best of a list of elements, for many windows at once, in vectors.
+// What max pooling compares: the order of elements, and the best of a list of elements, for many
+// windows at once, in vectors. It takes nothing from other files but types.
 //
-// It takes the order of elements from order.h.
+// The larger number wins, and of equal ones the first. A NaN wins over all elements before it, so
+// of several NaNs the last one wins, as in PyTorch.
 //
 // Example: three windows of two elements each lie side by side in memory, as channels do:
 //   base          7 2 5  9 4 1      the windows' first elements, then their second ones
@@ -9,16 +11,76 @@
 //   the result    values {9, 4, 5}, indices {1, 1, 0}
 #pragma once
 
+#include "../dtypes.h"
+#include "../torch.h"
 #include "machine.h"
-#include "order.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors are returned: all functions are inlined
 
 namespace maxunpool_cuda {
 namespace {
+
+// The order of elements of type T. V below is an Element or a vector of them.
+//
+// Example, float16: -1.5 and -2 have the bits 0xbe00 and 0xc000. As int16 they are -16896 and
+// -16384, in the wrong order. comparable() makes them -15872 and -16384, and 1.5 stays 15872.
+template <class T>
+struct Order {
+  // float16 or bfloat16, which processors do not compare: see comparable().
+  static constexpr bool kHalf = sizeof(T) == 2 && !std::is_integral_v<T>;
+  static constexpr int16_t kInfinity = std::is_same_v<T, Half> ? 0x7c00 : 0x7f80; // its bits
+  static constexpr int16_t kNaN = std::numeric_limits<int16_t>::max(); // what NaNs compare as
+  static constexpr int16_t kMagnitude = kNaN;                          // all bits but the sign
+
+  using Element = std::conditional_t<kHalf, int16_t, T>; // of 16-bit floats the bits
+  // An integer as wide as an element, so that vectors have as many of both. Of one byte unsigned,
+  // so that a list may have 256 indices.
+  using SameWidth =
+      std::conditional_t<sizeof(T) == 1, uint8_t, std::make_signed_t<Bytes<sizeof(T)>>>;
+
+  // The element that no other is below.
+  static constexpr Element lowest() {
+    if constexpr (kHalf) {
+      return Element(kInfinity | std::numeric_limits<int16_t>::min()); // with the bit of the sign
+    } else if constexpr (std::numeric_limits<Element>::has_infinity) {
+      return -std::numeric_limits<Element>::infinity();
+    } else {
+      return std::numeric_limits<Element>::lowest();
+    }
+  }
+
+  // What stands for an element in wins(). Of 16-bit floats an integer: the integers are in the
+  // order of the numbers, that of both zeros is 0, and that of every NaN is the largest.
+  template <class V>
+  MAXUNPOOL_INLINE static V comparable(const V& element) {
+    if constexpr (kHalf) {
+      const V magnitude = element & kMagnitude;
+      const V sign = element >> 15; // -1: negative
+      const V number = (magnitude ^ sign) - sign;
+      return magnitude > kInfinity ? V{} + kNaN : number;
+    } else {
+      return element;
+    }
+  }
+
+  // Whether an element wins over the best of those before it. Both are comparable().
+  template <class V>
+  MAXUNPOOL_INLINE static auto wins(const V& element, const V& best) {
+    if constexpr (std::is_integral_v<T>) {
+      return element > best;
+    } else if constexpr (kHalf) {
+      return (element > best) | (element == kNaN);
+    } else {
+      return (element > best) | (element != element);
+    }
+  }
+};
 
 // Elements of a window, in row-major order: all of them, or a part that the list has room for.
 template <class NarrowIndex>
@@ -68,16 +130,14 @@ class Comparison {
   // from `base`, and those of each next window one further on. Vectors are read whole, also for
   // fewer than kLanes windows, except where the input ends: the last offset of a list is its
   // largest in the input. (On a stage it may not be, but there count is at least kLanes.)
-  void run(const Element* base, const List& list, int64_t count) {
-    in_vectors([=, this, &list]() MAXUNPOOL_INLINE {
-      if (count >= kMany * kLanes) {
-        compare<kMany, false>(base, list, count);
-      } else if (count >= kLanes || base + list.offset[list.size - 1] + kLanes <= input_end_) {
-        compare<1, false>(base, list, count);
-      } else {
-        compare<1, true>(base, list, count);
-      }
-    });
+  MAXUNPOOL_INLINE void run(const Element* base, const List& list, int64_t count) {
+    if (count >= kMany * kLanes) {
+      compare<kMany, false>(base, list, count);
+    } else if (count >= kLanes || base + list.offset[list.size - 1] + kLanes <= input_end_) {
+      compare<1, false>(base, list, count);
+    } else {
+      compare<1, true>(base, list, count);
+    }
   }
 
   // The best of each window: the element, and its index less the list's first_index.

@@ -19,8 +19,6 @@
 #include "../torch.h"
 #include "comparison.h"
 #include "machine.h"
-#include "order.h"
-#include "pool_window.h"
 #include "stage.h"
 
 #include <algorithm>
@@ -79,7 +77,7 @@ struct Candidate {
   int64_t index;
 };
 
-// Pools rows of windows, with the memory of one thread.
+// Pools batches, with the memory of one thread.
 template <class T, class Index>
 class Pool {
   using Comparison = maxunpool_cuda::Comparison<T>;
@@ -87,43 +85,37 @@ class Pool {
   using Element = typename Comparison::Element;
 
  public:
-  explicit Pool(const PoolCall& call)
+  static PoolPlan plan_of(const PoolCall& call) {
+    return {call, Stage<Element>::kRoom, Comparison::kMostWindows, Comparison::kLanes};
+  }
+
+  Pool(const PoolCall& call, const PoolPlan& plan)
       : call_(call),
+        plan_(plan),
         positions_(call),
         values_(static_cast<Element*>(call.values)),
         indices_(static_cast<Index*>(call.indices)),
-        stage_(call, Order::lowest(), Comparison::kLanes, suits_stage(call) ? kMostWindows : 0),
+        stage_(call, plan, Order::lowest()),
         comparison_(input() + call.geometry.outer * call.geometry.out_image()) {
-    const int64_t channels = std::min(kMostWindows, call.geometry.inner);
+    const int64_t channels = std::min(Comparison::kMostWindows, call.geometry.inner);
     if (channels > 1) {
       most_listed_ = std::clamp(kPart / channels, kFewestListed, most_listed_);
     }
   }
 
-  // Pools windows [first, end) of row (z, y) of pooled image `outer`.
-  void row(int64_t outer, int64_t z, int64_t y, int64_t first, int64_t end) {
-    const auto& [depth, height, width] = call_.geometry.axis;
-    // One object for the row: a copy of what was just written waits for the stores before it.
-    PoolWindow window{
-        Span(depth, call_.dilation[0], z),
-        Span(height, call_.dilation[1], y),
-        Span(width, call_.dilation[2], first)};
-    const int64_t row_result = ((outer * depth.in + z) * height.in + y) * width.in;
-    const Element* image = input() + outer * call_.geometry.out_image();
-    const bool staged = stage_.windows() > 0 && window.z.size() * window.y.size() > 0;
-    for (int64_t x = first; x < end; x += staged ? stage_.windows() : 1) {
-      if (staged) {
-        window.x = Span::unclipped(width, x); // the padding is put on the stage, too
-        windows(image, window, x, std::min(stage_.windows(), end - x), row_result + x);
-      } else {
-        window.x = Span(width, call_.dilation[2], x);
-        cell(image, window, (row_result + x) * call_.geometry.inner);
+  void pool(const Batch& batch) {
+    if (plan_.staged()) {
+      on_stage(batch);
+      return;
+    }
+    for (int64_t slice = batch.slice; slice < batch.slice + batch.slices; ++slice) {
+      for (int64_t y = batch.y; y < batch.y + batch.rows; ++y) {
+        row(slice, y, batch.x, batch.columns);
       }
     }
   }
 
  private:
-  static constexpr int64_t kMostWindows = Comparison::kMostWindows;
   // Elements of 128 KiB: a quarter of the smallest second caches. A part of a large window stays
   // there while its channels are compared, some vectors at a time: 56x56 windows of 512 channels
   // take a third of the time that they take as a whole (measured on an Intel Xeon).
@@ -133,11 +125,30 @@ class Pool {
 
   const Element* input() const { return static_cast<const Element*>(call_.input); }
 
-  // Where a row has fewer windows than a window has columns, the columns fill the vectors better,
-  // if they lie side by side.
-  static bool suits_stage(const PoolCall& call) {
-    const Axis<int64_t>& width = call.geometry.axis[2];
-    return call.geometry.inner == 1 && (width.in >= width.kernel || call.dilation[2] > 1);
+  PoolWindow window_of(int64_t slice, int64_t y, int64_t x) const {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    return {
+        Span(depth, call_.dilation[0], slice % depth.in),
+        Span(height, call_.dilation[1], y),
+        Span(width, call_.dilation[2], x)};
+  }
+
+  // The number of a cell among all cells.
+  int64_t number_of(int64_t slice, int64_t y, int64_t x) const {
+    return (slice * call_.geometry.axis[1].in + y) * call_.geometry.axis[2].in + x;
+  }
+
+  // Pools cells one after the other: the first `count` of a row, from (y, x) on.
+  void row(int64_t slice, int64_t y, int64_t x, int64_t count) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const Element* image = input() + slice / depth.in * call_.geometry.out_image();
+    const int64_t first = number_of(slice, y, x);
+    // One object for the row: a copy of what was just written waits for the stores before it.
+    PoolWindow window = window_of(slice, y, x);
+    for (int64_t i = 0; i < count; ++i) {
+      window.x = Span(width, call_.dilation[2], x + i);
+      cell(image, window, (first + i) * call_.geometry.inner);
+    }
   }
 
   // Pools the channels of a cell, or the one window of a contiguous tensor. `result`: the first
@@ -153,121 +164,131 @@ class Pool {
     const bool side_by_side = inner * positions_.step_x == 1;
     const int64_t columns = side_by_side ? std::min(Comparison::kLanes, window.x.size()) : 1;
     const Element* base = image + positions_.first_position(window) * inner;
-    const int64_t channels = std::min(kMostWindows, inner);
-    for (int64_t i = 0; i < inner; i += kMostWindows) {
+    const int64_t channels = std::min(Comparison::kMostWindows, inner);
+    for (int64_t i = 0; i < inner; i += Comparison::kMostWindows) {
       const int64_t channel = std::min(i, inner - channels); // the last are done twice, not in part
-      compare(base + channel, channels, window, columns, result + channel);
+      const int64_t count = std::max(channels, columns);
+      compare(base + channel, count, window.box(), columns, [=, this]() MAXUNPOOL_INLINE {
+        if (columns > 1) {
+          write_columns(columns, first_index, result);
+        } else {
+          write(0, channels, first_index, 0, result + channel);
+        }
+      });
     }
   }
 
-  // Pools `count` windows of a row of a contiguous tensor, from `window`, number x, on.
-  MAXUNPOOL_INLINE void windows(
-      const Element* plane, const PoolWindow& window, int64_t x, int64_t count, int64_t result) {
-    const Axis<int64_t>& width = call_.geometry.axis[2];
-    const int64_t start = window.x.start;
-    const Element* first_row = plane + (positions_.begin(window) - start);
-    int64_t staged_row = 0;
-    for (int64_t z = window.z.begin; z < window.z.end; ++z) {
-      for (int64_t y = window.y.begin; y < window.y.end; ++y, ++staged_row) {
-        stage_.put(staged_row, first_row + positions_.position(z, y, 0), start, count);
+  // Pools the windows of a batch, whose elements the stage puts side by side.
+  void on_stage(const Batch& batch) {
+    stage_.put(batch);
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const Box whole{depth.kernel, height.kernel, width.kernel}; // the padding is there, too
+    const int64_t places = plan_.places_of(batch.slices, batch.rows, batch.columns);
+    const int64_t vectors = divide_up(places, Comparison::kLanes);
+    compare(stage_.begin(), vectors * Comparison::kLanes, whole, 1, [&]() MAXUNPOOL_INLINE {
+      for (int64_t slice = 0; slice < batch.slices; ++slice) {
+        write_rows(batch, slice);
       }
-    }
-    compare(stage_.begin(), count, window, 1, result);
-    // Windows that begin in the padding may have found nothing above it.
-    for (int64_t i = 0; i < count && start + i * width.stride < 0; ++i) {
-      if (Order::comparable(values_[result + i]) == Order::comparable(Order::lowest())) {
-        PoolWindow clipped = window;
-        clipped.x = Span(width, call_.dilation[2], x + i);
-        indices_[result + i] = static_cast<Index>(positions_.first_index(clipped));
-      }
-    }
+    });
+    correct_padding(batch);
   }
 
   // Offset of an element of a window from the first one that is compared, in the input or on the
   // stage. The window is clipped to `box`.
-  int64_t offset(const Box& box, int64_t z, int64_t y, int64_t x) const {
-    return stage_.windows() > 0 ? stage_.offset(z * box.y + y, x)
-                                : positions_.position(z, y, x) * call_.geometry.inner;
+  int64_t offset(int64_t z, int64_t y, int64_t x) const {
+    return plan_.staged() ? plan_.offset(z, y, x)
+                          : positions_.position(z, y, x) * call_.geometry.inner;
   }
 
-  // Compares the elements of `count` windows, `columns` columns at a time, and writes the results.
-  // Inlined, as rows are often short.
-  // Element e of window i is at base[offset(e) + i]. `window` is the first one. Several columns are
-  // compared only of one window.
-  MAXUNPOOL_INLINE void compare(
+  // Compares the elements of `count` windows that are clipped to `box`, `columns` columns at a
+  // time, and calls write(). Element e of window i is at base[offset(e) + i]. A large window has
+  // several parts, each with a list and a write(). Several columns are compared only of one window.
+  template <class Write>
+  void compare(
       const Element* base,
       int64_t count,
-      const PoolWindow& window,
+      const Box& box,
       int64_t columns,
-      int64_t result) {
-    const int64_t first_index = positions_.first_index(window);
-    const int64_t whole = divide_up(count, Comparison::kLanes) * Comparison::kLanes; // vectors
-    const int64_t lanes = stage_.windows() > 0 ? whole : std::max(count, columns);
-    const auto compare_list = [&] {
-      comparison_.run(base, list_, lanes);
-      const int64_t index = first_index + list_.first_index;
-      const bool merge = list_.first_index > 0; // with the results of the parts before
-      if (columns > 1) {
-        write_columns(columns, index, result, merge);
-      } else {
-        write(count, index, result, merge);
+      const Write& write) {
+    bool all = listed_box_ == box; // then the list of the windows before serves these, too
+    Box next;                      // the element with which the next part begins
+    do {
+      if (!all) {
+        all = list(box, columns, next);
       }
-    };
-    const Box box = window.box();
-    if (listed_box_ != box) { // else the list of the window before serves this one, too
-      list(box, columns, compare_list);
-    }
-    compare_list();
+      in_vectors([&]() MAXUNPOOL_INLINE {
+        comparison_.run(base, list_, count);
+        write();
+      });
+    } while (!all);
+    listed_box_ = is_part() ? Box{} : box;
   }
 
-  // Lists the elements of a window that is clipped to `box`, of every row the columns 0, `columns`,
-  // 2 * `columns`, ...; the last of these overlap those before. If the list is full, calls
-  // compare_list() and begins the list of the window's next part.
-  template <class CompareList>
-  void list(const Box& box, int64_t columns, const CompareList& compare_list) {
-    list_.restart(0);
-    listed_box_ = box;
-    for (int64_t z = 0; z < box.z; ++z) {
-      for (int64_t y = 0; y < box.y; ++y) {
-        for (int64_t x = 0; x < box.x; x += columns) {
-          const int64_t column = std::min(x, box.x - columns);
-          const int64_t index = positions_.index(z, y, column);
+  // Lists the elements of a window that is clipped to `box` from `next` on, of every row the
+  // columns 0, `columns`, 2 * `columns`, ...; the last of these overlap those before. False if the
+  // list has no room for all: then `next` is the first that is not in it.
+  bool list(const Box& box, int64_t columns, Box& next) {
+    const auto column = [&] { return std::min(next.x, box.x - columns); };
+    list_.restart(positions_.index(next.z, next.y, column()));
+    for (; next.z < box.z; ++next.z, next.y = 0) {
+      for (; next.y < box.y; ++next.y, next.x = 0) {
+        for (; next.x < box.x; next.x += columns) {
+          const int64_t index = positions_.index(next.z, next.y, column());
           if (!list_.has_room_for(index, most_listed_)) {
-            compare_list();
-            list_.restart(index);
-            listed_box_ = {}; // the list has a part of a window
+            return false;
           }
-          list_.append(offset(box, z, y, column), index);
+          list_.append(offset(next.z, next.y, column()), index);
         }
       }
     }
+    return true;
   }
 
-  // Writes the results of `count` windows. `index`: of the list's first element in the first
-  // window. `merge`: with what is written there already.
-  void write(int64_t count, int64_t index, int64_t result, bool merge) {
-    const Element* best = comparison_.values();
-    const auto* best_index = comparison_.indices();
-    const bool moves = stage_.windows() > 0 && !kIsWindowOffset<Index>;
-    const int64_t shift = moves ? call_.geometry.axis[2].stride : 0; // from a window to the next
-    if (merge) {
+  // Whether the list has a later part of a window, whose results are merged with those before.
+  bool is_part() const { return list_.first_index > 0; }
+
+  // Writes the results of a slice of a batch.
+  MAXUNPOOL_INLINE void write_rows(const Batch& batch, int64_t slice) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const bool moves = !kIsWindowOffset<Index>;
+    const int64_t shift = moves ? width.stride : 0; // of indices, from a window to the next
+    const PoolWindow window = window_of(batch.slice + slice, batch.y, batch.x);
+    const int64_t index = moves ? positions_.begin(window) : 0;
+    const int64_t result = number_of(batch.slice + slice, batch.y, batch.x);
+    for (int64_t row = 0; row < batch.rows; ++row) {
+      const int64_t row_index = index + row * height.stride * width.out * moves;
+      const int64_t place = plan_.place(slice, row);
+      write(place, batch.columns, row_index, shift, result + row * width.in);
+    }
+  }
+
+  // Writes the results of `count` windows. `index`: of the first window's element that has index 0
+  // in a list.
+  MAXUNPOOL_INLINE void write(
+      int64_t place, int64_t count, int64_t index, int64_t shift, int64_t result) {
+    const Element* best = comparison_.values() + place;
+    const auto* best_index = comparison_.indices() + place;
+    index += list_.first_index;
+    if (is_part()) {
       for (int64_t i = 0; i < count; ++i) {
-        merge_one({best[i], index + i * shift + best_index[i]}, result + i);
+        merge({best[i], index + i * shift + best_index[i]}, result + i);
       }
       return;
     }
     std::copy_n(best, count, values_ + result);
-    Index* indices = indices_ + result;
+    Index* __restrict indices = indices_ + result;
+    auto first = static_cast<Index>(index); // in the arithmetic of Index, so that vectors are full
     for (int64_t i = 0; i < count; ++i) {
-      indices[i] = static_cast<Index>(index) + static_cast<Index>(best_index[i]);
-      index += shift;
+      indices[i] = first + static_cast<Index>(best_index[i]);
+      first += static_cast<Index>(shift);
     }
   }
 
   // Writes the result of one window, of which every lane has the best of its columns.
-  void write_columns(int64_t columns, int64_t index, int64_t result, bool merge) {
+  void write_columns(int64_t columns, int64_t index, int64_t result) {
     const Element* best = comparison_.values();
     const auto* best_index = comparison_.indices();
+    index += list_.first_index;
     Candidate<Element> window_best{best[0], index + best_index[0]};
     for (int64_t i = 1; i < columns; ++i) {
       const Candidate<Element> candidate{best[i], index + best_index[i] + i};
@@ -275,15 +296,16 @@ class Pool {
         window_best = candidate;
       }
     }
-    if (merge) {
-      merge_one(window_best, result);
+    if (is_part()) {
+      merge(window_best, result);
     } else {
       values_[result] = window_best.value;
       indices_[result] = static_cast<Index>(window_best.index);
     }
   }
 
-  void merge_one(const Candidate<Element>& candidate, int64_t result) {
+  // Writes a candidate if it wins over what is written already.
+  void merge(const Candidate<Element>& candidate, int64_t result) {
     if (wins(candidate, {values_[result], static_cast<int64_t>(indices_[result])})) {
       values_[result] = candidate.value;
       indices_[result] = static_cast<Index>(candidate.index);
@@ -299,7 +321,30 @@ class Pool {
                                          : !Order::wins(other_comparable, comparable);
   }
 
+  // Windows of a batch that begin in the padding may have found nothing above it. Then their index
+  // becomes that of their first element in the input.
+  void correct_padding(const Batch& batch) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    if (depth.padding + height.padding + width.padding == 0) {
+      return;
+    }
+    for (int64_t slice = batch.slice; slice < batch.slice + batch.slices; ++slice) {
+      for (int64_t y = batch.y; y < batch.y + batch.rows; ++y) {
+        PoolWindow window = window_of(slice, y, batch.x);
+        int64_t result = number_of(slice, y, batch.x);
+        const int64_t end = result + batch.columns;
+        for (; result < end && window.begins_in_padding(); ++result) {
+          if (Order::comparable(values_[result]) == Order::comparable(Order::lowest())) {
+            indices_[result] = static_cast<Index>(positions_.first_index(window));
+          }
+          window.x = Span(width, call_.dilation[2], batch.x + batch.columns - (end - result) + 1);
+        }
+      }
+    }
+  }
+
   const PoolCall& call_;
+  const PoolPlan& plan_;
   const PoolPositions<Index> positions_;
   Element* const values_;
   Index* const indices_;
@@ -310,72 +355,13 @@ class Pool {
   Comparison comparison_;
 };
 
-// A task: the windows [first, end()) of row (z, y) of pooled image `outer`.
-class PoolTask {
- public:
-  static int64_t count(const Geometry<int64_t>& geometry) {
-    const auto& [depth, height, width] = geometry.axis;
-    return geometry.outer * depth.in * height.in * divide_up(width.in, kWindows);
-  }
-
-  // Task `number` of them, in row-major order.
-  PoolTask(const Geometry<int64_t>& geometry, int64_t number) : axis_(geometry.axis) {
-    const auto& [depth, height, width] = axis_;
-    const int64_t row_tasks = divide_up(width.in, kWindows);
-    first = number % row_tasks * kWindows;
-    y = number / row_tasks % height.in;
-    z = number / row_tasks / height.in % depth.in;
-    outer = number / row_tasks / height.in / depth.in;
-  }
-
-  int64_t end() const { return std::min(axis_[2].in, first + kWindows); }
-
-  // Moves on to the next task. A division would cost as much as a short row.
-  void advance() {
-    first += kWindows;
-    if (first < axis_[2].in) {
-      return;
-    }
-    first = 0;
-    if (++y < axis_[1].in) {
-      return;
-    }
-    y = 0;
-    if (++z == axis_[0].in) {
-      z = 0;
-      ++outer;
-    }
-  }
-
-  // Windows of a task. Longer rows are divided among tasks.
-  static constexpr int64_t kWindows = 1 << 13;
-
-  int64_t outer;
-  int64_t z;
-  int64_t y;
-  int64_t first;
-
- private:
-  const Axis<int64_t> (&axis_)[3];
-};
-
 template <class T, class Index>
-void pool_rows(const PoolCall& call) {
-  // Compared elements that are worth a thread: they take about 5 us, as they are compared in
-  // vectors, and to wake a thread takes a few us.
-  constexpr double kGrain = 1 << 15;
-  const Geometry<int64_t>& geometry = call.geometry;
-  const int64_t windows = std::min(geometry.axis[2].in, PoolTask::kWindows); // of a task
-  double work = static_cast<double>(windows * geometry.inner);
-  for (const Axis<int64_t>& axis : geometry.axis) {
-    work *= static_cast<double>(std::min(axis.kernel, axis.out));
-  }
-  const auto grain = static_cast<int64_t>(kGrain / std::min(kGrain, work));
-  parallel_for(0, PoolTask::count(geometry), grain, [&](int64_t begin, int64_t end) {
-    Pool<T, Index> pool(call);
-    PoolTask task(geometry, begin);
-    for (int64_t i = begin; i < end; ++i, task.advance()) {
-      pool.row(task.outer, task.z, task.y, task.first, task.end());
+void pool_batches(const PoolCall& call) {
+  const PoolPlan plan = Pool<T, Index>::plan_of(call);
+  parallel_for(0, plan.batches(), plan.grain(), [&](int64_t begin, int64_t end) {
+    Pool<T, Index> pool(call, plan);
+    for (int64_t i = begin; i < end; ++i) {
+      pool.pool(plan.batch(i));
     }
   });
 }
@@ -386,7 +372,7 @@ void pool(const PoolCall& call, int32_t) {
   use_huge_pages(call.indices, pooled * element_size(call.index_type));
   with_ordered_type(call.type, [&]<class T>(std::type_identity<T>) {
     with_index_type(call.index_type, [&]<class Index>(std::type_identity<Index>) {
-      pool_rows<T, Index>(call);
+      pool_batches<T, Index>(call);
     });
   });
 }

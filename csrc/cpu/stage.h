@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rows of a contiguous input, copied so that the elements which neighbouring windows compare lie
-// side by side.
+// Where the windows of a pool lie in its input; and the stage: a part of a contiguous input, copied
+// so that the elements which neighbouring windows compare lie side by side.
 //
-// It takes the call from ../calls.h.
+// It takes the call from ../calls.h. In the geometry, as for unpooling, `in` is the pooled side,
+// and `out` is the input.
 //
 // Example: the row a b c d e f g h, four windows of 3 columns, stride 2, padding 1:
 //   (- a b) (b c d) (d e f) (f g h)
@@ -12,6 +13,10 @@
 // A phase has the coordinates with one remainder modulo the stride; a place is a position in it. So
 // column c of window i lies at place i + c / 2 of phase c % 2, and one vector of a phase has one
 // column of as many windows.
+//
+// The same holds for rows: phases and places have two dimensions. The places of one row follow
+// those of the row before, so one vector may have windows of several rows, or planes. The last
+// places of a row, here the fifth, begin no window: what is compared there is not used.
 #pragma once
 
 #include "../calls.h"
@@ -25,61 +30,298 @@
 namespace maxunpool_cuda {
 namespace {
 
+// Elements [begin, end) of window p lie in the input, along an axis. Element 0 has, or would have,
+// the coordinate `start`.
+//
+// Example: a row of 8 elements, windows of 3, stride 2, padding 1. Window 0 would begin at
+// coordinate -1, so its elements [1, 3) lie in the row. With dilation 2 its elements would have the
+// coordinates -1, 1 and 3, and again [1, 3) of them lie in the row.
+struct Span {
+  int64_t start;
+  int64_t begin = 0;
+  int64_t end;
+
+  Span(const Axis<int64_t>& axis, int64_t dilation, int64_t p)
+      : start(p * axis.stride - axis.padding), end(axis.kernel) {
+    if (start < 0) { // divisions cost as much as short rows
+      begin = divide_up(-start, dilation);
+    }
+    if (start + dilation * (axis.kernel - 1) >= axis.out) {
+      end = divide_up(axis.out - start, dilation);
+    }
+  }
+
+  int64_t size() const { return std::max<int64_t>(0, end - begin); }
+};
+
+// Numbers of elements along the three axes.
+struct Box {
+  int64_t z = 0;
+  int64_t y = 0;
+  int64_t x = 0;
+
+  bool operator==(const Box&) const = default;
+};
+
+// The window of a cell.
+struct PoolWindow {
+  Span z;
+  Span y;
+  Span x;
+
+  // The elements that lie in the input.
+  Box box() const { return {z.size(), y.size(), x.size()}; }
+  bool empty() const { return z.size() * y.size() * x.size() == 0; }
+  // Whether elements before the first one in the input would lie in the padding.
+  bool begins_in_padding() const { return std::min({z.start, y.start, x.start}) < 0; }
+};
+
+// Windows that are pooled together: cells (y, x) to (y + rows, x + columns) of some pooled depth
+// slices, which are counted through all images. In 1d and 2d each plane is one slice.
+struct Batch {
+  int64_t slice;
+  int64_t y;
+  int64_t x;
+  int64_t slices;
+  int64_t rows;
+  int64_t columns;
+};
+
+// How a call is divided into batches, and where the elements of their windows are on a stage.
+class PoolPlan {
+ public:
+  // A stage has room for `room` elements, and `most_windows` places are compared at once. `lanes`:
+  // elements of a vector.
+  PoolPlan(const PoolCall& call, int64_t room, int64_t most_windows, int64_t lanes) : call_(call) {
+    const auto& [depth, height, width] = call.geometry.axis;
+    const int64_t down = call.dilation[1] * (height.kernel - 1); // from a window's first row
+    row_phases_ = std::min(height.stride, down + 1);
+    more_rows_ = down / height.stride;
+    more_columns_ = call.dilation[2] * (width.kernel - 1) / width.stride;
+    int64_t places = 0; // of a phase
+    if (suits_stage() && std::max({depth.kernel, row_phases_, width.stride}) <= room) {
+      places = room / (depth.kernel * row_phases_ * width.stride);
+    }
+    columns_ = std::min({width.in, most_windows, places / (1 + more_rows_) - more_columns_});
+    staged_ = columns_ >= std::min(width.in, lanes);
+    if (!staged_) {
+      divide_evenly(static_cast<int64_t>(std::max(1.0, kGrain / work_of_cell())));
+      return;
+    }
+    pitch_ = columns_ + more_columns_;
+    if (columns_ == width.in) {
+      const int64_t most = (most_windows - columns_) / pitch_ + 1;
+      rows_ = even(height.in, std::min(most, places / pitch_ - more_rows_));
+    }
+    slice_pitch_ = pitch_ * (rows_ + more_rows_);
+    if (columns_ == width.in && rows_ == height.in) {
+      const int64_t most = (most_windows - places_of(1, rows_, columns_)) / slice_pitch_ + 1;
+      slices_ = std::clamp<int64_t>(places / slice_pitch_, 1, most);
+      slices_ = std::min(slices_, all_slices());
+    }
+    phase_ = slice_pitch_ * slices_;
+  }
+
+  // Whether batches are put on a stage. Else they are a piece of a row of cells.
+  bool staged() const { return staged_; }
+
+  int64_t batches() const {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    return divide_up(all_slices(), slices_) * divide_up(height.in, rows_) *
+           divide_up(width.in, columns_);
+  }
+
+  Batch batch(int64_t i) const {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const int64_t pieces = divide_up(width.in, columns_); // of a row
+    const int64_t bands = divide_up(height.in, rows_);    // of a slice
+    const int64_t x = i % pieces * columns_;
+    const int64_t y = i / pieces % bands * rows_;
+    const int64_t slice = i / pieces / bands * slices_;
+    return {
+        .slice = slice,
+        .y = y,
+        .x = x,
+        .slices = std::min(slices_, all_slices() - slice),
+        .rows = std::min(rows_, height.in - y),
+        .columns = std::min(columns_, width.in - x)};
+  }
+
+  // Batches that are worth a thread.
+  int64_t grain() const {
+    const double work = work_of_cell() * static_cast<double>(slices_ * rows_ * columns_);
+    return static_cast<int64_t>(std::max(1.0, kGrain / work));
+  }
+
+  // Place of the first window of a row of a batch.
+  int64_t place(int64_t slice, int64_t row) const { return slice * slice_pitch_ + row * pitch_; }
+
+  // Places from the first window of a batch to the last.
+  int64_t places_of(int64_t slices, int64_t rows, int64_t columns) const {
+    return place(slices - 1, rows - 1) + columns;
+  }
+
+  // Where an element of a window lies on the stage, from the window's place on.
+  int64_t offset(int64_t z, int64_t y, int64_t x) const {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const int64_t down = y * call_.dilation[1];
+    const int64_t right = x * call_.dilation[2];
+    return phase_begin(z, down % height.stride) + right % width.stride * phase_ +
+           place(0, down / height.stride) + right / width.stride;
+  }
+
+  // Where the phases of depth z of windows begin that have the rows of this remainder.
+  int64_t phase_begin(int64_t z, int64_t row) const {
+    return (z * row_phases_ + row) * call_.geometry.axis[2].stride * phase_;
+  }
+
+  int64_t more_rows() const { return more_rows_; }
+  int64_t more_columns() const { return more_columns_; }
+  int64_t row_phases() const { return row_phases_; }
+  int64_t phase() const { return phase_; }
+
+ private:
+  // Compared elements that are worth a thread: they take about 5 us, as they are compared in
+  // vectors, and to wake a thread takes a few us.
+  static constexpr double kGrain = 1 << 15;
+
+  // Compared elements.
+  double work_of_cell() const {
+    auto work = static_cast<double>(call_.geometry.inner);
+    for (const Axis<int64_t>& axis : call_.geometry.axis) {
+      work *= static_cast<double>(std::min(axis.kernel, axis.out));
+    }
+    return work;
+  }
+
+  // Chooses batches of so many cells, at most: of some slices, else of rows, else of a row.
+  void divide_evenly(int64_t cells) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    columns_ = even(width.in, cells);
+    rows_ = columns_ < width.in ? 1 : even(height.in, cells / width.in);
+    const bool whole = columns_ == width.in && rows_ == height.in;
+    slices_ = whole ? even(all_slices(), cells / (height.in * width.in)) : 1;
+  }
+
+  // Where a row has fewer windows than a window has columns, the columns fill the vectors better,
+  // if they lie side by side.
+  bool suits_stage() const {
+    const Axis<int64_t>& width = call_.geometry.axis[2];
+    return call_.geometry.inner == 1 && (width.in >= width.kernel || call_.dilation[2] > 1);
+  }
+
+  int64_t all_slices() const { return call_.geometry.outer * call_.geometry.axis[0].in; }
+
+  // So many of `all`, at most, that the last ones are not far fewer.
+  static int64_t even(int64_t all, int64_t most) {
+    return divide_up(all, divide_up(all, std::max<int64_t>(1, most)));
+  }
+
+  const PoolCall& call_;
+  bool staged_;
+  int64_t slices_ = 1; // of a batch, as are the next two
+  int64_t rows_ = 1;
+  int64_t columns_;
+  int64_t row_phases_;      // phases of a depth of windows, along the height; along the width: stride
+  int64_t more_rows_;       // rows of places beyond the number of rows of windows
+  int64_t more_columns_;    // places of a row beyond the number of its windows
+  int64_t pitch_ = 0;       // places of a row
+  int64_t slice_pitch_ = 0; // places of a slice
+  int64_t phase_ = 0;       // places of a phase
+};
+
+// The memory of one thread.
 template <class Element>
 class Stage {
  public:
-  // `lowest`: what the padding is filled with. `lanes`: windows of a vector. `most_windows`: as
-  // many as the caller compares at once, or 0 for no stage.
-  Stage(const PoolCall& call, Element lowest, int64_t lanes, int64_t most_windows)
-      : width_(call.geometry.axis[2]), dilation_(call.dilation[2]), lowest_(lowest) {
-    const auto& [depth, height, width] = call.geometry.axis;
-    // Rows of a window that lie in the input, at most.
-    const int64_t rows = std::min(depth.kernel, depth.out) * std::min(height.kernel, height.out);
-    more_ = dilation_ * (width_.kernel - 1) / width_.stride;
-    const int64_t room = kMost / rows / width_.stride - more_;
-    const int64_t useful = divide_up(width_.in, lanes) * lanes;
-    windows_ = std::max<int64_t>(0, std::min({most_windows, room, useful}) / lanes * lanes);
-    phase_ = windows_ + more_;
+  static constexpr int64_t kRoom = (1 << 15) / sizeof(Element); // elements of 32 KiB: a first cache
+
+  // `lowest`: what the padding is filled with.
+  Stage(const PoolCall& call, const PoolPlan& plan, Element lowest)
+      : call_(call), plan_(plan), lowest_(lowest) {
     // Vectors are compared whole, beyond the last element that is put there.
-    std::fill_n(phases_, windows_ > 0 ? kMost : 0, Element{});
+    const int64_t end = plan.phase_begin(call.geometry.axis[0].kernel, 0);
+    std::fill_n(places_, plan.staged() ? end + kSlack : 0, Element{});
   }
 
-  // How many windows of a row have room at once. 0: windows are too large for a stage, or none was
-  // asked for.
-  int64_t windows() const { return windows_; }
+  // Where place 0 is.
+  const Element* begin() const { return places_; }
 
-  // Where the windows' rows begin.
-  const Element* begin() const { return phases_; }
-
-  // Offset from there of an element of the first window. `row`: of the rows that were put.
-  int64_t offset(int64_t row, int64_t column) const {
-    const int64_t coordinate = column * dilation_;
-    const int64_t phase = row * width_.stride + coordinate % width_.stride;
-    return phase * phase_ + coordinate / width_.stride;
+  // Puts there what the windows of a batch compare.
+  MAXUNPOOL_INLINE void put(const Batch& batch) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    const auto* input = static_cast<const Element*>(call_.input);
+    for (int64_t slice = 0; slice < batch.slices; ++slice) {
+      const int64_t image = (batch.slice + slice) / depth.in;
+      const int64_t first = (batch.slice + slice) % depth.in * depth.stride - depth.padding;
+      for (int64_t k = 0; k < depth.kernel; ++k) {
+        const int64_t z = first + k * call_.dilation[0];
+        const bool exists = 0 <= z && z < depth.out;
+        const Element* plane = input + (image * depth.out + z) * height.out * width.out;
+        put_slice(exists ? plane : nullptr, batch, places_ + plan_.place(slice, 0), k);
+      }
+    }
   }
 
-  // Puts a row of the input there, as much of it as `count` windows need. `begin`: coordinate where
-  // the first window begins. Inlined, as rows are often short.
-  MAXUNPOOL_INLINE void put(int64_t row, const Element* input_row, int64_t begin, int64_t count) {
-    const int64_t stride = width_.stride;
-    const int64_t places = count + more_; // of a phase
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(Element); // elements of a cache line
+  static constexpr int64_t kSlack = kLine;               // more than a vector
+
+  // Puts the rows of a slice of the input, or of the padding if `plane` is null, to `places`. `k`:
+  // the depth of windows that they have.
+  MAXUNPOOL_INLINE void put_slice(
+      const Element* plane, const Batch& batch, Element* places, int64_t k) {
+    const Axis<int64_t>& height = call_.geometry.axis[1];
+    const Axis<int64_t>& width = call_.geometry.axis[2];
+    const int64_t down = call_.dilation[1] * (height.kernel - 1);
+    const int64_t first = batch.y * height.stride - height.padding;
+    const int64_t end = first + (batch.rows - 1) * height.stride + down + 1;
+    for (int64_t row = 0; row < batch.rows + plan_.more_rows(); ++row) {
+      for (int64_t phase = 0; phase < plan_.row_phases(); ++phase) {
+        const int64_t y = first + row * height.stride + phase;
+        if (y >= end) {
+          return; // no window has this row
+        }
+        Element* to = places + plan_.phase_begin(k, phase) + plan_.place(0, row);
+        const bool exists = plane != nullptr && 0 <= y && y < height.out;
+        put_row(exists ? plane + y * width.out : nullptr, batch, to);
+      }
+    }
+  }
+
+  // Puts a row of the input, or of the padding if it is null, as much of it as the batch needs. The
+  // row that the next batch has in its place is prefetched: in 3d it lies in another slice than
+  // what is read just before it, where the processor does not read ahead by itself.
+  MAXUNPOOL_INLINE void put_row(const Element* row, const Batch& batch, Element* to) {
+    const Axis<int64_t>& width = call_.geometry.axis[2];
+    const int64_t stride = width.stride;
+    const int64_t begin = batch.x * stride - width.padding; // a coordinate
+    const int64_t places = batch.columns + plan_.more_columns();
     const int64_t length = places * stride;
-    Element* phases = phases_ + row * stride * phase_;
-    const int64_t left = std::clamp<int64_t>(-begin, 0, length); // places in the padding
-    const int64_t right = std::clamp(width_.out - begin, left, length);
-    const Element* from = input_row + begin;
+    if (row == nullptr) {
+      for (int64_t k = 0; k < stride; ++k) {
+        std::fill_n(to + k * plan_.phase(), places, lowest_);
+      }
+      return;
+    }
+    const Element* from = row + begin;
+    const int64_t ahead = batch.rows * call_.geometry.axis[1].stride * width.out;
+    for (int64_t i = 0; i < length; i += kLine) {
+      MAXUNPOOL_PREFETCH(from + ahead + i);
+    }
+    const int64_t left = std::clamp<int64_t>(-begin, 0, length); // in the padding
+    const int64_t right = std::clamp(width.out - begin, left, length);
     if (stride == 1 || right - left < length) {
-      Element* padded = stride == 1 ? phases : padded_;
+      Element* padded = stride == 1 ? to : padded_;
       std::fill(padded, padded + left, lowest_);
       std::copy(from + left, from + right, padded + left);
       std::fill(padded + right, padded + length, lowest_);
       from = padded;
     }
-    const int64_t phase = phase_;
-    const auto split = [=](auto steps) MAXUNPOOL_INLINE {
+    const auto split = [=, phase = plan_.phase()](auto steps) MAXUNPOOL_INLINE {
       for (int64_t i = 0; i < places; ++i) {
         for (int64_t k = 0; k < steps; ++k) {
-          phases[k * phase + i] = from[i * steps + k];
+          to[k * phase + i] = from[i * steps + k];
         }
       }
     };
@@ -88,18 +330,12 @@ class Stage {
     }
   }
 
- private:
-  static constexpr int64_t kMost = (1 << 15) / sizeof(Element); // elements of 32 KiB: a first cache
-
-  const Axis<int64_t>& width_;
-  const int64_t dilation_;
+  const PoolCall& call_;
+  const PoolPlan& plan_;
   const Element lowest_;
-  int64_t more_;    // places of a phase beyond the number of windows
-  int64_t windows_; // that have room
-  int64_t phase_;   // places of a phase
   // Aligned, so that fewer vectors lie in two cache lines.
-  alignas(64) Element padded_[kMost];
-  alignas(64) Element phases_[kMost];
+  alignas(64) Element padded_[kRoom];
+  alignas(64) Element places_[kRoom + kSlack];
 };
 
 } // namespace
