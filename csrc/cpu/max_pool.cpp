@@ -96,7 +96,7 @@ class Pool {
         values_(static_cast<Element*>(call.values)),
         indices_(static_cast<Index*>(call.indices)),
         stage_(call, plan, Order::lowest()),
-        comparison_(input() + call.geometry.outer * call.geometry.out_image()) {
+        comparison_(input() + call.geometry.outer * call.geometry.out_image(), ahead()) {
     const int64_t channels = std::min(Comparison::kMostWindows, call.geometry.inner);
     if (channels > 1) {
       most_listed_ = std::clamp(kPart / channels, kFewestListed, most_listed_);
@@ -124,6 +124,14 @@ class Pool {
   static constexpr int64_t kFewestListed = 64;
 
   const Element* input() const { return static_cast<const Element*>(call_.input); }
+
+  // How far ahead elements are prefetched.
+  int64_t ahead() const {
+    const Geometry<int64_t>& geometry = call_.geometry;
+    const int64_t step = geometry.axis[2].stride * geometry.inner;
+    return plan_.staged() ? 0 : Comparison::ahead_of(geometry.inner, plan_.window_size(), step);
+  }
+
 
   PoolWindow window_of(int64_t slice, int64_t y, int64_t x) const {
     const auto& [depth, height, width] = call_.geometry.axis;

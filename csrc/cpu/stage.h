@@ -153,6 +153,15 @@ class PoolPlan {
     return static_cast<int64_t>(std::max(1.0, kGrain / work));
   }
 
+  // Elements of a window, at most.
+  double window_size() const {
+    double size = 1;
+    for (const Axis<int64_t>& axis : call_.geometry.axis) {
+      size *= static_cast<double>(std::min(axis.kernel, axis.out));
+    }
+    return size;
+  }
+
   // Place of the first window of a row of a batch.
   int64_t place(int64_t slice, int64_t row) const { return slice * slice_pitch_ + row * pitch_; }
 
@@ -186,13 +195,7 @@ class PoolPlan {
   static constexpr double kGrain = 1 << 15;
 
   // Compared elements.
-  double work_of_cell() const {
-    auto work = static_cast<double>(call_.geometry.inner);
-    for (const Axis<int64_t>& axis : call_.geometry.axis) {
-      work *= static_cast<double>(std::min(axis.kernel, axis.out));
-    }
-    return work;
-  }
+  double work_of_cell() const { return window_size() * static_cast<double>(call_.geometry.inner); }
 
   // Chooses batches of so many cells, at most: of some slices, else of rows, else of a row.
   void divide_evenly(int64_t cells) {
