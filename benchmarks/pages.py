@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from . import comparisons, fallback, report
-from .cases import BY_NAME, Case
+from .cases import BY_NAME, OPERATIONS, Case
 from .contenders import CLONE, INDUCTOR, OURS, TORCH
 from .report import Report, Row
 
@@ -89,6 +89,8 @@ def shows(case: Case) -> bool:
         return case.layer == "squeezenet-b1" or (
             case.layer != "vgg-b8" and case.layout == "contiguous"
         )
+    if case.operation == "values":
+        return True
     of_dtypes = (case.dtype, case.index_dtype) in (report.DEFAULT, *report.FEWER_BYTES)
     return of_dtypes and (case.operation, case.direction) in report.KINDS.values()
 
@@ -253,14 +255,30 @@ def beside_simulated(results: Report) -> str:
     return report.markdown(("call", *heads), rows)
 
 
+def without_indices(results: Report) -> str:
+    """Speeds beside torch.nn's of pooling that returns no indices, and with its backward."""
+    speeds: dict[str, dict[str, str]] = {}
+    for row in results["rows"]:
+        case = BY_NAME[row["name"]]
+        if case.operation == "values":
+            window = case.family.removeprefix(OPERATIONS["values"]).removesuffix(case.direction)
+            backward = ", and backward" * (case.direction == "both")
+            cells = speeds.setdefault(f"{window}{case.layout}", {})
+            cells[f"{case.dtype}{backward}"] = f"{report.times(row, TORCH):.2f}"
+    columns = dict.fromkeys(column for cells in speeds.values() for column in cells)
+    rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
+    return report.markdown(("window, layout", *columns), rows)
+
+
 def kernelbench(results: Report) -> str:
     """Milliseconds of KernelBench's problems."""
     names = (TORCH, INDUCTOR, OURS)
-    rows = [
-        (row["name"], *(f"{report.median(row, name) * 1e3:.2f}" for name in names))
-        for row in results["rows"]
-        if BY_NAME[row["name"]].operation == "values"
-    ]
+    rows = []
+    for row in results["rows"]:
+        case = BY_NAME[row["name"]]
+        if case.family == "kernelbench":
+            cells = (f"{report.median(row, name) * 1e3:.2f}" for name in names)
+            rows.append((case.layer, *cells))
     return report.markdown(("case, ms", *names), rows)
 
 
@@ -313,12 +331,15 @@ def titled(results: Report) -> list[str]:
     return [report.title(results)]
 
 
+MAX_POOL_2D_2 = "values-image-112x64-b16-2x2-float32-contiguous"  # nn.MaxPool2d(2)
+
+
 def speeds(results: Report) -> list[str]:
-    """Contiguous pooling and unpooling, float32 and int64."""
-    means = report.speeds(results)
-    return [
-        f"{geometric_mean(means[f'{kind}, contiguous']):.1f}" for kind in ("pooling", "unpooling")
-    ]
+    """Contiguous float32 of nn.MaxPool2d(2), forward and with backward, and of unpooling."""
+    of = {row["name"]: report.times(row, TORCH) for row in results["rows"]}
+    unpooling = geometric_mean(report.speeds(results)["unpooling, contiguous"])
+    pooling = (of[f"{MAX_POOL_2D_2}-{direction}"] for direction in ("forward", "both"))
+    return [*(f"{speed:.0f}" for speed in pooling), f"{unpooling:.1f}"]
 
 
 def each_speed(results: Report) -> list[str]:
@@ -387,6 +408,7 @@ README, PERFORMANCE = "README.md", "docs/performance.md"
 TABLES = (
     Table(PERFORMANCE, "speeds", "operators", report.speeds_table),
     Table(PERFORMANCE, "dtypes", "operators", report.dtypes_table),
+    Table(PERFORMANCE, "without indices", "operators", without_indices),
     Table(PERFORMANCE, "slower", "operators", report.slower_table),
     Table(PERFORMANCE, "networks", "networks", networks),
     Table(PERFORMANCE, "small planes", "comparisons", by_column("small_planes", "planes")),
@@ -418,7 +440,12 @@ TABLES = (
     Table("docs/design.md", "plain", "gpu_h100_kernels", plain),
 )
 SENTENCES = (
-    Sentence(README, "pooling {} times, unpooling {} times [as", "operators", speeds),
+    Sentence(
+        README,
+        "`nn.MaxPool2d(2)` {} times, {} with its backward, unpooling {} times [as",
+        "operators",
+        speeds,
+    ),
     Sentence(README, "Measured on {title}, with", "operators", titled),
     Sentence(README, "Measured on one GPU, {title}:", "gpu_h200", titled),
     Sentence(

@@ -191,7 +191,7 @@ class Pool {
     stage_.put(batch);
     const auto& [depth, height, width] = call_.geometry.axis;
     const Box whole{depth.kernel, height.kernel, width.kernel}; // the padding is there, too
-    const int64_t places = plan_.places_of(batch.slices, batch.rows, batch.columns);
+    const int64_t places = plan_.places(batch.slices, batch.rows, batch.columns);
     const int64_t vectors = divide_up(places, Comparison::kLanes);
     compare(stage_.begin(), vectors * Comparison::kLanes, whole, 1, [&]() MAXUNPOOL_INLINE {
       for (int64_t slice = 0; slice < batch.slices; ++slice) {

@@ -98,46 +98,31 @@ class PoolPlan {
     row_phases_ = std::min(height.stride, down + 1);
     more_rows_ = down / height.stride;
     more_columns_ = call.dilation[2] * (width.kernel - 1) / width.stride;
-    int64_t places = 0; // of a phase
-    if (suits_stage() && std::max({depth.kernel, row_phases_, width.stride}) <= room) {
-      places = room / (depth.kernel * row_phases_ * width.stride);
+    const bool may_fit = std::max({depth.kernel, row_phases_, width.stride}) <= room;
+    const int64_t phases = may_fit ? depth.kernel * row_phases_ * width.stride : room + 1;
+    const int64_t columns = room / phases / (1 + more_rows_) - more_columns_; // as many fit
+    staged_ = suits_stage() && columns >= std::min(width.in, lanes);
+    if (staged_) {
+      choose_batches(std::min(most_windows, columns), room / phases, most_windows);
+    } else {
+      more_rows_ = 0;
+      more_columns_ = 0;
+      const auto worth = static_cast<int64_t>(kGrain / work_of_cell());
+      const int64_t cells = std::max(worth, std::min(width.in, kMostCells));
+      choose_batches(cells, cells, cells);
     }
-    columns_ = std::min({width.in, most_windows, places / (1 + more_rows_) - more_columns_});
-    staged_ = columns_ >= std::min(width.in, lanes);
-    if (!staged_) {
-      divide_evenly(static_cast<int64_t>(std::max(1.0, kGrain / work_of_cell())));
-      return;
-    }
-    pitch_ = columns_ + more_columns_;
-    if (columns_ == width.in) {
-      const int64_t most = (most_windows - columns_) / pitch_ + 1;
-      rows_ = even(height.in, std::min(most, places / pitch_ - more_rows_));
-    }
-    slice_pitch_ = pitch_ * (rows_ + more_rows_);
-    if (columns_ == width.in && rows_ == height.in) {
-      const int64_t most = (most_windows - places_of(1, rows_, columns_)) / slice_pitch_ + 1;
-      slices_ = std::clamp<int64_t>(places / slice_pitch_, 1, most);
-      slices_ = std::min(slices_, all_slices());
-    }
-    phase_ = slice_pitch_ * slices_;
   }
 
-  // Whether batches are put on a stage. Else they are a piece of a row of cells.
+  // Whether batches are put on a stage.
   bool staged() const { return staged_; }
 
-  int64_t batches() const {
-    const auto& [depth, height, width] = call_.geometry.axis;
-    return divide_up(all_slices(), slices_) * divide_up(height.in, rows_) *
-           divide_up(width.in, columns_);
-  }
+  int64_t batches() const { return divide_up(all_slices(), slices_) * bands() * pieces(); }
 
   Batch batch(int64_t i) const {
     const auto& [depth, height, width] = call_.geometry.axis;
-    const int64_t pieces = divide_up(width.in, columns_); // of a row
-    const int64_t bands = divide_up(height.in, rows_);    // of a slice
-    const int64_t x = i % pieces * columns_;
-    const int64_t y = i / pieces % bands * rows_;
-    const int64_t slice = i / pieces / bands * slices_;
+    const int64_t x = i % pieces() * columns_;
+    const int64_t y = i / pieces() % bands() * rows_;
+    const int64_t slice = i / pieces() / bands() * slices_;
     return {
         .slice = slice,
         .y = y,
@@ -153,7 +138,7 @@ class PoolPlan {
     return static_cast<int64_t>(std::max(1.0, kGrain / work));
   }
 
-  // Elements of a window, at most.
+  // Elements of a window that lie in the input, at most.
   double window_size() const {
     double size = 1;
     for (const Axis<int64_t>& axis : call_.geometry.axis) {
@@ -165,12 +150,12 @@ class PoolPlan {
   // Place of the first window of a row of a batch.
   int64_t place(int64_t slice, int64_t row) const { return slice * slice_pitch_ + row * pitch_; }
 
-  // Places from the first window of a batch to the last.
-  int64_t places_of(int64_t slices, int64_t rows, int64_t columns) const {
+  // Places from the first window of so many slices, rows and columns to the last.
+  int64_t places(int64_t slices, int64_t rows, int64_t columns) const {
     return place(slices - 1, rows - 1) + columns;
   }
 
-  // Where an element of a window lies on the stage, from the window's place on.
+  // From a window's place to the place that has an element of it.
   int64_t offset(int64_t z, int64_t y, int64_t x) const {
     const auto& [depth, height, width] = call_.geometry.axis;
     const int64_t down = y * call_.dilation[1];
@@ -179,9 +164,10 @@ class PoolPlan {
            place(0, down / height.stride) + right / width.stride;
   }
 
-  // Where the phases of depth z of windows begin that have the rows of this remainder.
-  int64_t phase_begin(int64_t z, int64_t row) const {
-    return (z * row_phases_ + row) * call_.geometry.axis[2].stride * phase_;
+  // Where the phases begin that have the elements z of windows, and of these the rows with a
+  // remainder modulo the stride.
+  int64_t phase_begin(int64_t z, int64_t remainder) const {
+    return (z * row_phases_ + remainder) * call_.geometry.axis[2].stride * phase_;
   }
 
   int64_t more_rows() const { return more_rows_; }
@@ -193,18 +179,8 @@ class PoolPlan {
   // Compared elements that are worth a thread: they take about 5 us, as they are compared in
   // vectors, and to wake a thread takes a few us.
   static constexpr double kGrain = 1 << 15;
-
-  // Compared elements.
-  double work_of_cell() const { return window_size() * static_cast<double>(call_.geometry.inner); }
-
-  // Chooses batches of so many cells, at most: of some slices, else of rows, else of a row.
-  void divide_evenly(int64_t cells) {
-    const auto& [depth, height, width] = call_.geometry.axis;
-    columns_ = even(width.in, cells);
-    rows_ = columns_ < width.in ? 1 : even(height.in, cells / width.in);
-    const bool whole = columns_ == width.in && rows_ == height.in;
-    slices_ = whole ? even(all_slices(), cells / (height.in * width.in)) : 1;
-  }
+  // Cells that are pooled one after the other: a longer row is divided among threads.
+  static constexpr int64_t kMostCells = 1 << 13;
 
   // Where a row has fewer windows than a window has columns, the columns fill the vectors better,
   // if they lie side by side.
@@ -213,7 +189,28 @@ class PoolPlan {
     return call_.geometry.inner == 1 && (width.in >= width.kernel || call_.dilation[2] > 1);
   }
 
+  double work_of_cell() const { return window_size() * static_cast<double>(call_.geometry.inner); }
+
   int64_t all_slices() const { return call_.geometry.outer * call_.geometry.axis[0].in; }
+  int64_t bands() const { return divide_up(call_.geometry.axis[1].in, rows_); }
+  int64_t pieces() const { return divide_up(call_.geometry.axis[2].in, columns_); } // of a row
+
+  // Chooses batches of at most so many columns, places of a phase, and places that are compared: of
+  // some slices, else of some rows of a slice, else of a piece of a row.
+  void choose_batches(int64_t columns, int64_t room, int64_t compared) {
+    const auto& [depth, height, width] = call_.geometry.axis;
+    columns_ = even(width.in, columns);
+    pitch_ = columns_ + more_columns_;
+    if (columns_ == width.in) {
+      rows_ = even(height.in, std::min(room / pitch_ - more_rows_, (compared - columns_) / pitch_ + 1));
+    }
+    slice_pitch_ = (rows_ + more_rows_) * pitch_;
+    if (columns_ == width.in && rows_ == height.in) {
+      const int64_t rest = compared - places(1, rows_, columns_);
+      slices_ = even(all_slices(), std::min(room / slice_pitch_, rest / slice_pitch_ + 1));
+    }
+    phase_ = slices_ * slice_pitch_;
+  }
 
   // So many of `all`, at most, that the last ones are not far fewer.
   static int64_t even(int64_t all, int64_t most) {
@@ -222,15 +219,15 @@ class PoolPlan {
 
   const PoolCall& call_;
   bool staged_;
-  int64_t slices_ = 1; // of a batch, as are the next two
+  int64_t slices_ = 1;   // of a batch, as are the next two
   int64_t rows_ = 1;
   int64_t columns_;
-  int64_t row_phases_;      // phases of a depth of windows, along the height; along the width: stride
-  int64_t more_rows_;       // rows of places beyond the number of rows of windows
-  int64_t more_columns_;    // places of a row beyond the number of its windows
-  int64_t pitch_ = 0;       // places of a row
-  int64_t slice_pitch_ = 0; // places of a slice
-  int64_t phase_ = 0;       // places of a phase
+  int64_t row_phases_;   // of an element z; along the width there are as many as the stride
+  int64_t more_rows_;    // rows of places of a slice, beyond its rows of windows
+  int64_t more_columns_; // places of a row, beyond its windows
+  int64_t pitch_;        // places of a row
+  int64_t slice_pitch_;  // places of a slice
+  int64_t phase_;        // places of a phase
 };
 
 // The memory of one thread.
