@@ -132,7 +132,6 @@ class Pool {
     return plan_.staged() ? 0 : Comparison::ahead_of(geometry.inner, plan_.window_size(), step);
   }
 
-
   PoolWindow window_of(int64_t slice, int64_t y, int64_t x) const {
     const auto& [depth, height, width] = call_.geometry.axis;
     return {
@@ -213,11 +212,7 @@ class Pool {
   // several parts, each with a list and a write(). Several columns are compared only of one window.
   template <class Write>
   void compare(
-      const Element* base,
-      int64_t count,
-      const Box& box,
-      int64_t columns,
-      const Write& write) {
+      const Element* base, int64_t count, const Box& box, int64_t columns, const Write& write) {
     bool all = listed_box_ == box; // then the list of the windows before serves these, too
     Box next;                      // the element with which the next part begins
     do {

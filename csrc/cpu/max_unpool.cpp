@@ -185,11 +185,7 @@ bool walk_parts(const UnpoolCall& call, bool any_index) {
   const Prefetch prefetch(call, plan);
   std::atomic<bool> failed{false};
   const Work work{
-      .call = call,
-      .plan = plan,
-      .targets = targets,
-      .prefetch = prefetch,
-      .failed = failed};
+      .call = call, .plan = plan, .targets = targets, .prefetch = prefetch, .failed = failed};
   parallel_for(0, plan.groups * plan.parts, plan.grain, [&](int64_t begin, int64_t end) {
     SlotMemory memory;
     for (int64_t k = begin; k < end; ++k) {

@@ -202,7 +202,8 @@ class PoolPlan {
     columns_ = even(width.in, columns);
     pitch_ = columns_ + more_columns_;
     if (columns_ == width.in) {
-      rows_ = even(height.in, std::min(room / pitch_ - more_rows_, (compared - columns_) / pitch_ + 1));
+      rows_ =
+          even(height.in, std::min(room / pitch_ - more_rows_, (compared - columns_) / pitch_ + 1));
     }
     slice_pitch_ = (rows_ + more_rows_) * pitch_;
     if (columns_ == width.in && rows_ == height.in) {
@@ -219,7 +220,7 @@ class PoolPlan {
 
   const PoolCall& call_;
   bool staged_;
-  int64_t slices_ = 1;   // of a batch, as are the next two
+  int64_t slices_ = 1; // of a batch, as are the next two
   int64_t rows_ = 1;
   int64_t columns_;
   int64_t row_phases_;   // of an element z; along the width there are as many as the stride

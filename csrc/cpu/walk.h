@@ -26,12 +26,13 @@
 namespace maxunpool_cuda {
 namespace { // Internal linkage: GCC inlines these more readily.
 
-// What is prefetched, and how far ahead. One serves a whole call.
+// What is prefetched, and how far ahead: indices and outputs (in the backward: gradients of
+// outputs). One serves a whole call.
 //
-// Example: the gradient of 2x2 windows, float32, int64 indices, 4 rows of 112 cells in a chunk.
-// While elements 0 to 7 of a chunk are visited, the indices of elements 448 to 455 are prefetched
-// (8 of 8 bytes: one cache line), and the gradients of the 32 outputs that such 8 elements have on
-// average (32 of 4 bytes: two cache lines), where those of elements 448 to 455 begin.
+// Example: 2x2 windows, float32, int64 indices, 4 rows of 112 cells in a chunk. While elements 0 to
+// 7 of a chunk are visited, the indices of elements 448 to 455 are prefetched (8 of 8 bytes: one
+// cache line), and the 32 outputs that such 8 elements have on average (32 of 4 bytes: two cache
+// lines), where those of elements 448 to 455 begin.
 class Prefetch {
  public:
   // Elements between two prefetches of the same array: 8 int64 indices are a cache line.
@@ -44,7 +45,8 @@ class Prefetch {
         element_size_(static_cast<int64_t>(call.element_size)) {
     const int64_t unpooled = plan.geometry.out_image() * element_size_;
     share_ = static_cast<double>(unpooled) / static_cast<double>(plan.geometry.in_image());
-    gradients_ = call.forward ? 0 : std::min(share_of(kElements), kMostGradients);
+    const bool evicts = call.forward && share_of(plan.to_another_reach()) > kMostZeros;
+    outputs_ = evicts ? 0 : std::min(share_of(kElements), kMostOutputs);
   }
 
   // Calls visit(i) for each element i of a chunk, counted from the chunk's begin.
@@ -54,17 +56,17 @@ class Prefetch {
     const auto element_of = [=](int64_t k) { return kReverse ? count - 1 - k : k; };
     // Addresses may lie outside of the arrays, where a prefetch does nothing.
     const uintptr_t indices = next_indices<kReverse>(group, elements);
-    const uintptr_t gradients = next_gradients<kReverse>(group, elements);
+    const uintptr_t outputs = next_outputs<kReverse>(group, elements);
     // Local, so that the compiler knows that visits do not change them.
     const int64_t index_size = index_size_;
-    const int64_t prefetched = gradients_;
+    const int64_t prefetched = outputs_;
     const int64_t share = share_of(kElements);
     int64_t k = 0;
     for (; k + kElements <= count; k += kElements) {
       const int64_t element = element_of(k);
       MAXUNPOOL_PREFETCH(indices + element * index_size);
       for (int64_t byte = 0; byte < prefetched; byte += kLine) {
-        MAXUNPOOL_PREFETCH(gradients + element * share / kElements + byte);
+        MAXUNPOOL_PREFETCH(outputs + element * share / kElements + byte);
       }
 #pragma GCC unroll 8
       for (int64_t i = 0; i < kElements; ++i) {
@@ -78,9 +80,13 @@ class Prefetch {
 
  private:
   static constexpr int64_t kLine = 64; // bytes of a cache line
-  // Bytes of gradients for kElements elements. Where windows lie far apart, most outputs between
-  // them are not read, and more prefetches than 32 lines would cost more than they save.
-  static constexpr int64_t kMostGradients = 2048;
+  // Bytes of outputs for kElements elements. Where windows lie far apart, most outputs between them
+  // are not used, and more prefetches than 32 lines would cost more than they save.
+  static constexpr int64_t kMostOutputs = 2048;
+
+  // Bytes of outputs that are prefetched before they are filled with zeros. More would take the
+  // place of what is in use, in a first cache of 32 KiB, and the processor foresees long fills.
+  static constexpr int64_t kMostZeros = 30 << 10;
 
   // Bytes of the outputs that so many elements have on average.
   int64_t share_of(int64_t elements) const { return static_cast<int64_t>(elements * share_); }
@@ -92,13 +98,13 @@ class Prefetch {
     return reinterpret_cast<uintptr_t>(call_.indices) + (plan_.pooled(group) + next) * index_size_;
   }
 
-  // Address where the gradients of a later chunk begin, whose reach is another.
+  // Address where the outputs of a later chunk begin, whose reach is another.
   template <bool kReverse>
-  uintptr_t next_gradients(int64_t group, const Range& elements) const {
+  uintptr_t next_outputs(int64_t group, const Range& elements) const {
     const int64_t ahead = plan_.to_another_reach();
     const int64_t later = elements.begin + (kReverse ? -ahead : ahead);
     const int64_t begin = plan_.unpooled(group) * element_size_ + share_of(later);
-    return reinterpret_cast<uintptr_t>(call_.values) + begin;
+    return reinterpret_cast<uintptr_t>(call_.forward ? call_.result : call_.values) + begin;
   }
 
   const UnpoolCall& call_;
@@ -106,7 +112,7 @@ class Prefetch {
   const int64_t index_size_;   // bytes
   const int64_t element_size_; // bytes
   double share_;               // bytes of the outputs of an element, on average
-  int64_t gradients_;          // bytes that are prefetched for kElements elements
+  int64_t outputs_;            // bytes that are prefetched for kElements elements
 };
 
 // What all parts of a call share.
