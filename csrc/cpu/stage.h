@@ -319,7 +319,8 @@ class Stage {
       std::fill(padded + right, padded + length, lowest_);
       from = padded;
     }
-    const auto split = [=, phase = plan_.phase()](auto steps) MAXUNPOOL_INLINE {
+    const int64_t phase = plan_.phase();
+    const auto split = [=](auto steps) MAXUNPOOL_INLINE {
       for (int64_t i = 0; i < places; ++i) {
         for (int64_t k = 0; k < steps; ++k) {
           to[k * phase + i] = from[i * steps + k];

@@ -308,7 +308,8 @@ class OffsetTargets {
       farthest = farthest * static_cast<double>(axis.out) + end;
     }
     fits_ = farthest < kMostPosition;
-    axes_ = !depth.is_trivial() ? 3 : !height.is_trivial() ? 2 : 1;
+    axes_ = height.is_trivial() ? 1 : 2;
+    axes_ = depth.is_trivial() ? axes_ : 3;
     windows_.fill(plan);
     first_outputs_.fill(plan);
   }
@@ -318,6 +319,11 @@ class OffsetTargets {
 
   // Finds the targets of a chunk, whose reach has less than 2^31 outputs. False, and they are
   // undefined, if an index leads out of its window or out of the plane. `offsets`: of the chunk.
+  //
+  // Twelve instantiations, each of which does what its case needs. One for all takes longer, for 2d
+  // windows that are not clipped: 1.5 times if it always looks at three axes, 3 times if it always
+  // checks coordinates; and a table with the position of each of 256 offsets 4.5 times, since
+  // vectors read a table one element at a time (measured on an Intel Xeon with AVX2, GCC 12).
   bool find(const uint8_t* offsets, const Chunk& chunk, uint32_t* targets) const {
     bool all = false;
     with_one_of<1, 2, 3>(axes_, [&](auto axes) {
