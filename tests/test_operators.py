@@ -121,12 +121,15 @@ def test_planes_cut_among_threads_and_blocks(
     check_each(calls, lambda call: call.verify(device))
 
 
-# Signals and columns of windows that a CUDA thread does together, and large windows.
+# Signals and columns of windows that a CUDA thread does together; large windows; and windows that
+# are larger than the plane, whose padding has higher indices than what comes after it.
 DILATED = [
     Geometry.of_pooling((20,), (3,), (1,), (1,), (3,), ceil=False),
     Geometry.of_pooling((20, 5), (3, 2), (1, 1), (1, 1), (3, 2), ceil=False),
     Geometry.of_pooling((23, 3), (4, 2), (2, 1), (2, 1), (3, 1), ceil=False),
     Geometry.of_pooling((20, 20), (5, 5), (1, 1), (0, 0), (2, 2), ceil=False),
+    Geometry.of_pooling((22, 49), (6, 21), (3, 2), (3, 6), (1, 3), ceil=False),
+    Geometry.of_pooling((3, 21, 8), (3, 18, 1), (2, 1, 3), (0, 7, 0), (1, 2, 2), ceil=False),
 ]
 
 

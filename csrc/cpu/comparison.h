@@ -101,8 +101,11 @@ struct ElementList {
     size = 0;
     first_index = index_of_first;
   }
+  // Indices grow, except where a window is taller than the plane: then elements in the padding below
+  // have higher ones than the next depth slice.
   bool has_room_for(int64_t element_index, int64_t most) const {
-    return size < most && element_index - first_index <= std::numeric_limits<NarrowIndex>::max();
+    const int64_t narrow = element_index - first_index;
+    return size < most && 0 <= narrow && narrow <= std::numeric_limits<NarrowIndex>::max();
   }
   void append(int64_t element_offset, int64_t element_index) {
     offset[size] = element_offset;
