@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What max pooling compares: the order of elements, and the best of a list of elements, for many
-// windows at once, in vectors. It takes nothing from other files but types.
+// windows at once, in vectors. It knows no geometry.
 //
 // The larger number wins, and of equal ones the first. A NaN wins over all elements before it, so
 // of several NaNs the last one wins, as in PyTorch.
@@ -12,7 +12,6 @@
 #pragma once
 
 #include "../dtypes.h"
-#include "../geometry.h"
 #include "../torch.h"
 #include "machine.h"
 
@@ -101,8 +100,8 @@ struct ElementList {
     size = 0;
     first_index = index_of_first;
   }
-  // Indices grow, except where a window is taller than the plane: then elements in the padding below
-  // have higher ones than the next depth slice.
+  // Indices grow, except where a window is taller than the plane: then elements in the padding
+  // below have higher ones than the next depth slice.
   bool has_room_for(int64_t element_index, int64_t most) const {
     const int64_t narrow = element_index - first_index;
     return size < most && 0 <= narrow && narrow <= std::numeric_limits<NarrowIndex>::max();
@@ -130,21 +129,18 @@ class Comparison {
 
   // `input_end`: no element from there on is read. `ahead`: as ahead_of() says, or 0 for no
   // prefetching, as on a stage.
-  Comparison(const Element* input_end, int64_t ahead) : input_end_(input_end), ahead_(ahead) {}
+  Comparison(const Element* input_end, uint64_t ahead) : input_end_(input_end), ahead_(ahead) {}
 
-  // Elements from one that is compared to one that is prefetched, where `windows` of `size`
-  // elements lie side by side, as channels do, and the next ones lie `step` elements further on.
+  // How far ahead to prefetch, in bytes: as far as the comparisons come while they read kDistance
+  // bytes. Many `windows` of `size` elements lie side by side, as those of channels do, and as many
+  // again `step` elements further on.
   //
-  // Between the two, kDistance bytes are read: what is prefetched later comes too late. They may be
-  // elements of other windows that lie side by side, or of those of the next cells.
   // Example: float, 2x2 windows with stride 2. Blocks of 32 windows read 512 bytes each, so what is
   // prefetched is 16 blocks ahead: with 64 channels 8 cells, 8 * 2 * 64 elements further on.
-  static int64_t ahead_of(int64_t windows, double size, int64_t step) {
-    const double block_bytes = size * kMany * kVector;
-    const auto blocks_ahead = static_cast<int64_t>(std::ceil(kDistance / block_bytes));
-    const int64_t blocks = std::max<int64_t>(1, windows / (kMany * kLanes)); // of a cell
-    return blocks_ahead < blocks ? blocks_ahead * kMany * kLanes
-                                 : divide_up(blocks_ahead, blocks) * step;
+  static uint64_t ahead_of(int64_t windows, double size, uint64_t step) {
+    const auto ahead = static_cast<uint64_t>(std::ceil(kDistance / (size * kBlock)));
+    const uint64_t blocks = std::max<uint64_t>(1, windows * sizeof(Element) / kBlock); // of a cell
+    return ahead < blocks ? ahead * kBlock : (ahead + blocks - 1) / blocks * step * sizeof(Element);
   }
 
   // Compares the listed elements of `count` windows. Those of the first window lie at their offsets
@@ -172,7 +168,7 @@ class Comparison {
   // Vectors that are compared together. Four independent chains of comparisons hide the latency of
   // one, and their best elements and indices still fit the 16 registers.
   static constexpr int kMany = 4;
-  static constexpr int64_t kLine = 64 / sizeof(Element); // elements of a cache line
+  static constexpr int64_t kBlock = kMany * kVector; // bytes
   // Bytes. A core reads them in about 0.3 us, longer than memory takes to answer. With 1 KiB 2x2
   // windows of 64 channels took 1.5 times as long, on an AMD EPYC (Zen 4).
   static constexpr double kDistance = 8 << 10;
@@ -200,9 +196,11 @@ class Comparison {
     }
     for (int64_t e = 1; e < list.size; ++e) {
       const Element* from = base + list.offset[e];
-      if (kVectors > 1 && ahead_ > 0) { // kMany vectors of 32 bytes are two lines
-        MAXUNPOOL_PREFETCH(from + ahead_);
-        MAXUNPOOL_PREFETCH(from + ahead_ + kLine);
+      if (kVectors > 1 && ahead_ > 0) {
+        static_assert(kBlock == 2 * kLine);
+        const auto address = reinterpret_cast<uintptr_t>(from);
+        MAXUNPOOL_PREFETCH(address + ahead_);
+        MAXUNPOOL_PREFETCH(address + ahead_ + kLine);
       }
       for (int v = 0; v < kVectors; ++v) {
         const Elements element = load<kAtEnd>(from + v * kLanes);
@@ -229,7 +227,7 @@ class Comparison {
   }
 
   const Element* const input_end_;
-  const int64_t ahead_;
+  const uint64_t ahead_; // bytes
   // Aligned, so that no vector lies in two cache lines.
   alignas(64) Element values_[kMostWindows];
   alignas(64) NarrowIndex indices_[kMostWindows];

@@ -19,9 +19,12 @@
 
 namespace maxunpool_cuda {
 
+constexpr int64_t kLine = 64; // bytes of a cache line
+
 #if defined(__GNUC__)
 #define MAXUNPOOL_INLINE __attribute__((always_inline))
-// Any address will do. A macro: GCC drops the calls of a function that only prefetches.
+// Of any address: one outside of all memory does no harm. A macro, since GCC drops the calls of a
+// function that only prefetches.
 #define MAXUNPOOL_PREFETCH(address) __builtin_prefetch(reinterpret_cast<const void*>(address))
 #else
 #define MAXUNPOOL_INLINE
@@ -35,8 +38,9 @@ __attribute__((target("avx2"))) inline auto with_avx2(const Work& work) {
 }
 #endif
 
-// Returns work(), which is compiled twice: for every processor, and for those with AVX2. Work
-// has to be MAXUNPOOL_INLINE, and all that it calls too, unless it is as trivial as std::max.
+// Returns work(), which is compiled twice: for every processor, and for those with AVX2. Work has
+// to be MAXUNPOOL_INLINE. So has what it calls, or that is compiled without AVX2, unless it is as
+// trivial as std::max.
 template <class Work>
 inline auto in_vectors(const Work& work) {
 #if defined(__x86_64__) && defined(__GNUC__)

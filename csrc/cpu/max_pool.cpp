@@ -3,12 +3,11 @@
 //
 // It takes the call from ../max_pool.h, which has checked it. In the geometry, as for unpooling,
 // `in` is the pooled side, the result here, and `out` is the input. The elements of a window are
-// listed, and compared in vectors (comparison.h) of what lies side by side in memory. There are
-// three cases:
-//   channels_last              the channels of a cell
-//   contiguous                 the windows of a row, whose elements a stage (stage.h) puts side by
-//                              side
-//   contiguous, large windows  neighbouring columns of one window, whose results are merged then
+// listed, and compared in vectors (comparison.h) of what lies side by side in memory:
+//   channels_last                        the channels of a cell
+//   contiguous                           windows, whose elements a stage (stage.h) puts side by
+//   side contiguous, wider than a row of      neighbouring columns of one window, whose results are
+//   windows, or too large for a stage    merged then (if dilated, one column)
 //
 // Example of the third case: one window of 1x7 elements, vectors of 4. The list has two entries,
 // columns 0 to 3 and columns 3 to 6. For the elements 1 9 2 3 8 9 5 the vector's results are
@@ -116,7 +115,7 @@ class Pool {
   }
 
  private:
-  // Elements of 128 KiB: a quarter of the smallest second caches. A part of a large window stays
+  // Elements of 128 KiB: a quarter of a second cache of 512 KiB. A part of a large window stays
   // there while its channels are compared, some vectors at a time: 56x56 windows of 512 channels
   // take a third of the time that they take as a whole (measured on an Intel Xeon).
   static constexpr int64_t kPart = (128 << 10) / sizeof(Element);
@@ -126,9 +125,9 @@ class Pool {
   const Element* input() const { return static_cast<const Element*>(call_.input); }
 
   // How far ahead elements are prefetched.
-  int64_t ahead() const {
+  uint64_t ahead() const {
     const Geometry<int64_t>& geometry = call_.geometry;
-    const int64_t step = geometry.axis[2].stride * geometry.inner;
+    const uint64_t step = static_cast<uint64_t>(geometry.axis[2].stride) * geometry.inner;
     return plan_.staged() ? 0 : Comparison::ahead_of(geometry.inner, plan_.window_size(), step);
   }
 
@@ -145,7 +144,7 @@ class Pool {
     return (slice * call_.geometry.axis[1].in + y) * call_.geometry.axis[2].in + x;
   }
 
-  // Pools cells one after the other: the first `count` of a row, from (y, x) on.
+  // Pools cells one after the other: `count` of a row, from (y, x) on.
   void row(int64_t slice, int64_t y, int64_t x, int64_t count) {
     const auto& [depth, height, width] = call_.geometry.axis;
     const Element* image = input() + slice / depth.in * call_.geometry.out_image();
@@ -214,7 +213,7 @@ class Pool {
   void compare(
       const Element* base, int64_t count, const Box& box, int64_t columns, const Write& write) {
     bool all = listed_box_ == box; // then the list of the windows before serves these, too
-    Box next;                      // the element with which the next part begins
+    Box next;                      // where in the window the next part begins
     do {
       if (!all) {
         all = list(box, columns, next);
@@ -231,6 +230,7 @@ class Pool {
   // columns 0, `columns`, 2 * `columns`, ...; the last of these overlap those before. False if the
   // list has no room for all: then `next` is the first that is not in it.
   bool list(const Box& box, int64_t columns, Box& next) {
+    // Where a group of columns begins. The last group is moved left, to end with the row.
     const auto column = [&] { return std::min(next.x, box.x - columns); };
     list_.restart(positions_.index(next.z, next.y, column()));
     for (; next.z < box.z; ++next.z, next.y = 0) {
@@ -253,20 +253,21 @@ class Pool {
   // Writes the results of a slice of a batch.
   MAXUNPOOL_INLINE void write_rows(const Batch& batch, int64_t slice) {
     const auto& [depth, height, width] = call_.geometry.axis;
-    const bool moves = !kIsWindowOffset<Index>;
-    const int64_t shift = moves ? width.stride : 0; // of indices, from a window to the next
     const PoolWindow window = window_of(batch.slice + slice, batch.y, batch.x);
-    const int64_t index = moves ? positions_.begin(window) : 0;
+    // Flat indices are shifted from a window to the next, and from a row to the next.
+    constexpr bool kIsFlat = !kIsWindowOffset<Index>;
+    const int64_t index = kIsFlat ? positions_.begin(window) : 0;
+    const int64_t shift = kIsFlat ? width.stride : 0;
+    const int64_t row_shift = kIsFlat ? height.stride * width.out : 0;
     const int64_t result = number_of(batch.slice + slice, batch.y, batch.x);
     for (int64_t row = 0; row < batch.rows; ++row) {
-      const int64_t row_index = index + row * height.stride * width.out * moves;
       const int64_t place = plan_.place(slice, row);
-      write(place, batch.columns, row_index, shift, result + row * width.in);
+      write(place, batch.columns, index + row * row_shift, shift, result + row * width.in);
     }
   }
 
-  // Writes the results of `count` windows. `index`: of the first window's element that has index 0
-  // in a list.
+  // Writes the results of `count` windows. `index`: what index 0 of a list means for the first of
+  // them. For each next window it is `shift` more.
   MAXUNPOOL_INLINE void write(
       int64_t place, int64_t count, int64_t index, int64_t shift, int64_t result) {
     const Element* best = comparison_.values() + place;
@@ -279,11 +280,12 @@ class Pool {
       return;
     }
     std::copy_n(best, count, values_ + result);
+    using Bits = std::make_unsigned_t<Index>; // as wide as Index, so that vectors are full
     Index* __restrict indices = indices_ + result;
-    auto first = static_cast<Index>(index); // in the arithmetic of Index, so that vectors are full
+    auto first = static_cast<Bits>(index);
     for (int64_t i = 0; i < count; ++i) {
-      indices[i] = first + static_cast<Index>(best_index[i]);
-      first += static_cast<Index>(shift);
+      indices[i] = static_cast<Index>(first + static_cast<Bits>(best_index[i]));
+      first += static_cast<Bits>(shift);
     }
   }
 
@@ -295,7 +297,7 @@ class Pool {
     Candidate<Element> window_best{best[0], index + best_index[0]};
     for (int64_t i = 1; i < columns; ++i) {
       const Candidate<Element> candidate{best[i], index + best_index[i] + i};
-      if (wins(candidate, window_best)) {
+      if (wins_in_order(candidate, window_best)) {
         window_best = candidate;
       }
     }
@@ -309,7 +311,7 @@ class Pool {
 
   // Writes a candidate if it wins over what is written already.
   void merge(const Candidate<Element>& candidate, int64_t result) {
-    if (wins(candidate, {values_[result], static_cast<int64_t>(indices_[result])})) {
+    if (wins_in_order(candidate, {values_[result], static_cast<int64_t>(indices_[result])})) {
       values_[result] = candidate.value;
       indices_[result] = static_cast<Index>(candidate.index);
     }
@@ -317,15 +319,16 @@ class Pool {
 
   // Whether a candidate wins over another one of its window, as if the two were compared in the
   // order of their indices.
-  static bool wins(const Candidate<Element>& candidate, const Candidate<Element>& other) {
+  static bool wins_in_order(const Candidate<Element>& candidate, const Candidate<Element>& other) {
     const Element comparable = Order::comparable(candidate.value);
     const Element other_comparable = Order::comparable(other.value);
     return candidate.index > other.index ? Order::wins(comparable, other_comparable)
                                          : !Order::wins(other_comparable, comparable);
   }
 
-  // Windows of a batch that begin in the padding may have found nothing above it. Then their index
-  // becomes that of their first element in the input.
+  // Where all elements of a window equal the padding, which is the lowest number, and the window
+  // begins in the padding, the padding has won. Then the index becomes that of the first element in
+  // the input.
   void correct_padding(const Batch& batch) {
     const auto& [depth, height, width] = call_.geometry.axis;
     if (depth.padding + height.padding + width.padding == 0) {
@@ -334,13 +337,12 @@ class Pool {
     for (int64_t slice = batch.slice; slice < batch.slice + batch.slices; ++slice) {
       for (int64_t y = batch.y; y < batch.y + batch.rows; ++y) {
         PoolWindow window = window_of(slice, y, batch.x);
-        int64_t result = number_of(slice, y, batch.x);
-        const int64_t end = result + batch.columns;
-        for (; result < end && window.begins_in_padding(); ++result) {
-          if (Order::comparable(values_[result]) == Order::comparable(Order::lowest())) {
-            indices_[result] = static_cast<Index>(positions_.first_index(window));
+        const int64_t first = number_of(slice, y, batch.x);
+        for (int64_t i = 0; i < batch.columns && window.begins_in_padding(); ++i) {
+          if (Order::comparable(values_[first + i]) == Order::comparable(Order::lowest())) {
+            indices_[first + i] = static_cast<Index>(positions_.first_index(window));
           }
-          window.x = Span(width, call_.dilation[2], batch.x + batch.columns - (end - result) + 1);
+          window.x = Span(width, call_.dilation[2], batch.x + i + 1);
         }
       }
     }

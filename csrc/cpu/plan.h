@@ -46,7 +46,7 @@ struct Range {
 
 // A run of consecutive pooled elements of an image group.
 struct Chunk {
-  // Elements. Their int64 indices fill 4 KiB, a page, and the tables of windows.h and targets.h
+  // Elements. Their int64 indices fill 4 KiB, a page, and the tables of targets.h
   // 8 KiB: all that stays in a first cache of 32 KiB beside the values.
   static constexpr int64_t kMost = 512;
 
@@ -104,14 +104,14 @@ class Plan {
   int64_t pooled(int64_t group) const { return group * images * geometry.in_image(); }
   int64_t unpooled(int64_t group) const { return group * images * geometry.out_image(); }
 
-  // Elements from a chunk to the next one whose reach is another: a chunk, or a row of cells (in 3d
-  // a depth slice) if that is longer.
+  // Elements from a chunk to the first one with another reach: a chunk, or a row of cells (in 3d a
+  // depth slice) if that is longer.
   int64_t to_another_reach() const { return std::max(step_, longest_chunk); }
 
   const Geometry<int64_t>& geometry;
   const bool any_index;
   int64_t groups;        // image groups of the call
-  int64_t images;        // of a group; the last group may have fewer; if several, they are a chunk
+  int64_t images;        // of a group: several only if they are one chunk; the last may have fewer
   int64_t chunks;        // of a group
   int64_t longest_chunk; // elements; the last chunk of a section may have fewer
   int64_t parts;         // of a group

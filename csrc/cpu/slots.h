@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a kernel remembers of the outputs that a chunk may name and its thread owns, one slot for
-// each. These outputs are called the reach here.
+// What a kernel remembers of outputs, one slot for each: those that a chunk may name, and that its
+// thread owns. Here alone these are called the reach.
 //
 // It takes Range from plan.h. As the reach moves on, slots of outputs that stay in it are kept, and
 // new ones begin with zero.

@@ -10,9 +10,9 @@
 // It is copied to as many phases as the stride, and the padding with it:
 //   phase 0    - b d f h      the windows' columns 0, and from the second place on their columns 2
 //   phase 1    a c e g .      the windows' columns 1
-// A phase has the coordinates with one remainder modulo the stride; a place is a position in it. So
-// column c of window i lies at place i + c / 2 of phase c % 2, and one vector of a phase has one
-// column of as many windows.
+// A phase has every second coordinate, as the stride is 2; a place is a position in it. So column c
+// of window i lies at place i + c / 2 of phase c % 2, and one vector of a phase has one column of
+// as many windows.
 //
 // The same holds for rows: phases and places have two dimensions. The places of one row follow
 // those of the row before, so one vector may have windows of several rows, or planes. The last
@@ -72,7 +72,7 @@ struct PoolWindow {
   // The elements that lie in the input.
   Box box() const { return {z.size(), y.size(), x.size()}; }
   bool empty() const { return z.size() * y.size() * x.size() == 0; }
-  // Whether elements before the first one in the input would lie in the padding.
+  // Whether the window starts before the input along some axis.
   bool begins_in_padding() const { return std::min({z.start, y.start, x.start}) < 0; }
 };
 
@@ -108,8 +108,9 @@ class PoolPlan {
       more_rows_ = 0;
       more_columns_ = 0;
       const auto worth = static_cast<int64_t>(kGrain / work_of_cell());
-      const int64_t cells = std::max(worth, std::min(width.in, kMostCells));
-      choose_batches(cells, cells, cells);
+      const int64_t piece = std::max<int64_t>(1, kMostResults / call.geometry.inner);
+      const int64_t cells = std::max(worth, std::min(width.in, piece));
+      choose_batches(cells, cells, cells); // a cell is a place
     }
   }
 
@@ -150,7 +151,7 @@ class PoolPlan {
   // Place of the first window of a row of a batch.
   int64_t place(int64_t slice, int64_t row) const { return slice * slice_pitch_ + row * pitch_; }
 
-  // Places from the first window of so many slices, rows and columns to the last.
+  // Places from the first window of so many slices, rows and columns to the last, both included.
   int64_t places(int64_t slices, int64_t rows, int64_t columns) const {
     return place(slices - 1, rows - 1) + columns;
   }
@@ -164,8 +165,7 @@ class PoolPlan {
            place(0, down / height.stride) + right / width.stride;
   }
 
-  // Where the phases begin that have the elements z of windows, and of these the rows with a
-  // remainder modulo the stride.
+  // Where the phases begin that have the elements z of windows, and of these one of row_phases().
   int64_t phase_begin(int64_t z, int64_t remainder) const {
     return (z * row_phases_ + remainder) * call_.geometry.axis[2].stride * phase_;
   }
@@ -179,11 +179,11 @@ class PoolPlan {
   // Compared elements that are worth a thread: they take about 5 us, as they are compared in
   // vectors, and to wake a thread takes a few us.
   static constexpr double kGrain = 1 << 15;
-  // Cells that are pooled one after the other: a longer row is divided among threads.
-  static constexpr int64_t kMostCells = 1 << 13;
+  // Results of a row of cells. A longer row is divided among threads.
+  static constexpr int64_t kMostResults = 1 << 13;
 
-  // Where a row has fewer windows than a window has columns, the columns fill the vectors better,
-  // if they lie side by side.
+  // If a row has fewer windows than a window has columns, columns fill a vector better than windows
+  // do, unless they are dilated.
   bool suits_stage() const {
     const Axis<int64_t>& width = call_.geometry.axis[2];
     return call_.geometry.inner == 1 && (width.in >= width.kernel || call_.dilation[2] > 1);
@@ -195,8 +195,8 @@ class PoolPlan {
   int64_t bands() const { return divide_up(call_.geometry.axis[1].in, rows_); }
   int64_t pieces() const { return divide_up(call_.geometry.axis[2].in, columns_); } // of a row
 
-  // Chooses batches of at most so many columns, places of a phase, and places that are compared: of
-  // some slices, else of some rows of a slice, else of a piece of a row.
+  // Chooses batches: of whole slices if they fit, else of whole rows, else of a piece of a row. The
+  // limits are windows of a row, places of a phase, and places that are compared.
   void choose_batches(int64_t columns, int64_t room, int64_t compared) {
     const auto& [depth, height, width] = call_.geometry.axis;
     columns_ = even(width.in, columns);
@@ -223,7 +223,7 @@ class PoolPlan {
   int64_t slices_ = 1; // of a batch, as are the next two
   int64_t rows_ = 1;
   int64_t columns_;
-  int64_t row_phases_;   // of an element z; along the width there are as many as the stride
+  int64_t row_phases_;   // phases that differ in rows; as many as the stride differ in columns
   int64_t more_rows_;    // rows of places of a slice, beyond its rows of windows
   int64_t more_columns_; // places of a row, beyond its windows
   int64_t pitch_;        // places of a row
@@ -240,16 +240,17 @@ class Stage {
   // `lowest`: what the padding is filled with.
   Stage(const PoolCall& call, const PoolPlan& plan, Element lowest)
       : call_(call), plan_(plan), lowest_(lowest) {
-    // Vectors are compared whole, beyond the last element that is put there.
-    const int64_t end = plan.phase_begin(call.geometry.axis[0].kernel, 0);
-    std::fill_n(places_, plan.staged() ? end + kSlack : 0, Element{});
+    // Places that begin no window are compared, too, and whole vectors beyond the last place.
+    if (plan.staged()) {
+      std::fill_n(places_, plan.phase_begin(call.geometry.axis[0].kernel, 0) + kSlack, Element{});
+    }
   }
 
   // Where place 0 is.
   const Element* begin() const { return places_; }
 
   // Puts there what the windows of a batch compare.
-  MAXUNPOOL_INLINE void put(const Batch& batch) {
+  void put(const Batch& batch) {
     const auto& [depth, height, width] = call_.geometry.axis;
     const auto* input = static_cast<const Element*>(call_.input);
     for (int64_t slice = 0; slice < batch.slices; ++slice) {
@@ -265,13 +266,11 @@ class Stage {
   }
 
  private:
-  static constexpr int64_t kLine = 64 / sizeof(Element); // elements of a cache line
-  static constexpr int64_t kSlack = kLine;               // more than a vector
+  static constexpr int64_t kSlack = kLine / sizeof(Element); // more than a vector
 
   // Puts the rows of a slice of the input, or of the padding if `plane` is null, to `places`. `k`:
   // the depth of windows that they have.
-  MAXUNPOOL_INLINE void put_slice(
-      const Element* plane, const Batch& batch, Element* places, int64_t k) {
+  void put_slice(const Element* plane, const Batch& batch, Element* places, int64_t k) {
     const Axis<int64_t>& height = call_.geometry.axis[1];
     const Axis<int64_t>& width = call_.geometry.axis[2];
     const int64_t down = call_.dilation[1] * (height.kernel - 1);
@@ -290,9 +289,10 @@ class Stage {
     }
   }
 
-  // Puts a row of the input, or of the padding if it is null, as much of it as the batch needs. The
-  // row that the next batch has in its place is prefetched: in 3d it lies in another slice than
-  // what is read just before it, where the processor does not read ahead by itself.
+  // Puts a row of the input, or of the padding if it is null, as much of it as the batch needs. As
+  // many rows further on as the batch has, the next batch will mostly read: that is prefetched,
+  // since in 3d batches read slices in turn, which the processor does not foresee. Inlined, as rows
+  // are often short; compiled without AVX2, with which it takes a little longer.
   MAXUNPOOL_INLINE void put_row(const Element* row, const Batch& batch, Element* to) {
     const Axis<int64_t>& width = call_.geometry.axis[2];
     const int64_t stride = width.stride;
@@ -306,9 +306,10 @@ class Stage {
       return;
     }
     const Element* from = row + begin;
-    const int64_t ahead = batch.rows * call_.geometry.axis[1].stride * width.out;
-    for (int64_t i = 0; i < length; i += kLine) {
-      MAXUNPOOL_PREFETCH(from + ahead + i);
+    const uint64_t rows = static_cast<uint64_t>(batch.rows) * call_.geometry.axis[1].stride;
+    const uintptr_t later = reinterpret_cast<uintptr_t>(from) + rows * width.out * sizeof(Element);
+    for (uint64_t byte = 0; byte < length * sizeof(Element); byte += kLine) {
+      MAXUNPOOL_PREFETCH(later + byte);
     }
     const int64_t left = std::clamp<int64_t>(-begin, 0, length); // in the padding
     const int64_t right = std::clamp(width.out - begin, left, length);

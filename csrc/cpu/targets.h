@@ -243,7 +243,7 @@ class FlatTargets {
   }
 
  private:
-  // Reads the indices, once. False if one is too far from the reach: no target tells that any more.
+  // Reads the indices, once. False if one is so far from the reach that 32 bits cannot show it.
   template <bool kPlanes, class Index>
   bool read(const Index* indices, const Chunk& chunk, uint32_t* targets) const {
     const int64_t count = chunk.elements.size();
@@ -251,14 +251,13 @@ class FlatTargets {
     if (positions.first > std::numeric_limits<Index>::max()) {
       return false; // no index leads so far
     }
-    // By reference: a copy would be read in wider words than it was just written in, and would wait
-    // for all stores before it.
+    // By reference: a copy that was just written would be read in wider words, which stalls.
     return in_vectors([=, this, &positions]() MAXUNPOOL_INLINE {
       using Bits = std::make_unsigned_t<Index>; // int32 in 32 bits: more of them fill a vector
       const auto first = static_cast<Bits>(positions.first);
       uint32_t* __restrict to = targets;
-      // The bits of all distances from the reach's first position. Of int32 those of the indices:
-      // if none is negative, no distance is so far that 32 bits cannot tell.
+      // All bits: of int64 those of the distances from the reach's first position, whose high ones
+      // show a far index; of int32 those of the indices, whose highest shows a negative one.
       Bits all = 0;
       uint32_t farthest = 0;
 #pragma GCC unroll 4

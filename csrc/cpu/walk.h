@@ -79,7 +79,6 @@ class Prefetch {
   }
 
  private:
-  static constexpr int64_t kLine = 64; // bytes of a cache line
   // Bytes of outputs for kElements elements. Where windows lie far apart, most outputs between them
   // are not used, and more prefetches than 32 lines would cost more than they save.
   static constexpr int64_t kMostOutputs = 2048;
