@@ -258,7 +258,7 @@ class Pool {
     constexpr bool kIsFlat = !kIsWindowOffset<Index>;
     const int64_t index = kIsFlat ? positions_.begin(window) : 0;
     const int64_t shift = kIsFlat ? width.stride : 0;
-    const int64_t row_shift = kIsFlat ? height.stride * width.out : 0;
+    const int64_t row_shift = kIsFlat && batch.rows > 1 ? height.stride * width.out : 0;
     const int64_t result = number_of(batch.slice + slice, batch.y, batch.x);
     for (int64_t row = 0; row < batch.rows; ++row) {
       const int64_t place = plan_.place(slice, row);
