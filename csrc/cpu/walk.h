@@ -45,8 +45,9 @@ class Prefetch {
         element_size_(static_cast<int64_t>(call.element_size)) {
     const int64_t unpooled = plan.geometry.out_image() * element_size_;
     share_ = static_cast<double>(unpooled) / static_cast<double>(plan.geometry.in_image());
-    const bool evicts = call.forward && share_of(plan.to_another_reach()) > kMostZeros;
-    outputs_ = evicts ? 0 : std::min(share_of(kElements), kMostOutputs);
+    const bool long_fills =
+        share_of(plan.to_another_reach()) > kMostFilled || share_of(kElements) > kMostFilledShare;
+    outputs_ = call.forward && long_fills ? 0 : std::min(share_of(kElements), kMostOutputs);
   }
 
   // Calls visit(i) for each element i of a chunk, counted from the chunk's begin.
@@ -83,9 +84,11 @@ class Prefetch {
   // are not used, and more prefetches than 32 lines would cost more than they save.
   static constexpr int64_t kMostOutputs = 2048;
 
-  // Bytes of outputs that are prefetched before they are filled with zeros. More would take the
-  // place of what is in use, in a first cache of 32 KiB, and the processor foresees long fills.
-  static constexpr int64_t kMostZeros = 30 << 10;
+  // Bytes of outputs that are prefetched before they are filled with zeros: of a chunk, and of
+  // kElements elements. More would take the place of what is in use, in a first cache of 32 KiB,
+  // and the processor foresees long fills.
+  static constexpr int64_t kMostFilled = 30 << 10;
+  static constexpr int64_t kMostFilledShare = 4 * kLine;
 
   // Bytes of the outputs that so many elements have on average.
   int64_t share_of(int64_t elements) const { return static_cast<int64_t>(elements * share_); }
