@@ -235,7 +235,9 @@ class PoolPlan {
 template <class Element>
 class Stage {
  public:
-  static constexpr int64_t kRoom = (1 << 15) / sizeof(Element); // elements of 32 KiB: a first cache
+  // Elements of 8 KiB. What is read for them, what the next batch will read and the results fill
+  // the rest of a first cache of 32 KiB.
+  static constexpr int64_t kRoom = (8 << 10) / sizeof(Element);
 
   // `lowest`: what the padding is filled with.
   Stage(const PoolCall& call, const PoolPlan& plan, Element lowest)
