@@ -59,6 +59,11 @@ class Case:
         return self.operation in ("pool", "values")
 
     @property
+    def has_indices(self) -> bool:
+        """Whether its data have indices. Pooling that returns none needs them for its backward."""
+        return (self.operation, self.direction) != ("values", "forward")
+
+    @property
     def rank(self) -> int:
         """The number of spatial dimensions."""
         return len(self.shape) - 2

@@ -29,7 +29,7 @@ def make(case: Case, device: str, seed: int = 0) -> Data:
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
-    if case.operation == "values" and case.direction == "forward":
+    if not case.has_indices:
         none = torch.empty(0, dtype=torch.int64, device=device)
         return Data(laid_out(unpooled, case), none, none)
     values, flat = pooling(case)(unpooled, return_indices=True)
@@ -125,7 +125,7 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     If values share an index, unpooling keeps the last in row-major order. With ``to_losers`` its
     gradient goes to all of them, as PyTorch's does.
     """
-    if case.operation == "values" and case.direction == "forward":
+    if not case.has_indices:
         return (torch.cat([pooling(case)(one) for one in data.input.split(1)]),)
     indices = data.flat.flatten(2)
     kept = torch.tensor(True) if case.pools else _is_last(case, indices)

@@ -68,7 +68,7 @@ def inputs_of(case: Case) -> tuple[int, int]:
 def bytes_of_set(case: Case) -> int:
     """What a set holds: its tensors, and what everyone's graph keeps for the gradient alone."""
     size = sizes(case)
-    if case.operation == "values" and case.direction == "forward":
+    if not case.has_indices:
         return size.unpooled
     indices = size.indices + size.flat * (case.index_dtype != "int64")
     kept = (size.indices + size.flat) * (case.operation == "pool" and case.direction == "backward")
@@ -100,7 +100,7 @@ def bytes_of_results(case: Case) -> int:
 def bytes_to_check(case: Case) -> int:
     """The most that is held beside the sets while one is made, or a result is compared."""
     size, results = sizes(case), bytes_of_results(case)
-    if case.operation == "values" and case.direction == "forward":  # made of its samples
+    if not case.has_indices:  # the definition is put together of its samples
         return max(results, 3 * size.pooled) + size.pooled
     # The definition finds the last of equal indices in int32, then makes the results again.
     copies = size.pooled + size.flat * (case.layout == "channels_last")
