@@ -6,84 +6,75 @@ CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels; with a PyTorch for the
 for another environment. FORCE_CPU=1 leaves them out.
 FORCE_FALLBACK=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
 PyTorch's own operators compute there (maxunpool_cuda/_fallback.py). A compilation that fails is an
-error. DEBUG=1 builds for a debugger, LINEINFO=1 for a profiler of kernels (CONTRIBUTING.md).
-tools/gpu.py calls the functions here, too; only as a program this file builds.
+error. DEBUG=1 builds for a debugger (CONTRIBUTING.md).
+tools/gpu.py and the tests call the functions here, too; only as a program this file builds.
 """
 
 import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from setuptools import Distribution, Extension, setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
 # The file of the package that loads what is built here.
 LIBRARY = runpy.run_path(str(ROOT / "maxunpool_cuda" / "_library.py"))
-CPU_KERNELS, CUDA_KERNELS = LIBRARY["CPU_KERNELS"], LIBRARY["CUDA_KERNELS"]  # files
+VERSION = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)[0]
+# The extensions with kernels: _cpu_kernels.so is the file of maxunpool_cuda._cpu_kernels.
+CPU_KERNELS = "maxunpool_cuda." + LIBRARY["CPU_KERNELS"].removesuffix(".so")
+CUDA_KERNELS = "maxunpool_cuda." + LIBRARY["CUDA_KERNELS"].removesuffix(".so")
 # The major and the minor number of the oldest release, a byte each: 0x020a000000000000 is 2.10.
 TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
-# PyTorch compiles C++17 by default up to 2.11.
-CXX_FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 CUDA_MAJOR = LIBRARY["CUDA_MAJOR"]
 # What pip installs beside PyTorch: nvcc, its headers, and CUDA's runtime, which PyTorch may bring.
 PIP_TOOLKIT = f"cuda-toolkit[nvcc,cccl,cudart]=={CUDA_MAJOR}.*"
-# Compute capabilities to build for where no GPU is visible. Kernels run on later GPUs of the same
-# major number, so these serve all from Turing to Blackwell; the last gets PTX, for those to come.
-WITHOUT_A_GPU = ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0))
+# The compute capabilities that every nvcc 13 and every PyTorch with CUDA 13 can build for.
+CAPABILITIES = (7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 11.0, 12.0, 12.1)
+# Kernels run on later GPUs of the same major number, so these serve all from Turing to Blackwell;
+# the last gets PTX, for those to come.
+WITHOUT_A_GPU = "7.5;8.0;9.0;10.0;12.0+PTX"
+# What the user asks for, by environment variables.
+VARIABLES = ("DEBUG", "FORCE_CPU", "FORCE_CUDA", "FORCE_FALLBACK")
+ASKED = {name for name in VARIABLES if os.environ.get(name) == "1"}
 
-Capability = tuple[int, int]
-
-
-class Build(NamedTuple):
-    """The flags that differ between builds, and what a user should know, in a sentence."""
-
-    cxx: list[str]
-    nvcc: list[str]
-    link: list[str]
-    note: str
-
-
-# -g0: Python asks for debug information, a third of the compiler's time, and -s strips it.
-RELEASE = Build(cxx=["-O3", "-g0"], nvcc=["-O3", "-Xptxas=-warn-spills"], link=["-s"], note="")
-# By the environment variable that asks for them. With -G, nvcc does not optimize device code, and
-# the assertions of kernels are checked (csrc/cuda/assert.cuh). Such code spills registers, so ptxas
-# does not warn of that.
-OTHER_BUILDS = {
-    "DEBUG": Build(
-        cxx=["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"],
-        nvcc=["-O0", "-g", "-G", "-UNDEBUG"],
-        link=[],
-        note="not optimized, as DEBUG=1 says",
-    ),
-    "LINEINFO": RELEASE._replace(
-        nvcc=[*RELEASE.nvcc, "-lineinfo"], note="kernels with line numbers, as LINEINFO=1 says"
-    ),
-}
+# PyTorch compiles C++17 by default up to 2.11.
+# -fno-trapping-math: else GCC does not vectorize conversions to float16.
+CXX = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fno-trapping-math"]
+# PyTorch's header asks for USE_CUDA.
+# Compressed, kernels for three architectures take less room than plain ones for one.
+# 128: "loop is not reachable", in every instantiation that returns in an `if constexpr` before the
+# loop. 64 such warnings hide an error in pip's log.
+NVCC = ["-std=c++20", "-DUSE_CUDA", "-Xfatbin=-compress-all", "-Xcudafe", "--diag_suppress=128"]
+LINK: list[str] = []
+if "DEBUG" in ASKED:
+    # With -G, nvcc does not optimize device code, and the assertions of kernels are checked
+    # (csrc/cuda/assert.cuh). Such code spills registers, so ptxas does not warn of that.
+    CXX += ["-O0", "-g", "-UNDEBUG", "-D_GLIBCXX_ASSERTIONS"]
+    NVCC += ["-O0", "-g", "-G", "-UNDEBUG"]
+else:
+    # -g0: Python asks for debug information, a third of the compiler's time, and -s strips it.
+    CXX += ["-O3", "-g0"]
+    NVCC += ["-O3", "-Xptxas=-warn-spills"]
+    LINK += ["-s"]
 
 
 class Toolkit(NamedTuple):
-    """A CUDA toolkit, of major release CUDA_MAJOR."""
+    """A CUDA toolkit."""
 
     home: str
     version: str  # of nvcc, such as 13.0.88
-
-
-class Plan(NamedTuple):
-    """What is built: CUDA kernels too if there is a toolkit, and in a sentence what is left out."""
-
-    toolkit: Toolkit | None
-    arch_list: str
-    note: str
 
 
 def has_compiler() -> bool:
@@ -97,7 +88,7 @@ def has_compiler() -> bool:
 
 def why_fallback() -> str:
     """Why no extension is built, in a sentence; nothing if one is."""
-    if os.environ.get("FORCE_FALLBACK") == "1":
+    if "FORCE_FALLBACK" in ASKED:
         note = "no kernels, as FORCE_FALLBACK=1 says"
     elif sys.platform != "linux":
         note = f"no kernels: expected Linux but got {sys.platform}"
@@ -105,235 +96,140 @@ def why_fallback() -> str:
         note = "no kernels: expected a C++ compiler but got none"
     else:
         return ""
-    for name in ("FORCE_CUDA", "FORCE_CPU", *OTHER_BUILDS):
-        if os.environ.get(name) == "1":
-            raise SystemExit(f"maxunpool_cuda: expected kernels, as {name}=1 says, but got {note}")
+    if refused := ASKED - {"FORCE_FALLBACK"}:
+        said = f"{min(refused)}=1 says"
+        raise SystemExit(f"maxunpool_cuda: expected kernels, as {said}, but got {note}")
     return note
 
 
-def output_of(program: Path, *arguments: str) -> str:
-    """What a program prints to both of its outputs; nothing if it is not there or cannot run."""
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    try:
-        return subprocess.run([program, *arguments], **both, text=True, errors="replace").stdout
-    except OSError:
-        return ""
+def toolkit_of(nvcc: str) -> Toolkit | None:
+    """The toolkit of this nvcc; None if no nvcc runs. It may be a script that runs another nvcc.
 
-
-def nvcc_of(home: Path) -> Path:
-    """Where a toolkit has its nvcc, if it has one."""
-    return home / "bin" / "nvcc"
-
-
-def nvcc_version(home: Path) -> str | None:
-    """The version that a toolkit's nvcc tells, such as 13.0.88; None if no nvcc there runs."""
-    found = re.search(r"release [\d.]+, V([\d.]+)", output_of(nvcc_of(home), "--version"))
-    return found.group(1) if found else None
-
-
-def behind_a_wrapper(home: Path) -> str:
-    """The toolkit itself where its nvcc is a script, such as /usr/local/bin/nvcc, that runs one.
-
-    A toolkit that the user names is taken as it is.
+    That one tells where it is, if it finds a C++ compiler.
     """
-    if "CUDA_HOME" in os.environ or "CUDA_PATH" in os.environ:
-        return str(home)
-    told = output_of(nvcc_of(home), "--dryrun", "-E", "-x", "cu", os.devnull)
-    named = re.search(r"TOP=(.*)", told)
-    return str(Path(named.group(1)).resolve() if named else home)
-
-
-def toolkit_places() -> list[Path]:
-    """Where a toolkit may be: where the user has one, and beside PyTorch, where pip installs it."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if not home:
-        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
-        nvcc = shutil.which("nvcc", path=path)
-        home = str(Path(nvcc).parents[1]) if nvcc else None
-    beside = Path(torch.__file__).parents[1] / "nvidia" / f"cu{CUDA_MAJOR}"
-    return [Path(home), beside] if home else [beside]
+    run = shlex.quote(nvcc)
+    told = subprocess.getoutput(
+        f"{run} --version; {run} --dryrun -E -x cu /dev/null 2>&1 | grep _HERE_="
+    )
+    version = re.search(r"release [\d.]+, V([\d.]+)", told)
+    folder = re.search(r"_HERE_=(.*)", told)
+    home = Path(folder[1] if folder else Path(nvcc).parent).parent
+    return Toolkit(str(home), version[1]) if version else None
 
 
 def find_toolkit() -> tuple[Toolkit | None, str]:
-    """The first toolkit that fits, or in a sentence why there is none."""
+    """The first toolkit of CUDA_MAJOR, or in a sentence why there is none.
+
+    It may be where the user has one, and beside PyTorch, where pip installs it.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
+    users = f"{home}/bin/nvcc" if home else shutil.which("nvcc", path=path)
+    beside = f"{Path(torch.__file__).parents[1]}/nvidia/cu{CUDA_MAJOR}/bin/nvcc"
     others = []
-    for place in toolkit_places():
-        version = nvcc_version(place)
-        if version and version.split(".")[0] == CUDA_MAJOR:
-            return Toolkit(behind_a_wrapper(place), version), ""
-        others.append(f"CUDA {version} in {place}" if version else f"no nvcc in {place}")
+    for nvcc in filter(None, (users, beside)):
+        toolkit = toolkit_of(nvcc)
+        if toolkit and toolkit.version.split(".")[0] == CUDA_MAJOR:
+            return toolkit, ""
+        what = f"CUDA {toolkit.version}" if toolkit else "no nvcc"
+        others.append(f"{what} in {nvcc.removesuffix('/bin/nvcc')}")
     got = " and ".join(others)
     way_out = f'`pip install "{PIP_TOOLKIT}"` installs one beside PyTorch'
     return None, f"expected a CUDA {CUDA_MAJOR} toolkit but got {got}: {way_out}"
 
 
-def visible_gpus() -> dict[Capability, str]:
-    """The GPUs that PyTorch sees, by compute capability. This opens a context on one of them."""
-    devices = range(torch.cuda.device_count())
-    return {torch.cuda.get_device_capability(i): torch.cuda.get_device_name(i) for i in devices}
+def choose_arch_list() -> str:
+    """The GPUs to build for, as TORCH_CUDA_ARCH_LIST names them; nothing if all are too old.
 
-
-def nvcc_capabilities(toolkit: Toolkit) -> list[Capability]:
-    """The compute capabilities that nvcc can compile for."""
-    told = output_of(nvcc_of(Path(toolkit.home)), "--list-gpu-arch")
-    return [(int(major), int(minor)) for major, minor in re.findall(r"compute_(\d+)(\d)\b", told)]
-
-
-def arch_list_without_a_gpu(known: list[Capability]) -> str:
-    """Of WITHOUT_A_GPU those that nvcc knows, and PTX of the last."""
-    kept = [f"{major}.{minor}" for major, minor in WITHOUT_A_GPU if (major, minor) in known]
-    return ";".join(kept) + "+PTX"
-
-
-def arch_list_for(gpus: dict[Capability, str], known: list[Capability]) -> tuple[str, str]:
-    """The list for these GPUs, and in a sentence which of them no kernel can serve.
-
-    A GPU later than nvcc gets the kernels of the one before, and their PTX. GPUs that are earlier
-    than all of nvcc's get none.
+    Without that variable they are those that PyTorch sees, each by the last of CAPABILITIES whose
+    kernels it runs, or PTX if it is later than all. To ask for them opens a context on one of them.
     """
-    wanted, too_old = [], []
-    for capability, name in sorted(gpus.items()):
-        major, minor = max((each for each in known if each <= capability), default=(0, 0))
-        if not major:
-            too_old.append(f"{name} (compute capability {capability[0]}.{capability[1]})")
-            continue
-        wanted.append(f"{major}.{minor}" + "+PTX" * ((major, minor) != capability))
-    oldest = ".".join(map(str, min(known, default=(0, 0))))
-    note = f"no kernels for {', '.join(too_old)}: this nvcc has them from {oldest} on"
-    return ";".join(wanted), note if too_old else ""
+    if chosen := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return chosen
+    devices = range(torch.cuda.device_count())
+    gpus = [float("{}.{}".format(*torch.cuda.get_device_capability(i))) for i in devices]
+    if not gpus:
+        return WITHOUT_A_GPU
+    fitting = ([each for each in CAPABILITIES if each <= gpu] for gpu in gpus)
+    served = {max(each) for each in fitting if each}
+    return ";".join(map(str, sorted(served))) + "+PTX" * (max(gpus) > CAPABILITIES[-1])
 
 
-def default_arch_list(toolkit: Toolkit) -> tuple[str, str]:
-    """TORCH_CUDA_ARCH_LIST for this machine, and in a sentence which GPUs it leaves out."""
-    gpus, known = visible_gpus(), nvcc_capabilities(toolkit)
-    return arch_list_for(gpus, known) if gpus else (arch_list_without_a_gpu(known), "")
+def plan() -> tuple[Toolkit | None, str, str]:
+    """The toolkit and the GPUs to build CUDA kernels for, or in a sentence why none are built.
 
-
-def plan() -> Plan:
-    """Decides which kernels are built. FORCE_CPU=1 looks neither for a toolkit nor for a GPU."""
-    is_forced = os.environ.get("FORCE_CUDA") == "1"
-    if os.environ.get("FORCE_CPU") == "1":
+    FORCE_CPU=1 looks neither for a toolkit nor for a GPU.
+    """
+    is_forced = "FORCE_CUDA" in ASKED
+    if "FORCE_CPU" in ASKED:
         if is_forced:
             raise SystemExit("maxunpool_cuda: expected FORCE_CPU=1 or FORCE_CUDA=1 but got both")
-        return Plan(None, "", "no CUDA kernels, as FORCE_CPU=1 says")
+        return None, "", "no CUDA kernels, as FORCE_CPU=1 says"
     toolkit, missing = None, LIBRARY["misfit_of_cuda"]()
     is_for_cpu = not (torch.version.cuda or torch.version.hip)
     if not missing or (is_forced and is_for_cpu):
         toolkit, missing = find_toolkit()
     if toolkit:
-        arch_list, note = os.environ.get("TORCH_CUDA_ARCH_LIST"), ""
-        if not arch_list:
-            arch_list, note = default_arch_list(toolkit)
-        if arch_list:
-            return Plan(toolkit, arch_list, note)
-        missing = f"expected a GPU that nvcc {toolkit.version} compiles for but got {note}"
+        if arch_list := choose_arch_list():
+            return toolkit, arch_list, ""
+        oldest = f"a GPU of compute capability {CAPABILITIES[0]} or later"
+        missing = f"expected {oldest} but got older ones alone"
     if is_forced:
         raise SystemExit(f"maxunpool_cuda: {missing} (FORCE_CUDA=1 asks for CUDA kernels)")
-    return Plan(None, "", f"no CUDA kernels: {missing}")
+    return None, "", f"no CUDA kernels: {missing}"
 
 
-def chosen_build(planned: Plan) -> Build:
-    """The build that DEBUG=1 or LINEINFO=1 asks for, else RELEASE."""
-    asked = [name for name in OTHER_BUILDS if os.environ.get(name) == "1"]
-    if len(asked) > 1:
-        raise SystemExit(
-            "maxunpool_cuda: expected DEBUG=1 or LINEINFO=1 but got both: a build with DEBUG=1 has "
-            "line numbers, too"
-        )
-    if asked == ["LINEINFO"] and not planned.toolkit:
-        raise SystemExit(
-            "maxunpool_cuda: expected CUDA kernels, whose lines LINEINFO=1 asks for, but got "
-            + planned.note
-        )
-    return OTHER_BUILDS[asked[0]] if asked else RELEASE
+def extensions(toolkit: Toolkit | None, arch_list: str, note: str) -> list[Extension]:
+    """What is compiled: the module _C, for the Python that runs this, and libraries of kernels.
 
-
-def version() -> str:
-    """The version of the package."""
-    found = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
-    return found.group(1) if found else ""
-
-
-def note_of(planned: Plan, build: Build) -> str:
-    """What a user should know of the library, in a sentence; nothing of a whole release build."""
-    return "; ".join(note for note in (planned.note, build.note) if note)
-
-
-def compiler_flags(build: Build) -> dict[str, list[str]]:
-    """The flags of kernels."""
-    # -fno-trapping-math: else GCC does not vectorize conversions to float16.
-    cxx = [*build.cxx, *CXX_FLAGS, "-fno-trapping-math"]
-    # Compressed, kernels for three architectures take less room than plain ones for one.
-    # 128: "loop is not reachable", in every instantiation that returns in an `if constexpr` before
-    # the loop. 64 such warnings hide an error in pip's log.
-    nvcc = ["-std=c++20", "-Xfatbin=-compress-all", "-Xcudafe", "--diag_suppress=128"]
-    return {"cxx": cxx, "nvcc": [*build.nvcc, *nvcc]}
-
-
-def cpu_kernels(build: Build) -> Extension:
-    """The library of CPU kernels. All that it takes of PyTorch are functions in C."""
-    made = cpp_extension.CppExtension(
-        f"maxunpool_cuda.{Path(CPU_KERNELS).stem}",
-        sorted(str(path) for path in Path("csrc/cpu").glob("*.cpp")),
-        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET)],
-        extra_compile_args=compiler_flags(build),
-        extra_link_args=build.link,
-    )
-    made.libraries = ["torch_cpu"]
-    return made
-
-
-def cuda_kernels(build: Build) -> Extension:
-    """The library of CUDA kernels. BuildExtension links it with PyTorch's CUDA library."""
-    made = cpp_extension.CUDAExtension(
-        f"maxunpool_cuda.{Path(CUDA_KERNELS).stem}",
-        sorted(str(path) for path in Path("csrc/cuda").glob("*.cu")),
-        # PyTorch's header asks for USE_CUDA.
-        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET), ("USE_CUDA", None)],
-        extra_compile_args=compiler_flags(build),
-        extra_link_args=build.link,
-    )
-    # pip's toolkit has CUDA's runtime under this name alone.
-    made.libraries = ["torch_cpu", f":libcudart.so.{CUDA_MAJOR}"]
-    return made
-
-
-def module(planned: Plan, build: Build) -> Extension:
-    """The module _C, for the Python that runs this. It takes nothing of PyTorch."""
+    The module takes nothing of PyTorch, and the kernels functions in C alone.
+    """
     import pybind11  # which a build without kernels does not need
 
     facts = {
-        "VERSION": version(),
+        "VERSION": VERSION,
         "TORCH_VERSION_STRING": str(torch.__version__),
-        "BUILD_NOTE": note_of(planned, build),
+        "BUILD_NOTE": note,
     }
-    if planned.toolkit:
-        facts["CUDA_VERSION_STRING"] = planned.toolkit.version.rpartition(".")[0]
-        facts["NVCC_VERSION_STRING"] = planned.toolkit.version
-        facts["ARCH_LIST"] = planned.arch_list
-    return Extension(
+    if toolkit:
+        facts["CUDA_VERSION_STRING"] = toolkit.version.rpartition(".")[0]
+        facts["NVCC_VERSION_STRING"] = toolkit.version
+        facts["ARCH_LIST"] = arch_list
+    module = Extension(
         "maxunpool_cuda._C",
         ["csrc/bindings.cpp"],
         include_dirs=[pybind11.get_include()],
         define_macros=[(name, json.dumps(fact)) for name, fact in facts.items()],
-        extra_compile_args={"cxx": [*build.cxx, *CXX_FLAGS, "-fvisibility=hidden"]},
-        extra_link_args=build.link,
-        language="c++",
+        extra_compile_args={"cxx": [*CXX, "-fvisibility=hidden"]},
+        extra_link_args=LINK,
     )
+    options = {
+        "define_macros": [("TORCH_TARGET_VERSION", TORCH_TARGET)],
+        "extra_compile_args": {"cxx": CXX, "nvcc": NVCC},
+        "extra_link_args": LINK,
+    }
+    cpu = cpp_extension.CppExtension(CPU_KERNELS, sorted(glob("csrc/cpu/*.cpp")), **options)
+    cpu.libraries = ["torch_cpu"]  # in place of all of PyTorch's
+    if not toolkit:
+        return [module, cpu]
+    # PyTorch compiles with this toolkit, and asks for the release of its nvcc.
+    cpp_extension.CUDA_HOME = toolkit.home
+    os.environ["TORCH_CUDA_ARCH_LIST"] = arch_list
+    cuda = cpp_extension.CUDAExtension(CUDA_KERNELS, sorted(glob("csrc/cuda/*.cu")), **options)
+    # pip's toolkit has CUDA's runtime under this name alone.
+    cuda.libraries = ["torch_cpu", f":libcudart.so.{CUDA_MAJOR}"]
+    return [module, cpu, cuda]
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """Links and names the libraries of kernels, and says what was built."""
-
-    planned: Plan
-    build: Build
+    """Links and names the libraries of kernels."""
 
     def build_extensions(self) -> None:
         for extension in self.extensions:
-            if extension.name.endswith(Path(CUDA_KERNELS).stem):
+            if extension.name == CUDA_KERNELS:
                 # Needed, though the linker finds no function in it.
                 stub = ["-Wl,--push-state,--no-as-needed", self.stub_of("libtorch_cuda.so")]
-                extension.extra_link_args = [*extension.extra_link_args, *stub, "-Wl,--pop-state"]
+                extension.extra_link_args = [*LINK, *stub, "-Wl,--pop-state"]
         super().build_extensions()
 
     def stub_of(self, name: str) -> str:
@@ -348,60 +244,38 @@ class BuildExtension(cpp_extension.BuildExtension):
 
     def get_ext_filename(self, fullname: str) -> str:
         """The libraries of kernels serve every Python."""
-        filename = super().get_ext_filename(fullname)
-        name = fullname.split(".")[-1] + ".so"
-        is_library = name in (CPU_KERNELS, CUDA_KERNELS)
-        return str(Path(filename).with_name(name)) if is_library else filename
-
-    def run(self) -> None:
-        super().run()
-        kernels = "CPU and CUDA" if self.planned.toolkit else "CPU"
-        note = note_of(self.planned, self.build) or "nothing is left out"
-        print(f"maxunpool_cuda: built {kernels} kernels: {note}", flush=True)
+        filename = str(super().get_ext_filename(fullname))
+        return filename if fullname.endswith("_C") else filename.split(".")[0] + ".so"
 
 
 class BuildFallback(build_py):
     """Writes the record of a build without a library."""
 
-    note: str
-
     def run(self) -> None:
         super().run()
         package = ROOT if self.editable_mode else Path(self.build_lib)
-        record = {"version": self.distribution.get_version(), "note": self.note}
+        record = {"version": VERSION, "note": why_fallback()}
         path = package / "maxunpool_cuda" / LIBRARY["FALLBACK"]
         path.write_text(json.dumps(record) + "\n")
 
 
-def build_fallback(note: str) -> None:
-    """Builds the package without an extension, and says so at the end."""
-    BuildFallback.note = note
-    made: Distribution | None = setup(cmdclass={"build_py": BuildFallback})
-    if made and made.have_run.get("build_py"):
-        print(
-            f"maxunpool_cuda: built {note}. PyTorch's operators compute instead, which is slower "
-            "(docs/install.md)",
-            flush=True,
-        )
-
-
 def main() -> None:
-    """Builds as planned."""
+    """Builds, and says at the end what was built."""
+    command: type[BuildFallback | BuildExtension]
     if note := why_fallback():
-        build_fallback(note)
-        return
-    planned = plan()
-    build = chosen_build(planned)
-    # PyTorch compiles with this toolkit, and asks for the release of its nvcc.
-    cpp_extension.CUDA_HOME = planned.toolkit.home if planned.toolkit else None
-    if planned.toolkit:
-        os.environ["TORCH_CUDA_ARCH_LIST"] = planned.arch_list
-    BuildExtension.planned = planned
-    BuildExtension.build = build
-    extensions = [module(planned, build), cpu_kernels(build)]
-    if planned.toolkit:
-        extensions.append(cuda_kernels(build))
-    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
+        name, command, modules = "build_py", BuildFallback, []
+        built = f"{note}. PyTorch's operators compute instead, which is slower (docs/install.md)"
+    else:
+        toolkit, arch_list, missing = plan()
+        debug = "not optimized, as DEBUG=1 says" if "DEBUG" in ASKED else ""
+        note = "; ".join(filter(None, (missing, debug)))
+        name, command = "build_ext", BuildExtension
+        modules = extensions(toolkit, arch_list, note)
+        which = "CPU and CUDA" if toolkit else "CPU"
+        built = f"{which} kernels: {note or 'nothing is left out'}"
+    made = setup(ext_modules=modules, cmdclass={name: command})
+    if made and made.have_run.get(name):
+        print(f"maxunpool_cuda: built {built}", flush=True)
 
 
 if __name__ == "__main__":

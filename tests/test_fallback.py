@@ -137,7 +137,7 @@ print(maxunpool_cuda.__file__)
 
 def test_a_wheel_without_a_library(tmp_path: Path, monkeypatch: Patch) -> None:
     """It is for every system and Python, says what it is, and computes."""
-    for name in ("FORCE_CUDA", "FORCE_CPU", "DEBUG", "LINEINFO"):
+    for name in ("FORCE_CUDA", "FORCE_CPU", "DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_FALLBACK", "1")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -26,11 +26,6 @@ SETUP = runpy.run_path(str(Path(__file__).parent.parent / "setup.py"))
 OLDEST_DRIVER = 580
 
 
-def nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; nothing where it is missing."""
-    return SETUP["output_of"]("nvidia-smi", *arguments)
-
-
 def sees_a_gpu() -> bool:
     """Whether PyTorch can use a GPU. Its warning of an old driver is left to hidden_gpu."""
     with warnings.catch_warnings():
@@ -40,39 +35,36 @@ def sees_a_gpu() -> bool:
 
 def hidden_gpu() -> str:
     """Why PyTorch may see none of the GPUs that nvidia-smi lists; empty if it sees one."""
-    if not re.search(r"^GPU \d", nvidia_smi("-L"), re.M) or sees_a_gpu():
+    listed = subprocess.getoutput("nvidia-smi -L")
+    if not re.search(r"^GPU \d", listed, re.M) or sees_a_gpu():
         return ""
     expected = f"expected PyTorch {torch.__version__} to see the GPU that nvidia-smi lists"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return f"{expected} but got none, with CUDA_VISIBLE_DEVICES={visible!r}"
-    driver = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+    ask = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+    driver = subprocess.getoutput(ask).split("\n")[0]
     number = re.match(r"\d+", driver)
     if number and int(number[0]) < OLDEST_DRIVER:
         needs = f"{expected}, which needs driver {OLDEST_DRIVER} or later, but got driver {driver}"
         return f"{needs}: update the driver"
-    ask = "`python -c 'import torch; torch.zeros(1).cuda()'` tells more"
-    return f"{expected} but got none, with driver {driver}: {ask}"
-
-
-def install_nvcc() -> None:
-    """Installs nvcc into the environment of this Python, at the release that its PyTorch asks for.
-
-    If pip fails it says why, and the toolkit stays missing.
-    """
-    major = SETUP["CUDA_MAJOR"]
-    print(f"Installing nvcc, since there is no CUDA {major} toolkit.", flush=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, SETUP["PIP_TOOLKIT"]], check=False)
+    more = "`python -c 'import torch; torch.zeros(1).cuda()'` tells more"
+    return f"{expected} but got none, with driver {driver}: {more}"
 
 
 def why_no_toolkit() -> str:
-    """Why there is no toolkit, after pip did what it can; empty if there is one."""
+    """Why there is no toolkit, after pip did what it can; empty if there is one.
+
+    pip installs nvcc into the environment of this Python, at the release that its PyTorch asks for.
+    If pip fails it says why, and the toolkit stays missing.
+    """
     toolkit, missing = SETUP["find_toolkit"]()
     if not toolkit:
-        install_nvcc()
+        print(f"Installing nvcc, since there is no CUDA {SETUP['CUDA_MAJOR']} toolkit.", flush=True)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, SETUP["PIP_TOOLKIT"]], check=False)
         _, missing = SETUP["find_toolkit"]()
-    return missing
+    return str(missing)
 
 
 def main() -> None:
