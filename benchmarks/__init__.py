@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Max unpooling and pooling timed beside torch.nn, a scatter in Triton, and a clone.
+"""Max unpooling and pooling timed beside torch.nn, FlagGems and a clone; memory of training.
 
-cases.py lists what is timed, memory.py plans how many tensors of each case rotate, data.py makes
-them, contenders.py lists who is timed, timing.py does one case, and report.py prints the tables.
-networks.py has whole networks, training.py measures the memory of a training step, and
-architectures.py defines the networks of both. comparisons.py times what else the documents tell,
-fallback.py a build without kernels, and pages.py writes the documents' tables.
+cases.py lists what is timed, data.py makes its tensors, contenders.py lists who is timed, timing.py
+does one case, and report.py prints the tables. networks.py has whole networks, memory.py measures a
+training step, and architectures.py defines the networks of both. comparisons.py times what else the
+documents tell, and pages.py writes their tables.
 """
 
 import sys

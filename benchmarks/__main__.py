@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times max unpooling and pooling beside torch.nn and a clone, and checks every result first."""
+"""Times max unpooling and pooling beside torch.nn and a clone, and measures memory."""
 
 import argparse
 import re
@@ -8,113 +8,122 @@ from pathlib import Path
 
 import torch
 
-from . import comparisons, fallback, memory, pages, report, timing, training
-from .cases import BY_NAME, CASES, QUICK, Case
+import maxunpool_cuda
+
+from . import contenders, memory, pages, report, timing
+from .cases import CASES, QUICK, Case
+
+ON_CPU = [case for case in CASES if case.is_timed_on("cpu")]
+SHOWN = [case for case in ON_CPU if pages.shows(case)]
+HELP = {  # of commands; minutes are those of two CPU cores
+    "time": f"time {len(ON_CPU)} calls on a CPU, in 17 minutes, or {len(CASES)} on a GPU, in 6; "
+    f"with --quick {len(QUICK)}, in 3 minutes",
+    "memory": f"measure a training step of {len(memory.TRAININGS)} networks, in 1 minute",
+    "documents": f"time the {len(SHOWN)} calls of the documents' tables and what else they tell, "
+    "on a CPU, in 15 minutes, and keep it in benchmarks/results; in a build without kernels those "
+    "of its table alone, in 1 minute",
+}
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser("benchmarks", description=__doc__)
-    add = parser.add_argument
-    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--quick", action="store_true", help="one case of each family and direction")
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = {
+        name: commands.add_parser(name, help=words, description=words)
+        for name, words in HELP.items()
+    }
+    for name in ("time", "memory"):
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        made[name].add_argument("--device", choices=("cpu", "cuda"), default=default)
+        folder = Path("out/benchmarks")
+        made[name].add_argument("--output", type=Path, default=folder, help="folder for the JSON")
+    for name in ("time", "documents"):
+        words = "to time each contender of each call; 0.3 by default"
+        made[name].add_argument("--seconds", type=float, default=0.3, help=words)
+    add = made["time"].add_argument
+    add("--quick", action="store_true", help="one case of each call and window")
     add("--filter", default="", help="only cases whose name this regular expression is found in")
-    add("--seconds", type=float, default=0.3, help="to time each contender of each case")
-    add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
-    add("--training", action="store_true", help="measure the memory of a training step instead")
-    add("--documents", action="store_true", help="time all that the documents say, on a CPU")
-    add("--fallback", action="store_true", help="time a build without kernels, for the documents")
-    add("--write", action="store_true", help="write benchmarks/results into the documents instead")
-    add("--table", type=Path, metavar="JSON", help="print these results instead")
-    add("--compare", type=Path, metavar="JSON", help="fail if a family takes 10 %% more than here")
+    words = "write benchmarks/results into the documents, and time nothing"
+    made["documents"].add_argument("--write", action="store_true", help=words)
     return parser.parse_args(arguments)
 
 
 def chosen(asked: argparse.Namespace) -> list[Case]:
     """The cases that are asked for, and that the device can do in reasonable time."""
-    among = QUICK if asked.quick else CASES
-    named = [case for case in among if re.search(asked.filter, case.name)]
-    if not named:
-        raise SystemExit(f"benchmarks: no case's name contains {asked.filter!r}")
+    named = [
+        case for case in (QUICK if asked.quick else CASES) if re.search(asked.filter, case.name)
+    ]
     cases = [case for case in named if case.is_timed_on(asked.device)]
     if not cases:
-        raise SystemExit(f"benchmarks: {named[0].name} is timed on {named[0].device} alone")
+        raise SystemExit(f"benchmarks: {asked.filter!r} names no case that the {asked.device} has")
     return cases
 
 
-def row_of(case: Case, asked: argparse.Namespace) -> report.Row:
+def row_of(case: Case, device: str, seconds: float) -> report.Row:
     """The case's results. If it fails, or is left out, there are none, and the reason is there."""
     try:
-        return timing.run(case, asked.device, asked.seconds)
-    except memory.TooLargeError as error:
-        return {"name": case.name, "results": {}, "left out": str(error)}
+        return timing.run(case, device, seconds)
+    except torch.OutOfMemoryError:
+        return {"name": case.name, "results": {}, "left out": "needs more memory than is free"}
     except Exception as error:  # whatever it is, the other cases are timed
         return {"name": case.name, "results": {}, "failed": f"{type(error).__name__}: {error}"}
 
 
-def timed(asked: argparse.Namespace, cases: Sequence[Case], stem: str = "") -> report.Report:
+def timed(cases: Sequence[Case], device: str, seconds: float, path: Path) -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
-    settings = {"seconds": asked.seconds, "pages kept": timing.keep_pages()}
-    results: report.Report = {"facts": report.facts(asked.device), "settings": settings, "rows": []}
+    settings = {"seconds": seconds, "pages kept": timing.keep_pages()}
+    results: report.Report = {"facts": report.facts(device), "settings": settings, "rows": []}
     for number, case in enumerate(cases, 1):
         print(f"{number}/{len(cases)} {case.name}", flush=True)
-        row = row_of(case, asked)
+        row = row_of(case, device, seconds)
         results["rows"].append(row)
         for reason in row.keys() & {"failed", "left out"}:
             print(f"{reason}: {row[reason]}", flush=True)
-        report.save(results, asked.output, stem)
-    # At the beginning the device was idle, and its clocks low.
-    results["facts"] |= report.nvidia_smi(asked.device)
+        report.save(results, path)
     return results
 
 
-def document(asked: argparse.Namespace) -> None:
-    """Time all that the documents say was timed, and keep it unless a case fails."""
-    cases = [case for case in CASES if case.is_timed_on("cpu") and pages.shows(case)]
-    calls = timed(asked, cases, "calls")
-    failed = [row["name"] for row in calls["rows"] if "failed" in row]
+def stop_if_failed(results: report.Report) -> None:
+    """End with an error that names the cases that failed."""
+    failed = [row["name"] for row in results["rows"] if "failed" in row]
     if failed:
         raise SystemExit(f"benchmarks: failed: {'; '.join(failed)}")
-    of_network = [row for row in calls["rows"] if BY_NAME[row["name"]].operation == "network"]
-    results = {
-        "operators": calls | {"rows": [row for row in calls["rows"] if row not in of_network]},
-        "networks": calls | {"rows": of_network},
-        "comparisons": comparisons.measure(asked.seconds, comparisons.TABLES),
-        "exported": comparisons.measure(asked.seconds, [comparisons.exported]),
-    }
-    for name, of in results.items():
-        print(f"Written: {report.save(of, pages.RESULTS, name)}")
 
 
-def for_documents(asked: argparse.Namespace) -> None:
-    """Measure what they say, or write what was measured into them."""
-    if asked.documents:
-        document(asked)
-    elif asked.fallback:
-        print(f"Written: {report.save(fallback.measure(asked.seconds), pages.RESULTS, 'fallback')}")
-    else:
-        pages.write()
+def document(seconds: float) -> None:
+    """Time all that the documents say was timed, and keep it unless a case fails."""
+    has_kernels = maxunpool_cuda.build_info()["kernels"] != "none"
+    cases = SHOWN if has_kernels else [case for case in SHOWN if contenders.workarounds(case)]
+    calls = timed(cases, "cpu", seconds, Path("out/benchmarks/documents.json"))
+    stop_if_failed(calls)
+    kept = {"operators": calls["rows"]} if has_kernels else {"fallback": calls["rows"]}
+    if has_kernels:
+        kept["networks"] = [row for row in calls["rows"] if row["name"].startswith("network")]
+        kept["operators"] = [row for row in calls["rows"] if row not in kept["networks"]]
+    for name, rows in kept.items():
+        path = pages.RESULTS / f"{name}.json"
+        report.save(calls | {"rows": rows}, path)
+        print(f"Written: {path}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
-    complaints = []
-    if asked.documents or asked.fallback or asked.write:
-        for_documents(asked)
+    if asked.command == "documents":
+        pages.write() if asked.write else document(asked.seconds)
         return
-    if asked.table:
-        results = report.load(asked.table)
+    path = asked.output / f"{asked.command}-{asked.device}.json"
+    if asked.command == "memory":
+        results = memory.measure(asked.device)
+        report.save(results, path)
+        print(f"\nThe memory of a training step on {report.title(results)}\n")
+        print(report.table("training step", report.savings_cells(results)))
     else:
-        results = training.measure(asked.device) if asked.training else timed(asked, chosen(asked))
-        print(f"Written: {report.save(results, asked.output)}\n")
-        complaints += [f"failed: {row['name']}" for row in results["rows"] if "failed" in row]
-    report.show(results)
-    if asked.compare:
-        slower = report.compare(results, report.load(asked.compare))
-        complaints += [f"slower than before: {family}" for family in slower]
-    if complaints:
-        raise SystemExit(f"benchmarks: {'; '.join(complaints)}")
+        results = timed(chosen(asked), asked.device, asked.seconds, path)
+        report.show(results, contenders.left_out(asked.device))
+    print(f"Written: {path}")
+    stop_if_failed(results)
 
 
 if __name__ == "__main__":

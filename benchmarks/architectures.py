@@ -10,16 +10,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-WIDTHS = (64, 128, 256, 512, 512)  # channels of the encoder's stages
-DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each
+WIDTHS = (64, 128, 256, 512, 512)  # channels of VGG's stages, and of the encoder of SegNet
+DEPTHS = (2, 2, 3, 3, 3)  # convolutions of each, in VGG-16
 
 
-def stage(*widths: int) -> nn.Sequential:
-    """A convolution from each width to the next, with batch normalization and ReLU."""
+def stage(*widths: int, norm: bool = True) -> nn.Sequential:
+    """A convolution from each width to the next, with ReLU, and batch normalization before it."""
     layers = nn.Sequential()
     for inputs, outputs in pairwise(widths):
-        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        layers.extend([convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
+        layers.append(nn.Conv2d(inputs, outputs, 3, padding=1, bias=not norm))
+        if norm:
+            layers.append(nn.BatchNorm2d(outputs))
+        layers.append(nn.ReLU(inplace=True))
     return layers
 
 
@@ -53,6 +55,28 @@ class SegNet(nn.Module):
         return self.scores(x)
 
 
+def vgg_stages(depths: Sequence[int], norm: bool) -> nn.Sequential:
+    """The convolutions of VGG (Simonyan and Zisserman, 2014), and five pools of 2x2."""
+    network = nn.Sequential()
+    for (before, width), depth in zip(pairwise((3, *WIDTHS)), depths, strict=True):
+        network.extend([*stage(before, *[width] * depth, norm=norm), nn.MaxPool2d(2)])
+    return network
+
+
+def vgg11() -> nn.Sequential:
+    """VGG-11 with batch normalization, and one linear layer."""
+    network = vgg_stages((1, 1, 2, 2, 2), norm=True)
+    return network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 1000)])
+
+
+def vgg16(hidden: int = 4096) -> nn.Sequential:
+    """VGG-16. Images are 224x224."""
+    network = vgg_stages(DEPTHS, norm=False).extend([nn.AdaptiveAvgPool2d(7), nn.Flatten()])
+    for inputs, outputs in pairwise((WIDTHS[-1] * 7 * 7, hidden, hidden)):
+        network.extend([nn.Linear(inputs, outputs), nn.ReLU(inplace=True), nn.Dropout()])
+    return network.append(nn.Linear(hidden, 1000))
+
+
 class Fire(nn.Module):
     """SqueezeNet's module: few channels, then eight times as many."""
 
@@ -76,117 +100,3 @@ def squeezenet() -> nn.Sequential:
             network.append(Fire(channels, squeezed))
             channels = 8 * squeezed
     return network.extend([nn.Conv2d(channels, 1000, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)])
-
-
-def vgg() -> nn.Sequential:
-    """VGG-11 (Simonyan and Zisserman, 2014) with one linear layer: five pools of 2x2."""
-    network = nn.Sequential()
-    for (before, width), depth in zip(pairwise((3, *WIDTHS)), (1, 1, 2, 2, 2), strict=True):
-        network.extend([stage(before, *[width] * depth), nn.MaxPool2d(2)])
-    return network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 1000)])
-
-
-def vgg16(hidden: int = 4096) -> nn.Sequential:
-    """VGG-16 (Simonyan and Zisserman, 2014): five pools of 2x2. Images are 224x224."""
-    network = nn.Sequential()
-    for (before, width), depth in zip(pairwise((3, *WIDTHS)), DEPTHS, strict=True):
-        for inputs, outputs in pairwise((before, *[width] * depth)):
-            convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
-            network.extend([convolution, nn.ReLU(inplace=True)])
-        network.append(nn.MaxPool2d(2))
-    network.extend([nn.AdaptiveAvgPool2d(7), nn.Flatten()])
-    for inputs, outputs in pairwise((WIDTHS[-1] * 7 * 7, hidden, hidden)):
-        network.extend([nn.Linear(inputs, outputs), nn.ReLU(inplace=True), nn.Dropout()])
-    return network.append(nn.Linear(hidden, 1000))
-
-
-class UNet3d(nn.Module):
-    """A U-Net with the layers of MONAI's ``BasicUNet``: four pools of 2x2x2.
-
-    ``(N, 1, D, H, W)`` to scores, ``(N, 2, D, H, W)``, of sizes that 16 divides. MONAI's has its
-    activations in place.
-    """
-
-    def __init__(
-        self, widths: Sequence[int] = (32, 32, 64, 128, 256), in_place: bool = False
-    ) -> None:
-        super().__init__()
-        self.in_place = in_place
-        self.pool = nn.MaxPool3d(2)
-        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
-        self.upsamplings = nn.ModuleList()
-        for before, width in pairwise((1, *widths)):
-            self.encoder.append(self.stage(before, width))
-        for below, width in pairwise(reversed(widths)):
-            self.upsamplings.append(nn.ConvTranspose3d(below, width, 2, stride=2))
-            self.decoder.append(self.stage(2 * width, width))
-        self.scores = nn.Conv3d(widths[0], 2, 1)
-
-    def stage(self, inputs: int, outputs: int) -> nn.Sequential:
-        """Two convolutions with instance normalization and LeakyReLU."""
-        layers = nn.Sequential()
-        for before, width in pairwise((inputs, outputs, outputs)):
-            convolution = nn.Conv3d(before, width, 3, padding=1)
-            norm = nn.InstanceNorm3d(width, affine=True)
-            layers.extend([convolution, norm, nn.LeakyReLU(0.1, self.in_place)])
-        return layers
-
-    def forward(self, x: Tensor) -> Tensor:
-        skipped = []
-        for stage in self.encoder[:-1]:
-            x = stage(x)
-            skipped.append(x)
-            x = self.pool(x)
-        x = self.encoder[-1](x)
-        for upsample, stage in zip(self.upsamplings, self.decoder, strict=True):
-            x = stage(torch.cat((skipped.pop(), upsample(x)), 1))
-        return self.scores(x)
-
-
-def airbench(widths: Sequence[int] = (64, 256, 256)) -> nn.Sequential:
-    """airbench94 (Jordan, 2024) for 32x32 images: three pools of 2x2 and one of 3x3, and GELU.
-
-    Its pools come right after convolutions. Here all of its weights are trained.
-    """
-    network = nn.Sequential(nn.Conv2d(3, 24, 2), nn.GELU())
-    for inputs, outputs in pairwise((24, *widths)):
-        first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        network.extend([first, nn.MaxPool2d(2), nn.BatchNorm2d(outputs), nn.GELU()])
-        network.extend([second, nn.BatchNorm2d(outputs), nn.GELU()])
-    return network.extend([nn.MaxPool2d(3), nn.Flatten(), nn.Linear(widths[-1], 10, bias=False)])
-
-
-def normed(inputs: int, outputs: int, kernel_size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution with batch normalization."""
-    padding = kernel_size // 2
-    convolution = nn.Conv2d(inputs, outputs, kernel_size, stride, padding, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-
-
-class Bottleneck(nn.Module):
-    """ResNet's block of three convolutions, of which the outer ones have 1x1 windows."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        narrow = normed(inputs, width, 1).append(nn.ReLU(inplace=True))
-        spatial = normed(width, width, 3, stride).append(nn.ReLU(inplace=True))
-        self.layers = nn.Sequential(narrow, spatial, normed(width, 4 * width, 1))
-        self.shortcut: nn.Module = nn.Identity()
-        if inputs != 4 * width:
-            self.shortcut = normed(inputs, 4 * width, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).add_(self.shortcut(x)).relu_()
-
-
-def resnet50(depths: Sequence[int] = (3, 4, 6, 3)) -> nn.Sequential:
-    """ResNet-50 (He et al., 2015), whose blocks stride as torchvision's do: one pool of 3x3."""
-    network = normed(3, 64, 7, 2).extend([nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)])
-    channels = 64
-    for stage, depth in enumerate(depths):
-        for block in range(depth):
-            stride = 2 if stage > 0 and block == 0 else 1
-            network.append(Bottleneck(channels, 64 * 2**stage, stride))
-            channels = 4 * 64 * 2**stage
-    return network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)])

@@ -14,7 +14,6 @@ import torch
 class Case:
     """One call that is timed."""
 
-    family: str  # the cases it is averaged and compared with, all of one direction
     layer: str  # where the shape is from; the name begins with it
     shape: tuple[int, ...]  # (N, C, *S) of what was pooled, which is the output of unpooling
     kernel_size: int = 2  # equal in all dimensions, as are the next three
@@ -27,8 +26,8 @@ class Case:
     dtype: str = "float32"
     index_dtype: str = "int64"
     layout: str = "contiguous"  # or channels_last
-    # unpool, of given indices; pool; values, which is pool without indices; round-trip, which is
-    # pool and unpool; or network.
+    # unpool, of given indices; pool; values, which is pool without indices; adaptive, which is the
+    # same by adaptive pooling; round-trip, which is pool and unpool; or network.
     operation: str = "unpool"
     direction: str = "forward"  # or backward; or both, through autograd; or a network's
     device: str = ""  # the only device that times the case; or "", which is every device
@@ -41,7 +40,7 @@ class Case:
         window += f"d{self.dilation}" * (self.dilation > 1)
         window += "".join("-in-" + "x".join([str(n)] * self.rank) for n in self.unpooled_by[:1])
         parts = (self.layer, window, self.dtype, self.index_dtype, self.layout, self.direction)
-        if self.operation == "values":
+        if self.returns_values:
             parts = (self.layer, window, self.dtype, self.layout, self.direction)
         if self.operation == "network":
             parts = (self.layer, self.layout, self.direction)
@@ -50,18 +49,29 @@ class Case:
     @property
     def call(self) -> str:
         """The name without dtypes."""
-        index_dtype = f"-{self.index_dtype}" * (self.operation != "values")
+        index_dtype = f"-{self.index_dtype}" * (not self.returns_values)
         return self.name.replace(f"-{self.dtype}{index_dtype}", "")
+
+    @property
+    def window(self) -> str:
+        """Such as "3x3/2 padding 1": its size, stride and padding."""
+        size = "x".join([str(self.kernel_size)] * self.rank)
+        return f"{size}/{self.stride}" + f" padding {self.padding}" * (self.padding > 0)
 
     @property
     def pools(self) -> bool:
         """Whether it pools, and no more."""
-        return self.operation in ("pool", "values")
+        return self.operation == "pool" or self.returns_values
+
+    @property
+    def returns_values(self) -> bool:
+        """Whether it pools and returns no indices."""
+        return self.operation in ("values", "adaptive")
 
     @property
     def has_indices(self) -> bool:
         """Whether its data have indices. Pooling that returns none needs them for its backward."""
-        return (self.operation, self.direction) != ("values", "forward")
+        return not self.returns_values or self.direction != "forward"
 
     @property
     def rank(self) -> int:
@@ -84,9 +94,14 @@ class Case:
     def useful_bytes(self) -> int:
         """For each operator the size of the pooled values, the indices and the unpooled side."""
         item, index = (getattr(torch, t).itemsize for t in (self.dtype, self.index_dtype))
-        index *= self.operation != "values"
+        index *= not self.returns_values
         pooled, unpooled = math.prod(self.pooled), math.prod(self.shape)
         return self.operators * (pooled * (item + index) + unpooled * item)
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether what the call costs in Python is most of its time."""
+        return self.layer.startswith(("tiny", "small"))
 
     def is_timed_on(self, device: str) -> bool:
         """Whether a run on the device has the case."""
@@ -107,18 +122,29 @@ NETWORKS = (
     ("bottom-15x20x256-b32", (32, 256, 15, 20)),  # no window holds the last row
 )
 IMAGE = ("image-112x64-b16", (16, 64, 112, 112))
-WINDOWS = {
-    "2x2/2": IMAGE,
-    "3x3/2 padding 1": (*IMAGE, 3, 2, 1),
-    "4x4/4": (*IMAGE, 4, 4),
-    "2x2x2/2": ("volume-48x32-b4", (4, 32, 48, 48, 48)),
-}
-EXTREMES = {
-    "dilated pool": ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2),
-    "3x3/1 padding 1": ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
-    "5x5/1 padding 2": ("sppf-20x256-b16", (16, 256, 20, 20), 5, 1, 2),  # YOLO's, of 640x640
-    "tiny": ("tiny-16x8-b2", (2, 8, 16, 16)),  # what a call costs at the least
-}
+# These are timed with every dtype and layout. EVERY_DTYPE has their names.
+WINDOWS = (
+    IMAGE,
+    (*IMAGE, 3, 2, 1),
+    (*IMAGE, 4, 4),
+    ("volume-48x32-b4", (4, 32, 48, 48, 48)),
+)
+EVERY_DTYPE = {layer for layer, *_ in WINDOWS}
+DILATED = ("dilated-111x64-b8", (8, 64, 111, 111), 3, 3, 1, 2)
+DUPLICATES = (
+    ("duplicates-112x64-b4", (4, 64, 112, 112), 3, 1, 1),
+    ("sppf-20x256-b16", (16, 256, 20, 20), 5, 1, 2),  # YOLO's, of an input of 640x640
+)
+# What a call costs at the least, and planes so small that this cost is most of their time.
+TINY = ("tiny-16x8-b2", (2, 8, 16, 16))
+SMALL = (
+    ("small-4x64-b1", (1, 64, 4, 4)),
+    ("small-7x64-b1", (1, 64, 7, 7), 3),
+    ("small-8x64-b1", (1, 64, 8, 8)),
+    ("small-14x64-b1", (1, 64, 14, 14)),
+)
+# The sizes before and after, and channels.
+ADAPTIVE = ((28, 14, 256), (7, 1, 512), (56, 7, 128), (56, 1, 128), (224, 1, 16))
 
 # Planes of more than 2 million outputs. A call on the CPU takes a second, so only a GPU has these.
 LARGE = (
@@ -133,82 +159,87 @@ OUT_OF_WINDOW = (
 )
 # The three problems of KernelBench, level 1, that are max pooling, with its numbers. Each takes
 # 8 to 17 GB, so only a GPU has these.
-KERNELBENCH = {
-    "kernelbench-41": ((64, 192, 65536), {"kernel_size": 8, "padding": 4, "dilation": 3}),
-    "kernelbench-42": ((32, 64, 512, 512), {"kernel_size": 4, "padding": 1}),
-    "kernelbench-43": (
-        (16, 32, 128, 128, 128),
-        {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 3},
-    ),
-}
+KERNELBENCH = (
+    ("kernelbench-41", (64, 192, 65536), 8, 1, 4, 3),
+    ("kernelbench-42", (32, 64, 512, 512), 4, 1, 1),
+    ("kernelbench-43", (16, 32, 128, 128, 128), 3, 2, 1, 3),
+)
 
 UNPOOLING = (("unpool", "forward"), ("unpool", "backward"), ("unpool", "both"))
-POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
 VALUES = (("values", "forward"), ("values", "both"))
-OPERATIONS = {  # as families begin
-    "unpool": "unpooling, ",
-    "pool": "pooling, ",
-    "values": "pooling without indices, ",
-    "round-trip": "pooling and unpooling, ",
-    "network": "",
-}
+POOLING = (("pool", "forward"), ("pool", "backward"), ("round-trip", "both"))
 ALL = {
     "dtype": ("float32", "bfloat16"),
     "index_dtype": ("int64", "int32", "uint8"),
     "layout": ("contiguous", "channels_last"),
 }
+LAYOUTS = {"layout": ALL["layout"]}
 
 
-def _each(
-    family: str, layer: Any, calls: Any, device: str = "", **some: Sequence[str]
-) -> Iterator[Case]:
-    """Every combination of some options. {index_dtype} is replaced in family."""
+def _each(layer: Any, calls: Any, device: str = "", **some: Sequence[str]) -> Iterator[Case]:
+    """Every combination of some options."""
     among = {name: values[:1] for name, values in ALL.items()} | some
     for *chosen, (operation, direction) in product(*among.values(), calls):
         options = dict(zip(among, chosen, strict=True), operation=operation, direction=direction)
-        begin, name = OPERATIONS[operation], family.format(**options)
-        yield Case(f"{begin}{name}, {direction}", *layer, device=device, **options)
+        yield Case(*layer, device=device, **options)
+
+
+def _without_indices() -> Iterator[Case]:
+    """Pools that return values alone."""
+    for layer in (IMAGE, WINDOWS[1], WINDOWS[3], (*WINDOWS[3], 3, 2, 1), *DUPLICATES):
+        yield from _each(layer, VALUES, dtype=ALL["dtype"], **LAYOUTS)
+    for layer in (TINY, *SMALL):
+        yield from _each(layer, VALUES)
+    for before, after, channels in ADAPTIVE:
+        shape = (8, channels, before, before)
+        layer = (f"{before}x{channels}-b8", shape, before // after, before // after)
+        yield from _each(layer, (("adaptive", "forward"), ("adaptive", "both")), **LAYOUTS)
 
 
 def _on_gpus() -> Iterator[Case]:
     """The cases that are too large for the CPU."""
     options = {"dtype": ALL["dtype"], "index_dtype": ("int64", "uint8")}
     for layer in LARGE:
-        yield from _each("large planes", layer, UNPOOLING[:2], device="cuda", **options)
+        yield from _each(layer, UNPOOLING[:2], device="cuda", **options)
     for layer in OUT_OF_WINDOW:
-        yield from _each("out of window", layer, UNPOOLING[:2], device="cuda")
-    for name, (shape, window) in KERNELBENCH.items():
-        window = {"stride": 1, **window}
-        yield Case("kernelbench", name, shape, **window, operation="values", device="cuda")
+        yield from _each(layer, UNPOOLING[:2], device="cuda")
+    for layer in KERNELBENCH:
+        yield from _each(layer, (("values", "forward"),), device="cuda")
 
 
 def _all() -> Iterator[Case]:
     """The most telling cases first, since a run may be stopped before its end."""
     for layer in NETWORKS:
-        yield from _each("networks", layer, UNPOOLING)
-    for family, layer in WINDOWS.items():
-        yield from _each(family, layer, UNPOOLING, **ALL)
-    for layer in WINDOWS.values():
-        yield from _each("{index_dtype}", layer, POOLING, **ALL)
+        yield from _each(layer, UNPOOLING)
+    for layer in WINDOWS:
+        yield from _each(layer, UNPOOLING, **ALL)
+    for layer in WINDOWS:
+        yield from _each(layer, POOLING, **ALL)
     for layer in NETWORKS:
-        options = {"index_dtype": ALL["index_dtype"]}
-        yield from _each("{index_dtype}", layer, POOLING[2:], **options)
-    for family, layer in EXTREMES.items():
-        options = {"layout": ALL["layout"]}
-        yield from _each(family, layer, UNPOOLING, **options)
-        options["index_dtype"] = ("int32" if family == "dilated pool" else "uint8",)
-        yield from _each(family, layer, POOLING, **options)
-    for family in ("2x2/2", "3x3/2 padding 1", "2x2x2/2", "3x3/1 padding 1", "5x5/1 padding 2"):
-        options = {"dtype": ALL["dtype"], "layout": ALL["layout"]}
-        yield from _each(family, (WINDOWS | EXTREMES)[family], VALUES, **options)
+        yield from _each(layer, POOLING[2:], index_dtype=ALL["index_dtype"])
+    for layer in (DILATED, *DUPLICATES, TINY):
+        yield from _each(layer, UNPOOLING, **LAYOUTS)
+        index_dtype = "int32" if layer == DILATED else "uint8"
+        yield from _each(layer, POOLING, index_dtype=(index_dtype,), **LAYOUTS)
+    yield from _without_indices()
     yield from _on_gpus()
-    for family, batch in product(("squeezenet", "vgg"), (1, 8)):
-        layer = (f"{family}-b{batch}", (batch, 3, 224, 224))
-        calls = (("network", "inference"), ("network", "training"))
-        yield from _each(family, layer, calls, layout=ALL["layout"])
+    for network, batch in product(("squeezenet", "vgg"), (1, 8)):
+        layer = (f"{network}-b{batch}", (batch, 3, 224, 224))
+        yield from _each(layer, (("network", "inference"), ("network", "training")), **LAYOUTS)
 
 
 CASES = tuple(_all())
 BY_NAME = {case.name: case for case in CASES}
-# The first case of each family.
-QUICK = tuple({case.family: case for case in CASES[::-1]}.values())[::-1]
+
+
+def _quick() -> Iterator[Case]:
+    """The first case of each call with each window."""
+    seen = set()
+    for case in CASES:
+        call = (case.operation, case.direction, case.window)
+        if call not in seen:
+            seen.add(call)
+            yield case
+
+
+QUICK = tuple(_quick())

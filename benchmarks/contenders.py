@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Who is timed, and how a case is called and differentiated."""
 
+import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -10,11 +11,12 @@ from torch import Tensor
 
 import maxunpool_cuda.functional
 
-from .cases import Case
+from .cases import EVERY_DTYPE, Case
 from .data import Data
 
-OURS, CLONE, TORCH, TRITON = "maxunpool_cuda", "clone", "torch.nn", "Triton"
+OURS, CLONE, TORCH = "maxunpool_cuda", "clone", "torch.nn"
 INDUCTOR = "torch.compile"
+FLAG_GEMS = "FlagGems"  # PyTorch's operators in Triton, https://github.com/flagos-ai/FlagGems
 
 Call = Callable[[], Any]
 # From values and indices to results, of which the first is differentiated.
@@ -50,13 +52,10 @@ def clone(case: Case, device: str) -> Call:
 def functions(case: Case, device: str) -> dict[str, Function]:
     """Everyone who can do the case on the device."""
     able = {name: function_of(case, name) for name in (OURS, TORCH)}
-    called = (device, case.layout, case.operation, case.direction)
-    naive = called == ("cuda", "contiguous", "unpool", "forward") and case.index_dtype != "uint8"
-    if naive and find_spec("triton"):
-        from .triton_scatter import max_unpool
-
-        able[TRITON] = lambda *tensors: (max_unpool(*tensors, case.shape[2:]),)
-    if case.operation == "values" and device == "cuda":
+    if not left_out(device) and case.direction == "forward" and case.index_dtype == "int64":
+        able |= flag_gems(case)
+    able |= workarounds(case)
+    if case.returns_values and device == "cuda":
         torch.compiler.reset()  # after eight compilations of a function all others stay eager
         able[INDUCTOR] = torch.compile(function_of(case, TORCH), dynamic=False)
     return able
@@ -68,11 +67,14 @@ def function_of(case: Case, name: str) -> Function:
     window = (case.kernel_size, case.stride, case.padding)
     unpooled_by = case.unpooled_by or window
     pool_nd, unpool_nd = (getattr(module, f"max_{what}{case.rank}d") for what in ("pool", "unpool"))
-    options = {"dilation": case.dilation, "return_indices": case.operation != "values"}
+    adaptive_nd = getattr(module, f"adaptive_max_pool{case.rank}d")
+    options = {"dilation": case.dilation, "return_indices": not case.returns_values}
     if name == OURS:
         options["index_dtype"] = getattr(torch, case.index_dtype)
 
     def function(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        if case.operation == "adaptive":
+            return (adaptive_nd(values, case.pooled[2:]),)
         if case.operation == "values":
             return (pool_nd(values, *window, **options),)
         if case.operation != "unpool":
@@ -82,3 +84,71 @@ def function_of(case: Case, name: str) -> Function:
         return (unpool_nd(values, indices, *unpooled_by, output_size=case.shape[2:]),)
 
     return function
+
+
+def workarounds(case: Case) -> dict[str, Function]:
+    """What stands in for torch.nn's call, which deterministic mode refuses, in training."""
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+    is_usual = (case.dtype, case.index_dtype, case.layout) == ("float32", "int64", "contiguous")
+    if not is_usual or case.direction != "both":
+        return {}
+    if case.operation == "values" and case.rank == 3:
+        found["unfold, max"] = lambda x, _: unfolded(x, case)
+        if case.window == "2x2x2/2":
+            found["two 2d pools"] = lambda x, _: two_pools(x)
+    if case.operation == "adaptive" and case.pooled[2:] == (1, 1):
+        found["amax"] = lambda x, _: x.amax((2, 3), keepdim=True)
+    if case.operation == "unpool" and case.layer in EVERY_DTYPE and case.stride == 2:
+        found["scatter"] = lambda x, indices: scattered(x, indices, case)
+    return {name: lambda *given, of=of: (of(*given),) for name, of in found.items()}
+
+
+def two_pools(x: Tensor) -> Tensor:
+    """``max_pool3d(x, 2)`` by PyTorch's pools of planes: rows and columns, then depth."""
+    slices = torch.nn.functional.max_pool2d(x.flatten(0, 1), 2)
+    pooled = torch.nn.functional.max_pool2d(slices.flatten(2), (2, 1))
+    return pooled.view(*x.shape[:2], -1, *slices.shape[2:])
+
+
+def unfolded(x: Tensor, case: Case) -> Tensor:
+    """Pooling by every window written out."""
+    x = torch.nn.functional.pad(x, [case.padding] * (2 * case.rank), value=-torch.inf)
+    for dim in range(2, 2 + case.rank):
+        x = x.unfold(dim, case.kernel_size, case.stride)
+    return x.flatten(2 + case.rank).max(-1).values
+
+
+def scattered(x: Tensor, indices: Tensor, case: Case) -> Tensor:
+    """Unpooling by PyTorch's scatter, which is right where windows do not overlap."""
+    zeros = x.new_zeros(case.shape).flatten(2)
+    return zeros.scatter(2, indices.flatten(2), x.flatten(2)).view(case.shape)
+
+
+def left_out(device: str) -> str:
+    """Who cannot be timed here, and why; nothing if everyone can."""
+    if device == "cpu":
+        return f"{FLAG_GEMS}: needs a GPU"
+    return "" if find_spec("flag_gems") else f"{FLAG_GEMS}: is not installed"
+
+
+def flag_gems(case: Case) -> dict[str, Function]:
+    """FlagGems' own function for a forward; none where its release has none of that name."""
+    pool = f"max_pool{case.rank}d_with_indices"
+    window = (case.kernel_size, case.stride, case.padding, case.dilation)
+    name, *arguments = {
+        "unpool": (f"max_unpool{case.rank}d", case.shape[2:]),
+        "pool": (pool, *window),
+        "values": (pool, *window),
+        "adaptive": (f"adaptive_max_pool{case.rank}d", case.pooled[2:]),
+    }.get(case.operation, ("",))
+    operator = getattr(importlib.import_module("flag_gems.ops"), name, None)
+    if operator is None:
+        return {}
+
+    def function(values: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        if case.operation == "unpool":
+            return (operator(values, indices, *arguments),)
+        results = operator(values, *arguments)
+        return results if case.operation == "pool" else results[:1]
+
+    return {FLAG_GEMS: function}

@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import memory
 from .cases import Case
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+CACHE_BYTES = 2**27  # more than the last cache of most CPUs, and than twice that of most GPUs
+MOST_BYTES = 2**32  # of a rotation, so that it fits a small GPU
+MOST_SETS = {"cpu": 32, "cuda": 512}  # making one on the CPU takes up to 0.1 s
+FEW = 2**20  # elements. In fewer a processor learns where the maxima are, if planes alone move
+CHUNK = 2**22  # indices, 32 MiB as int64, that are made offsets at a time
 
 
 class Data(NamedTuple):
@@ -57,22 +61,41 @@ def pooling(case: Case) -> Callable[..., Any]:
     return functools.partial(pool, dilation=case.dilation, **options)
 
 
-# Elements. In fewer a processor learns where the maxima are, if the planes alone move.
-FEW = 2**20
+def cache_bytes(device: str) -> int:
+    """What a rotation has to exceed. A GPU's cache counts twice, as results take places in it."""
+    if device == "cpu":
+        return CACHE_BYTES
+    return max(CACHE_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def sets(held: int, read: int, device: str) -> int:
+    """How many sets a rotation has: it reads more than the cache holds before it begins anew.
+
+    Example: float32 values of 8x64x14x14 take 3.2 MB; an H100's cache has 50 MiB; so a rotation
+    has 1 + 128 MiB // 3.2 MB = 42 sets.
+
+    Args:
+        held: The bytes of a set.
+        read: Those that a call reads.
+        device: Where they are.
+    """
+    fitting = max(1, MOST_BYTES // held)
+    return min(MOST_SETS[device], 1 + cache_bytes(device) // read, fitting)
 
 
 def rotation(case: Case, device: str) -> list[Data]:
     """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches.
 
     Those of large tensors have the same planes in another order, as drawing values takes longer.
-
-    Raises:
-        TooLargeError: The device has too little free memory.
     """
-    number = memory.sets(case, device)
-    if math.prod(case.shape) < FEW:
-        return [make(case, device, seed) for seed in range(number)]
     first, channels = make(case, device), case.shape[1]
+    given = first.input.nbytes
+    gradient = 0 if first.grad_output is None else first.grad_output.nbytes
+    kept = first.indices.nbytes
+    flat = 0 if first.flat is first.indices else first.flat.nbytes
+    number = sets(given + gradient + kept + flat, min(given, kept + (gradient or given)), device)
+    if math.prod(case.shape) < FEW:
+        return [first, *(make(case, device, seed) for seed in range(1, number))]
     return [first, *(moved(first, 1 + turn % (channels - 1)) for turn in range(number - 1))]
 
 
@@ -96,7 +119,7 @@ def indices_of(case: Case, flat: Tensor) -> Tensor:
     if case.index_dtype != "uint8":
         return flat.to(getattr(torch, case.index_dtype))
     planes = flat.flatten(0, 1)
-    chunks = planes.split(max(1, memory.CHUNK // planes[0].numel()))
+    chunks = planes.split(max(1, CHUNK // planes[0].numel()))
     return torch.cat([_offsets(case, chunk) for chunk in chunks]).view_as(flat)
 
 

@@ -1,136 +1,121 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many sets of data a case rotates through: computed from its sizes, before any is made.
+"""The memory of a training step, with torch.nn's max pooling and after ``convert_max_pooling``.
 
-A set is what one call is given. If a set were used again while a part of it is in the cache, the
-call would be timed with less traffic than it has in a network. So a rotation reads more than the
-cache holds before it begins anew. Example: float32 values of 8x64x14x14 take 3.2 MB; an H100's
-cache has 50 MiB; so a rotation has 1 + 128 MiB // 3.2 MB = 42 sets.
+Two figures for each network. Saved: the bytes of all tensors that the forward saves for the
+backward, each storage once, without parameters and buffers; this is exact on every device. Peak:
+the most bytes that forward and backward hold at once beside those held before, as the device's
+allocator counts them. Both depend on sizes alone, so one step gives each.
+
+Example: a pool of 2x2 windows, after a convolution with 100 float32 outputs. torch.nn saves these
+400 bytes, and 25 int64 indices: 600 bytes. This package saves 25 bytes.
 """
 
-import gc
-import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
-from .cases import Case
+import maxunpool_cuda
 
-CACHE_BYTES = 2**27  # more than the last cache of most CPUs, and than twice that of most GPUs
-MOST_BYTES = 2**32  # of a case, so that a small GPU does them all, but for KernelBench's
-CHUNK = 2**22  # indices, 32 MiB as int64, that are made offsets at a time
-MOST_SETS = {"cpu": 32, "cuda": 512}  # making one on the CPU takes up to 0.1 s
+from . import architectures, networks, report
+from .contenders import OURS, TORCH
 
-
-class TooLargeError(Exception):
-    """The device has too little free memory for a case."""
-
-
-class Sizes(NamedTuple):
-    """Bytes of the tensors of a case."""
-
-    pooled: int  # values
-    unpooled: int  # values
-    indices: int  # in the case's dtype
-    flat: int  # the same as int64
+# Returns the output and the parameters' gradients, and how many bytes were saved.
+Step = Callable[[], tuple[tuple[Tensor, ...], int]]
 
 
-def sizes(case: Case) -> Sizes:
-    """The bytes of the case's tensors."""
-    item, index = (getattr(torch, name).itemsize for name in (case.dtype, case.index_dtype))
-    cells, outputs = math.prod(case.pooled), math.prod(case.shape)
-    return Sizes(cells * item, outputs * item, cells * index, cells * 8)
+class Training(NamedTuple):
+    """A network that is trained for a step."""
+
+    network: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of the images, with their number
+    index_dtype: torch.dtype = torch.int64  # that convert_max_pooling is asked for
 
 
-def cache_bytes(device: str) -> int:
-    """What a rotation has to exceed. A GPU's cache counts twice, as results take places in it."""
-    if device == "cpu":
-        return CACHE_BYTES
-    return max(CACHE_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
+TRAININGS = (
+    Training("SegNet", architectures.SegNet, (1, 3, 360, 480), torch.uint8),
+    Training("VGG-16", architectures.vgg16, (8, 3, 224, 224)),
+)
 
 
-def free_bytes(device: str) -> float:
-    """The memory that can be had: of a GPU what no process holds, of the CPU all there is."""
-    if device == "cpu":
-        return math.inf
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
+def step_of(training: Training, dtype: str, pooling: str, device: str) -> Step:
+    """Forward and backward of a network that has the same weights and images for each pooling."""
+    torch.manual_seed(0)
+    options = {"device": device, "dtype": getattr(torch, dtype)}
+    model = training.make().to(**options)
+    images = torch.randn(training.shape).to(**options)
+    if pooling != TORCH:
+        maxunpool_cuda.convert_max_pooling(model, index_dtype=training.index_dtype)
+
+    def step() -> tuple[tuple[Tensor, ...], int]:
+        torch.manual_seed(1)  # for dropout
+        with counted_savings(model) as saved:
+            output = model(images)
+        gradients = torch.autograd.grad(output.sum(), [*model.parameters()])
+        return (output.detach(), *gradients), sum(saved.values())
+
+    return step
 
 
-def inputs_of(case: Case) -> tuple[int, int]:
-    """The bytes of a set's input and, for a gradient, its grad_output."""
-    size = sizes(case)
-    given = size.pooled if case.operation == "unpool" else size.unpooled
-    gradient = size.pooled if case.pools else size.unpooled
-    return given, gradient * (case.direction != "forward")
+@contextmanager
+def counted_savings(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Counts the bytes that are saved for a backward, by the address of their storage.
 
-
-def bytes_of_set(case: Case) -> int:
-    """What a set holds: its tensors, and what everyone's graph keeps for the gradient alone."""
-    size = sizes(case)
-    if not case.has_indices:
-        return size.unpooled
-    indices = size.indices + size.flat * (case.index_dtype != "int64")
-    kept = (size.indices + size.flat) * (case.operation == "pool" and case.direction == "backward")
-    return sum(inputs_of(case)) + indices + kept
-
-
-def bytes_of_source(case: Case) -> int:
-    """What a clone reads: half the useful bytes of an operator, in words of four bytes."""
-    return -(-case.useful_bytes // (8 * case.operators)) * 4
-
-
-def sources(case: Case, device: str) -> int:
-    """How many tensors the clone reads in turn."""
-    return min(MOST_SETS[device], 1 + cache_bytes(device) // bytes_of_source(case))
-
-
-def bytes_of_results(case: Case) -> int:
-    """The most that a call makes."""
-    size = sizes(case)
-    there, back = {
-        "unpool": (size.unpooled, size.pooled),
-        "pool": (size.pooled + size.flat, size.unpooled),
-        "values": (size.pooled + size.flat, size.unpooled),
-        "round-trip": (size.unpooled + size.pooled + size.flat, size.unpooled + size.pooled),
-    }[case.operation]
-    return there * (case.direction != "backward") + back * (case.direction != "forward")
-
-
-def bytes_to_check(case: Case) -> int:
-    """The most that is held beside the sets while one is made, or a result is compared."""
-    size, results = sizes(case), bytes_of_results(case)
-    if not case.has_indices:  # the definition is put together of its samples
-        return max(results, 3 * size.pooled) + size.pooled
-    # The definition finds the last of equal indices in int32, then makes the results again.
-    copies = size.pooled + size.flat * (case.layout == "channels_last")
-    order = (4 * math.prod(case.shape) + size.flat) * (not case.pools)
-    # Equality is a bool for each; for bfloat16 PyTorch's CPU kernels add in float32.
-    compared = results + math.prod(case.shape) * (1 if case.dtype == "float32" else 5)
-    temporary = 6 * min(size.flat, 8 * CHUNK) * (case.index_dtype == "uint8")
-    making = size.unpooled + size.flat + temporary
-    return max(making, results + copies + max(order, compared))
-
-
-def bytes_needed(case: Case, device: str, number: int) -> int:
-    """What the case holds at most with this number of sets."""
-    clones = (sources(case, device) + case.operators) * bytes_of_source(case)
-    beside = max(bytes_to_check(case), clones + bytes_of_results(case))
-    return number * bytes_of_set(case) + beside
-
-
-def sets(case: Case, device: str) -> int:
-    """How many sets exceed the cache; fewer if they would not fit the memory.
-
-    Raises:
-        TooLargeError: Not even one fits.
+    Nothing that is saved is freed inside, so no address stands for two storages.
     """
-    free = free_bytes(device)
-    least = bytes_needed(case, device, 1)
-    if least > free:
-        raise TooLargeError(f"needs {least / 2**30:.1f} GiB, but {free / 2**30:.1f} are free")
-    given, gradient = inputs_of(case)
-    read = min(given, sizes(case).indices + (gradient or given))
-    wanted = min(MOST_SETS[device], 1 + cache_bytes(device) // read)
-    more = (min(MOST_BYTES, free) - least) // bytes_of_set(case)
-    return max(1, min(wanted, 1 + int(more)))
+    saved: dict[int, int] = {}
+    of_model = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in of_model:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def peak_bytes(call: Callable[[], object], device: str) -> int:
+    """The most bytes that the call holds at once beside those held before."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or some releases print two lines
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = profiler.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return max(accumulate(size for _, size in sorted(changes)))  # negative where some are freed
+
+
+def rows_of(training: Training, dtype: str, device: str) -> Iterator[report.Row]:
+    """The figures of each pooling. Results that differ from torch.nn's are an error."""
+    expected: tuple[Tensor, ...] = ()
+    for pooling in (TORCH, OURS):
+        step = step_of(training, dtype, pooling, device)
+        results, saved = step()  # the first call allocates what is allocated once
+        expected = expected or results
+        if not all(map(torch.equal, results, expected)):
+            raise RuntimeError(f"{pooling} does not return torch.nn's result of {training.network}")
+        figures = {"saved": saved, "peak": peak_bytes(step, device)}
+        network = {"network": training.network, "activation": "ReLU", "shape": training.shape}
+        yield {**network, "pooling": pooling, "dtype": dtype, **figures}
+
+
+def measure(device: str) -> report.Report:
+    """The memory of all networks' training steps."""
+    rows: list[report.Row] = []
+    for training, dtype in product(TRAININGS, ("float32", "bfloat16")):
+        print(f"{training.network}, {dtype}", flush=True)
+        with networks.reproducible_convolutions():
+            rows += rows_of(training, dtype, device)
+    return {"facts": report.facts(device), "rows": rows}

@@ -13,7 +13,7 @@ from . import architectures
 from .cases import Case
 from .contenders import INDUCTOR, OURS, TORCH, Call
 
-NETWORKS = {"squeezenet": architectures.squeezenet, "vgg": architectures.vgg}
+NETWORKS = {"squeezenet": architectures.squeezenet, "vgg": architectures.vgg11}
 
 
 def call_of(case: Case, device: str, name: str) -> Call:
@@ -41,22 +41,19 @@ def call_of(case: Case, device: str, name: str) -> Call:
 def reproducible_convolutions(deterministic: bool = True) -> Iterator[None]:
     """Inside, cuDNN computes in float32, and a gradient to the same bits each time.
 
-    By default it rounds factors to TF32's 11 bits, and the signs of some activations change. Its
-    other settings stay: ``torch.backends.cudnn.flags`` would set all of them, and has others in
-    each release.
+    By default it rounds factors to TF32's 11 bits, and the signs of some activations change.
+    ``torch.backends.cudnn.flags`` would also set what is not named, differently in each release.
 
     Args:
         deterministic: False leaves alone which algorithms cuDNN chooses.
     """
-    settings = {"allow_tf32": False} | ({"deterministic": True} if deterministic else {})
-    before = {name: getattr(torch.backends.cudnn, name) for name in settings}
-    for name, value in settings.items():
-        setattr(torch.backends.cudnn, name, value)
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, cudnn.deterministic = False, deterministic or cudnn.deterministic
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(torch.backends.cudnn, name, value)
+        cudnn.allow_tf32, cudnn.deterministic = before
 
 
 def calls(case: Case, device: str) -> dict[str, list[Call]]:

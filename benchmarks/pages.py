@@ -1,181 +1,148 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where the documents say what was measured: tables and sentences, made from benchmarks/results.
+"""The documents' tables of what was measured, made from benchmarks/results.
 
-A table of a page follows a comment with its name, ``<!-- measured: speeds -->``. A test compares
-the pages with the results; ``python -m benchmarks --write`` brings them in line.
+A table of a page follows a comment with its name, ``<!-- measured: speeds -->``, and has a line
+with its machine and date below. A test compares the pages with the results;
+``python -m benchmarks documents --write`` brings them in line.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean
+from typing import NamedTuple
 
-from . import comparisons, fallback, report
-from .cases import BY_NAME, OPERATIONS, Case
-from .contenders import CLONE, INDUCTOR, OURS, TORCH
-from .report import Report, Row
+from . import report
+from .cases import TINY, Case
+from .contenders import CLONE, INDUCTOR, OURS, TORCH, workarounds
+from .report import Cells, Report, Row, median, shown, times
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+SIMPLE = "simple kernels"  # this package's, which MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 asks for
+NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
+POOLS = {"squeezenet": 3, "vgg": 5}  # of each network
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of a page."""
 
     page: str
     name: str
-    results: str  # the name of the file in RESULTS
-    make: Callable[[Report], str]
-
-    @property
-    def key(self) -> str:
-        """What tells it from the other tables of its page."""
-        return self.name
+    results: tuple[str, ...]  # the names of files in RESULTS
+    head: str  # of the first column
+    cells: Callable[..., Cells]  # of these results
 
     @property
     def pattern(self) -> str:
-        """A regular expression: what precedes the table, and its lines."""
-        return rf"(<!-- measured: {self.name} -->\n\n)((?:\|.*\n)+)"
+        """A regular expression: the comment, the table's lines, and the line below it."""
+        return rf"(<!-- measured: {self.name} -->\n\n)(?:\|.*\n)+\n.*\n"
 
-    def rewrite(self, text: str, results: Report) -> str:
-        """The page with the table of these results."""
-        return re.sub(self.pattern, lambda found: found[1] + self.make(results), text)
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """Words of a page: each ``{}`` is a number, and ``{title}`` says where it was measured."""
-
-    page: str
-    words: str
-    results: str
-    figures: Callable[[Report], Sequence[str]]
-
-    @property
-    def key(self) -> str:
-        """What tells it from the other sentences of its page."""
-        return self.words
-
-    @property
-    def pattern(self) -> str:
-        """A regular expression, whose groups are the figures, for words on one or more lines."""
-        words = re.escape(self.words).replace(r"\ ", r"\s+").replace(r"\{\}", r"([\d.]+)")
-        # A title has at most two lines. It has points, so the point at its end precedes a space.
-        return words.replace(r"\{title\}", r"(.+?(?:\n.+?)?)") + r"(?!\S)"
-
-    def rewrite(self, text: str, results: Report) -> str:
-        """The page with the figures of these results."""
-        figures = iter(self.figures(results))
-        found = re.search(self.pattern, text)
-        if found is None:
-            raise ValueError(f"{self.page} expected the words {self.words!r} but has others")
-        return text[: found.start()] + fill(found, figures) + text[found.end() :]
+    def made(self) -> str:
+        """The table, and where and when it was measured."""
+        results = [report.load(RESULTS / f"{name}.json") for name in self.results]
+        where = "; ".join(dict.fromkeys(map(report.title, results)))
+        return f"{report.table(self.head, self.cells(*results))}\n*{where}*\n"
 
 
-def fill(found: re.Match[str], figures: Iterable[str]) -> str:
-    """The words that were found, line breaks included, with other figures."""
-    words, end = "", found.start()
-    for group, figure in enumerate(figures, 1):
-        words += found.string[end : found.start(group)] + figure
-        end = found.end(group)
-    return words + found.string[end : found.end()]
+def rewritten(page: str) -> str:
+    """The page with the tables of the results."""
+    text = (ROOT / page).read_text()
+    for table in TABLES:
+        if table.page == page:
+            made = table.made()
+            text = re.sub(table.pattern, lambda found, made=made: found[1] + made, text)
+    return text
+
+
+def write() -> None:
+    """Bring all pages in line with the results."""
+    for page in dict.fromkeys(table.page for table in TABLES):
+        (ROOT / page).write_text(rewritten(page))
 
 
 def shows(case: Case) -> bool:
-    """Whether the tables have the case. All of them take some 20 minutes on two CPU cores."""
+    """Whether a table has the case. All of them take some 12 minutes on two CPU cores."""
     if case.operation == "network":
-        return case.layer == "squeezenet-b1" or (
-            case.layer != "vgg-b8" and case.layout == "contiguous"
-        )
-    if case.operation == "values":
-        return True
+        is_usual = case.layer != "vgg-b8" and case.layout == "contiguous"
+        return is_usual or case.layer == "squeezenet-b1"
     of_dtypes = (case.dtype, case.index_dtype) in (report.DEFAULT, *report.FEWER_BYTES)
-    return of_dtypes and (case.operation, case.direction) in report.KINDS.values()
+    is_of_kind = of_dtypes and (case.operation, case.direction) in report.KINDS.values()
+    return is_of_kind or case.returns_values or bool(workarounds(case))
 
 
 def of_table(results: Report, table: str) -> list[Row]:
-    """The rows of one table of the comparisons."""
+    """The rows of one table of the results."""
     return [row for row in results["rows"] if row["table"] == table]
 
 
-def by_column(table: str, head: str) -> Callable[[Report], str]:
-    """How to make a table of speeds beside torch.nn's, whose columns are calls of one kind."""
+def compared(name: str) -> Callable[[Report], Cells]:
+    """Speeds beside torch.nn's: a column for each kind of call, or else for each contender."""
 
-    def make(results: Report) -> str:
-        speeds: dict[str, dict[str, str]] = {}
-        for row in of_table(results, table):
-            speeds.setdefault(row["row"], {})[row["column"]] = f"{report.times(row, TORCH):.2f}"
-        columns = dict.fromkeys(column for cells in speeds.values() for column in cells)
-        rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
-        return report.markdown((head, *columns), rows)
+    def cells(results: Report) -> Cells:
+        for row in of_table(results, name):
+            for who in row["results"]:
+                if who != TORCH:
+                    yield row["row"], row.get("column") or who, shown(times(row, TORCH, who))
 
-    return make
+    return cells
 
 
-def fixes(results: Report) -> str:
+def in_microseconds(name: str) -> Callable[[Report], Cells]:
+    """Times, a column for each contender."""
+
+    def cells(results: Report) -> Cells:
+        for row in of_table(results, name):
+            for who in row["results"]:
+                yield row["row"], who, shown(median(row, who) * 1e6, ".1f")
+
+    return cells
+
+
+def fixes(results: Report) -> Cells:
     """Speeds beside torch.nn's of this package, and of what may stand in its place."""
-    rows = of_table(results, "fixes")
-    names = dict.fromkeys(name for row in rows for name in row["results"] if name != TORCH)
-
-    def cell(row: Row, name: str) -> str:
-        speed = report.times(row, TORCH, name)
-        return "" if speed is None else f"{speed:.2f}"
-
-    cells = [(row["row"], *(cell(row, name) for name in names)) for row in rows]
-    return report.markdown(("call", *names), cells)
-
-
-def tiny(results: Report) -> str:
-    """Microseconds."""
-    names = (OURS, TORCH, comparisons.OPERATOR)
-    rows = [
-        (row["row"], *(f"{report.median(row, name) * 1e6:.1f}" for name in names))
-        for row in of_table(results, "tiny")
-    ]
-    return report.markdown(("call, microseconds", *names), rows)
+    modules = {"values": "MaxPool", "adaptive": "AdaptiveMaxPool", "unpool": "MaxUnpool"}
+    for case, row in report.timed(results):
+        found = workarounds(case)
+        size = 1 if case.operation == "adaptive" else case.kernel_size
+        window = f", {case.stride}, {case.padding}" * (case.stride != case.kernel_size)
+        for who in (OURS, *found) if found else ():
+            call = f"`{modules[case.operation]}{case.rank}d({size}{window})`"
+            name = f"{call}, {'x'.join(map(str, case.shape))}"
+            yield name, who, shown(times(row, TORCH, who))
 
 
-def tiny_shares(results: Report) -> str:
+def tiny(results: Report) -> Cells:
+    """Microseconds of calls with so little to do that their cost in Python counts."""
+    for case, row in report.timed(results):
+        if case.is_tiny and case.layout == "contiguous":
+            for who in (OURS, TORCH):
+                yield case.name, who, shown(median(row, who) * 1e6, ".1f")
+            yield case.name, "times torch.nn's speed", shown(times(row, TORCH))
+
+
+def tiny_shares(results: Report, operators: Report) -> Cells:
     """Thousandths of a network's time: what its pools cost more than torch.nn's do at the least."""
     more = {}
-    for row in of_table(load("comparisons"), "tiny"):
-        more[row["row"]] = report.median(row, OURS) - report.median(row, TORCH)
-    rows_of = {
-        "inference": comparisons.WITHOUT_INDICES,
-        "training": f"{comparisons.WITHOUT_INDICES}{comparisons.AND_BACKWARD}",
-    }
-    rows = []
-    for row in results["rows"]:
-        case = BY_NAME[row["name"]]
-        name = network_name(case)
+    for case, row in report.timed(operators):
+        if case.layer == TINY[0] and case.operation == "values":
+            more[case.direction] = median(row) - median(row, TORCH)
+    for case, row in report.timed(results):
+        name = f"{network_name(case)}, {case.direction}"
         pools = POOLS[case.layer.partition("-")[0]]
-        share = pools * more[rows_of[case.direction]] / report.median(row, OURS)
-        rows.append((f"{name}, {case.direction}", pools, f"{share * 1e3:.1f}"))
-    return report.markdown(("network, images, layout", "pools", "thousandths"), rows)
+        yield name, "pools", pools
+        share = pools * more["forward" if case.direction == "inference" else "both"] / median(row)
+        yield name, "thousandths", shown(share * 1e3, ".1f")
 
 
-def exported(results: Report) -> str:
+def exported(results: Report) -> Cells:
     """Nodes and milliseconds of each form in ONNX."""
-    forms = {
-        comparisons.MAX_UNPOOL: "with MaxUnpool",
-        comparisons.DECOMPOSITIONS: "without",
-        TORCH: "torch.nn",
-    }
-    rows = []
-    for row in of_table(results, "exported"):
-        of = [row["results"].get(form) for form in forms]
-        nodes = ["" if one is None else one["nodes"] for one in of]
-        times = ["" if one is None else f"{one['quartiles'][1] * 1e3:.2f}" for one in of]
-        rows.append((row["row"], *nodes, *times))
-    heads = [f"{what} {form}" for what in ("nodes", "ms") for form in forms.values()]
-    return report.markdown(("window, indices", *heads), rows)
-
-
-SIMPLE = "simple kernels"  # this package's, which MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 asks for
-NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
-POOLS = {"squeezenet": 3, "vgg": 5}  # of each network
+    forms = {"MaxUnpool": "with MaxUnpool", "decompositions": "without", TORCH: "torch.nn"}
+    found = [(row, form) for form in forms for row in results["rows"] if form in row["results"]]
+    for row, form in found:
+        yield row["row"], f"nodes {forms[form]}", row["results"][form]["nodes"]
+    for row, form in found:
+        yield row["row"], f"ms {forms[form]}", shown(median(row, form) * 1e3)
 
 
 def network_name(case: Case) -> str:
@@ -183,20 +150,40 @@ def network_name(case: Case) -> str:
     return f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
 
 
-def networks(results: Report) -> str:
+def networks(results: Report) -> Cells:
     """Speeds of whole networks beside torch.nn's, eager and compiled."""
-    speeds: dict[str, dict[str, str]] = {}
-    for row in results["rows"]:
-        case = BY_NAME[row["name"]]
-        if case.operation == "network" and row["results"]:
-            name = network_name(case)
-            compiled = report.times(row, INDUCTOR, f"{OURS}, {INDUCTOR}")
-            cells = speeds.setdefault(name, {})
-            cells[case.direction] = f"{report.times(row, TORCH):.2f}"
-            cells[f"compiled {case.direction}"] = f"{compiled:.2f}"
-    columns = ("inference", "training", "compiled inference", "compiled training")
-    rows = [(name, *(cells.get(of, "") for of in columns)) for name, cells in speeds.items()]
-    return report.markdown(("network, images, layout", *columns), rows)
+    for prefix, theirs, ours in (
+        ("", TORCH, OURS),
+        ("compiled ", INDUCTOR, f"{OURS}, {INDUCTOR}"),
+    ):
+        for case, row in report.timed(results):
+            yield network_name(case), f"{prefix}{case.direction}", shown(times(row, theirs, ours))
+
+
+def without_indices(results: Report) -> Cells:
+    """Speeds beside torch.nn's of pooling that returns no indices, and with its backward."""
+    for case, row in report.timed(results):
+        if case.operation == "values" and not case.is_tiny:
+            column = f"{case.dtype}{', and backward' * (case.direction == 'both')}"
+            yield f"{case.window}, {case.layout}", column, shown(times(row, TORCH))
+
+
+def adaptive(results: Report) -> Cells:
+    """The same of adaptive pooling."""
+    for case, row in report.timed(results):
+        if case.operation == "adaptive":
+            before, after = ("x".join(map(str, of[2:])) for of in (case.shape, case.pooled))
+            direction = "and backward" if case.direction == "both" else "forward"
+            name = f"{before} to {after}, {case.shape[1]}"
+            yield name, f"{case.layout}: {direction}", shown(times(row, TORCH))
+
+
+def kernelbench(results: Report) -> Cells:
+    """Milliseconds of KernelBench's problems."""
+    for case, row in report.timed(results):
+        if case.layer.startswith("kernelbench"):
+            for who in (TORCH, INDUCTOR, OURS):
+                yield case.layer, who, shown(median(row, who) * 1e3)
 
 
 def beside(row: Row, other: str) -> float | None:
@@ -211,304 +198,125 @@ def is_first_simulation(row: Row) -> bool:
     return "tried" not in row and "before" not in row
 
 
-def simulated(results: Report) -> str:
+def simulated(results: Report) -> Cells:
     """The share of a copy's speed, and the speed beside a simple kernel."""
-    rows = []
     for row in filter(is_first_simulation, results["rows"]):
-        day = f" ({row['kernels']})" if "kernels" in row else ""
-        share, speed = (beside(row, other) for other in ("copy", "simple kernel"))
-        cells = f"{share:.0%}"[:-1], "-" if speed is None else f"{speed:.2f}"
-        rows.append((f"{row['call']}{day}", *cells))
-    return report.markdown(("call", "% of copy", "times a simple kernel's speed"), rows)
+        name = row["call"] + (f" ({row['kernels']})" if "kernels" in row else "")
+        yield name, "% of copy", shown(beside(row, "copy"), ".0%")
+        yield name, "times a simple kernel's speed", shown(beside(row, "simple kernel"))
 
 
-def simulated_anew(results: Report) -> str:
+def simulated_anew(results: Report) -> Cells:
     """Shares of a copy's speed, of kernels before and of those that took their place."""
-    rows = []
     for row in results["rows"]:
         if "before" in row:
-            shares = (row["cycles"]["copy"] / n for n in (row["before"], row["cycles"]["ours"]))
-            speed = beside(row, "simple kernel")
-            cells = "-" if speed is None else f"{speed:.2f}"
-            rows.append((row["call"], *(f"{share:.0%}"[:-1] for share in shares), cells))
-    heads = ("before, % of copy", "now, % of copy", "now, times a simple kernel's speed")
-    return report.markdown(("call", *heads), rows)
+            copy, name = row["cycles"]["copy"], row["call"]
+            yield name, "before, % of copy", shown(copy / row["before"], ".0%")
+            yield name, "now, % of copy", shown(copy / row["cycles"]["ours"], ".0%")
+            speed = shown(beside(row, "simple kernel"))
+            yield name, "now, times a simple kernel's speed", speed
 
 
-def beside_simulated(results: Report) -> str:
+def beside_simulated(results: Report, earlier: Report) -> Cells:
     """Shares of a clone's speed, as simulated and as measured, and measured speeds beside others.
 
     A call that was not simulated, or not timed with simple kernels, has a "-" there.
     """
-    rows_of = {row["call"]: row for row in filter(is_first_simulation, load("simulated")["rows"])}
-    shares = {call: beside(row, "copy") for call, row in rows_of.items()}
-    rows = []
+    rows = filter(is_first_simulation, earlier["rows"])
+    shares = {row["call"]: beside(row, "copy") for row in rows}
     for row in of_table(results, "simulated"):
-        share = shares.get(row["row"])
-        cells = ["-" if share is None else f"{share:.0%}"[:-1]]
-        cells.append(f"{report.times(row, CLONE):.0%}"[:-1])
-        cells.append(f"{report.times(row, TORCH):.2f}")
-        speed = report.times(row, SIMPLE)
-        cells.append("-" if speed is None else f"{speed:.2f}")
-        rows.append((row["row"], *cells))
-    heads = ("simulated, % of copy", "measured, % of clone", "torch.nn's speed", "simple kernels'")
-    return report.markdown(("call", *heads), rows)
+        yield row["row"], "simulated, % of copy", shown(shares.get(row["row"]), ".0%")
+        yield row["row"], "measured, % of clone", shown(times(row, CLONE), ".0%")
+        yield row["row"], "torch.nn's speed", shown(times(row, TORCH))
+        yield row["row"], "simple kernels'", shown(times(row, SIMPLE))
 
 
-def without_indices(results: Report) -> str:
-    """Speeds beside torch.nn's of pooling that returns no indices, and with its backward."""
-    speeds: dict[str, dict[str, str]] = {}
-    for row in results["rows"]:
-        case = BY_NAME[row["name"]]
-        if case.operation == "values":
-            window = case.family.removeprefix(OPERATIONS["values"]).removesuffix(case.direction)
-            backward = ", and backward" * (case.direction == "both")
-            cells = speeds.setdefault(f"{window}{case.layout}", {})
-            cells[f"{case.dtype}{backward}"] = f"{report.times(row, TORCH):.2f}"
-    columns = dict.fromkeys(column for cells in speeds.values() for column in cells)
-    rows = [(name, *map(cells.get, columns)) for name, cells in speeds.items()]
-    return report.markdown(("window, layout", *columns), rows)
-
-
-def kernelbench(results: Report) -> str:
-    """Milliseconds of KernelBench's problems."""
-    names = (TORCH, INDUCTOR, OURS)
-    rows = []
-    for row in results["rows"]:
-        case = BY_NAME[row["name"]]
-        if case.family == "kernelbench":
-            cells = (f"{report.median(row, name) * 1e3:.2f}" for name in names)
-            rows.append((case.layer, *cells))
-    return report.markdown(("case, ms", *names), rows)
-
-
-def tried(results: Report) -> str:
+def tried(results: Report) -> Cells:
     """Times over a copy's, of kernels that were left out, and of those that are here."""
-    rows = []
     for row in results["rows"]:
         if "tried" in row:
-            here = f"{row['here']:.2f}" if "here" in row else ""
-            rows.append((f"{row['tried']}: {row['call']}", f"{row['over a copy']:.2f}", here))
-    heads = ("what was tried", "time over a copy's", "of the kernels here, that day")
-    return report.markdown(heads, rows)
+            name = f"{row['tried']}: {row['call']}"
+            yield name, "time over a copy's", shown(row["over a copy"])
+            if "here" in row:
+                yield name, "of the kernels here, that day", shown(row["here"])
 
 
-def plain(results: Report) -> str:
+def plain(results: Report) -> Cells:
     """Times over a copy's, of the kernels then, of plain ones, and of PyTorch's way to unpool."""
     names = {"here": "kernels then", "plain": "plain", "fill and scatter": "fill and scatter"}
-    rows = []
     for row in results["rows"]:
-        timed = [row.get(name) for name in names]
-        cells = [f"{of['seconds'] / of['copy']:.2f}" if of else "" for of in timed]
-        rows.append((row["call"], *cells))
-    return report.markdown(("call, times over a copy's", *names.values()), rows)
+        for name, words in names.items():
+            if name in row:
+                yield row["call"], words, shown(row[name]["seconds"] / row[name]["copy"])
 
 
-def kernels(table: str) -> Callable[[Report], str]:
-    """How to make a table of microseconds, of kernels before and now, and of torch.nn's."""
+def kernels(name: str) -> Callable[[Report], Cells]:
+    """Microseconds, of kernels before and now, and of torch.nn's."""
 
-    def make(results: Report) -> str:
-        rows = []
-        for row in of_table(results, table):
-            timed = (row.get(name) for name in (TORCH, "before", "now"))
-            cells = ["-" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in timed]
-            cells.append(f"{row[TORCH] / row['now']:.2f}" if TORCH in row else "-")
-            rows.append((row["call"], *cells))
-        heads = ("torch.nn", "before", "now", "times torch.nn's speed")
-        return report.markdown(("call, microseconds", *heads), rows)
+    def cells(results: Report) -> Cells:
+        for row in of_table(results, name):
+            for who in (TORCH, "before", "now"):
+                seconds = row.get(who)
+                yield row["call"], who, shown(seconds and seconds * 1e6, ".1f")
+            speed = row[TORCH] / row["now"] if TORCH in row else None
+            yield row["call"], "times torch.nn's speed", shown(speed)
 
-    return make
+    return cells
 
 
-def out_of_window(results: Report) -> list[str]:
-    """How many times as fast torch.nn is with such indices, at most."""
-    rows = [row for row in of_table(results, "out of window") if TORCH in row]
-    return [f"{max(row['now'] / row[TORCH] for row in rows):.0f}"]
+def summary(cpu: Report, gpu: Report) -> Cells:
+    """README's figures: times torch.nn's speed, contiguous, on a CPU and on a GPU."""
+    speed_of = {case.name: times(row, TORCH) for case, row in report.timed(cpu)}
+    pool = "values-image-112x64-b16-2x2-float32-contiguous"  # nn.MaxPool2d(2)
+    yield "`nn.MaxPool2d(2)`", "CPU", shown(speed_of[f"{pool}-forward"], ".1f")
+    yield "`nn.MaxPool2d(2)`, and its backward", "CPU", shown(speed_of[f"{pool}-both"], ".1f")
+    for device, results in (("CPU", cpu), ("GPU", gpu)):
+        for kind, of in report.speeds(results).items():
+            if kind.endswith(", contiguous") and "both" not in kind:
+                name = kind.removesuffix(", contiguous")
+                yield f"{name} (geometric mean)", device, shown(geometric_mean(of), ".1f")
 
 
-def titled(results: Report) -> list[str]:
-    """Where, with what and when it was measured."""
-    return [report.title(results)]
-
-
-MAX_POOL_2D_2 = "values-image-112x64-b16-2x2-float32-contiguous"  # nn.MaxPool2d(2)
-
-
-def speeds(results: Report) -> list[str]:
-    """Contiguous float32 of nn.MaxPool2d(2), forward and with backward, and of unpooling."""
-    of = {row["name"]: report.times(row, TORCH) for row in results["rows"]}
-    unpooling = geometric_mean(report.speeds(results)["unpooling, contiguous"])
-    pooling = (of[f"{MAX_POOL_2D_2}-{direction}"] for direction in ("forward", "both"))
-    return [*(f"{speed:.0f}" for speed in pooling), f"{unpooling:.1f}"]
-
-
-def each_speed(results: Report) -> list[str]:
-    """Contiguous pooling, its backward, unpooling and its backward, float32 and int64."""
-    means = report.speeds(results)
-    kinds = ("pooling", "pooling, backward", "unpooling", "unpooling, backward")
-    return [f"{geometric_mean(means[f'{kind}, contiguous']):.2f}" for kind in kinds]
-
-
-def of_fills(results: Report) -> list[str]:
-    """Microseconds outside and inside of deterministic mode, of uint8 indices and of int64 ones."""
-    rows = of_table(results, "fills")
-    return [
-        f"{report.median(row, name) * 1e6:.0f}"
-        for row in (rows[0], rows[-1])
-        for name in ("outside", "deterministic")
-    ]
-
-
-def of_replays(results: Report) -> list[str]:
-    """Microseconds before another call had indices out of window, and after it."""
-    (row,) = of_table(results, "replays")
-    return [f"{report.median(row, name) * 1e6:.0f}" for name in row["results"]]
-
-
-def of_squeezenet(results: Report) -> list[str]:
-    """The least and the most of contiguous inference."""
-    names = [f"network-squeezenet-b{images}-contiguous-inference" for images in (1, 8)]
-    of = [report.times(row, TORCH) for row in results["rows"] if row["name"] in names]
-    return [f"{min(of):.1f}", f"{max(of):.1f}"]
-
-
-def of_maximum(results: Report) -> list[str]:
-    """The least and the most of compiled training that unpools and takes a maximum."""
-    of = [
-        report.times(row, TORCH)
-        for row in of_table(results, "compiled")
-        if row["row"].startswith("unpool and maximum") and row["column"].startswith("training")
-    ]
-    return [f"{min(of):.2f}", f"{max(of):.2f}"]
-
-
-def of_patched(results: Report) -> list[str]:
-    """Microseconds inside and outside."""
-    (row,) = of_table(results, "patched")
-    return [
-        f"{report.median(row, name) * 1e6:.1f}" for name in (comparisons.INSIDE, comparisons.PLAIN)
-    ]
-
-
-def savings(*networks: str) -> Callable[[Report], list[str]]:
-    """By how many percent fewer bytes a training step in float32 saves in these networks."""
-
-    def figures(results: Report) -> list[str]:
-        saved = {
-            (row["network"], row["pooling"]): row["saved"]
-            for row in results["rows"]
-            if row["dtype"] == "float32"
-        }
-        return [f"{1 - saved[name, OURS] / saved[name, TORCH]:.0%}"[:-1] for name in networks]
-
-    return figures
-
-
-README, PERFORMANCE = "README.md", "docs/performance.md"
+README, PERFORMANCE, DETERMINISTIC = "README.md", "docs/performance.md", "docs/deterministic.md"
+OPERATORS, COMPILED = ("operators",), ("compiled",)
+H200, H200_CALLS, H200_KERNELS = ("gpu_h200",), ("gpu_h200_calls",), ("gpu_h200_kernels",)
+CALL, LAYOUT, MICROSECONDS = "call", "call, layout", "call, microseconds"
+NETWORK = "network, images, layout"
 TABLES = (
-    Table(PERFORMANCE, "speeds", "operators", report.speeds_table),
-    Table(PERFORMANCE, "dtypes", "operators", report.dtypes_table),
-    Table(PERFORMANCE, "without indices", "operators", without_indices),
-    Table(PERFORMANCE, "slower", "operators", report.slower_table),
-    Table(PERFORMANCE, "networks", "networks", networks),
-    Table(PERFORMANCE, "small planes", "comparisons", by_column("small_planes", "planes")),
-    Table(PERFORMANCE, "savings", "training", report.savings_table),
-    Table(PERFORMANCE, "gpu speeds", "gpu_h200", report.speeds_table),
-    Table(PERFORMANCE, "gpu dtypes", "gpu_h200", report.dtypes_table),
-    Table(PERFORMANCE, "gpu slower", "gpu_h200", report.slower_table),
-    Table(PERFORMANCE, "gpu out of window", "gpu_h200_kernels", kernels("out of window")),
-    Table(PERFORMANCE, "gpu windows", "gpu_h200_kernels", kernels("windows")),
-    Table(PERFORMANCE, "gpu networks", "gpu_h100", networks),
-    Table(PERFORMANCE, "gpu kernelbench", "gpu_h200", kernelbench),
-    Table(PERFORMANCE, "gpu beside simulated", "gpu_h200_calls", beside_simulated),
-    Table(PERFORMANCE, "simulated", "simulated", simulated),
-    Table(PERFORMANCE, "simulated anew", "simulated", simulated_anew),
-    Table("docs/pytorch.md", "compiled", "comparisons", by_column("compiled", "model")),
-    Table("docs/deterministic.md", "fixes", "comparisons", fixes),
+    Table(README, "summary", ("operators", "gpu_h200"), "times torch.nn's speed", summary),
+    Table(PERFORMANCE, "speeds", OPERATORS, LAYOUT, report.speeds_cells),
+    Table(PERFORMANCE, "dtypes", OPERATORS, LAYOUT, report.dtypes_cells),
+    Table(PERFORMANCE, "without indices", OPERATORS, "window, layout", without_indices),
+    Table(PERFORMANCE, "slower", OPERATORS, CALL, report.slower_cells),
+    Table(PERFORMANCE, "tiny", OPERATORS, MICROSECONDS, tiny),
+    Table(PERFORMANCE, "tiny shares", ("networks", "operators"), NETWORK, tiny_shares),
+    Table(PERFORMANCE, "networks", ("networks",), NETWORK, networks),
     Table(
-        "docs/deterministic.md",
-        "adaptive",
-        "comparisons",
-        by_column("adaptive", "from, to, channels"),
+        PERFORMANCE,
+        "savings",
+        ("training",),
+        "network, activation, input, dtype",
+        report.savings_cells,
     ),
-    Table("docs/deterministic.md", "gpu fixes", "gpu_h200_calls", fixes),
-    Table("docs/install.md", "fallback", "fallback", fallback.table),
-    Table("docs/export.md", "exported", "exported", exported),
-    Table(PERFORMANCE, "tiny", "comparisons", tiny),
-    Table(PERFORMANCE, "tiny shares", "networks", tiny_shares),
-    Table("docs/design.md", "tried", "simulated", tried),
-    Table("docs/design.md", "plain", "gpu_h100_kernels", plain),
+    Table(PERFORMANCE, "gpu speeds", H200, LAYOUT, report.speeds_cells),
+    Table(PERFORMANCE, "gpu dtypes", H200, LAYOUT, report.dtypes_cells),
+    Table(PERFORMANCE, "gpu slower", H200, CALL, report.slower_cells),
+    Table(PERFORMANCE, "gpu windows", H200_KERNELS, MICROSECONDS, kernels("windows")),
+    Table(PERFORMANCE, "gpu out of window", H200_KERNELS, MICROSECONDS, kernels("out of window")),
+    Table(PERFORMANCE, "gpu replays", H200_CALLS, MICROSECONDS, in_microseconds("replays")),
+    Table(PERFORMANCE, "gpu networks", ("gpu_h100",), NETWORK, networks),
+    Table(PERFORMANCE, "gpu kernelbench", H200, "case, ms", kernelbench),
+    Table(PERFORMANCE, "gpu beside simulated", (*H200_CALLS, "simulated"), CALL, beside_simulated),
+    Table(PERFORMANCE, "simulated", ("simulated",), CALL, simulated),
+    Table(PERFORMANCE, "simulated anew", ("simulated",), CALL, simulated_anew),
+    Table(DETERMINISTIC, "fixes", OPERATORS, CALL, fixes),
+    Table(DETERMINISTIC, "adaptive", OPERATORS, "from, to, channels", adaptive),
+    Table(DETERMINISTIC, "gpu fixes", H200_CALLS, CALL, compared("fixes")),
+    Table(DETERMINISTIC, "gpu fills", H200_CALLS, MICROSECONDS, in_microseconds("fills")),
+    Table("docs/pytorch.md", "compiled", COMPILED, "model", compared("compiled")),
+    Table("docs/recipes.md", "patched", COMPILED, MICROSECONDS, in_microseconds("patched")),
+    Table("docs/install.md", "fallback", ("fallback",), CALL, fixes),
+    Table("docs/export.md", "exported", ("exported",), "window, indices", exported),
+    Table("docs/design.md", "tried", ("simulated",), "what was tried", tried),
+    Table("docs/design.md", "plain", ("gpu_h100_kernels",), "call, times over a copy's", plain),
 )
-SENTENCES = (
-    Sentence(
-        README,
-        "`nn.MaxPool2d(2)` {} times, {} with its backward, unpooling {} times [as",
-        "operators",
-        speeds,
-    ),
-    Sentence(README, "Measured on {title}, with", "operators", titled),
-    Sentence(README, "Measured on one GPU, {title}:", "gpu_h200", titled),
-    Sentence(
-        README,
-        "pooling {}, its backward {}, unpooling {}, its backward {}",
-        "gpu_h200",
-        each_speed,
-    ),
-    Sentence(README, "torch.nn, which is [up to {} times as", "gpu_h200_kernels", out_of_window),
-    Sentence(README, "inference is {} to {} times as", "networks", of_squeezenet),
-    Sentence(README, "takes a maximum has {} to {} times", "comparisons", of_maximum),
-    Sentence(README, "`MaxPool3d` takes {} to {} times torch.nn's", "fallback", fallback.slower),
-    Sentence(README, "so VGG-16 saves [{} % fewer", "training", savings("VGG-16")),
-    Sentence(
-        README,
-        "saves {} % fewer bytes in airbench94, which has GELU, {} % in VGG-16, and {} % in",
-        "training",
-        savings("airbench94", "VGG-16", "ResNet-50"),
-    ),
-    Sentence(PERFORMANCE, "geometric means on {title}, and the slowest", "operators", titled),
-    Sentence(PERFORMANCE, "Eager and compiled networks on {title}.", "networks", titled),
-    Sentence(PERFORMANCE, "Small planes on {title}.", "comparisons", titled),
-    Sentence(PERFORMANCE, "Training steps on {title}.", "training", titled),
-    Sentence(PERFORMANCE, "Operators on {title}.", "gpu_h200", titled),
-    Sentence(PERFORMANCE, "Networks on {title}.", "gpu_h100", titled),
-    Sentence(PERFORMANCE, "Kernels before and now on {title}.", "gpu_h200_kernels", titled),
-    Sentence(PERFORMANCE, "took {} microseconds, and {} after", "gpu_h200_calls", of_replays),
-    Sentence("docs/pytorch.md", "Compiled models on {title}.", "comparisons", titled),
-    Sentence("docs/deterministic.md", "Fixes on {title}.", "comparisons", titled),
-    Sentence("docs/deterministic.md", "Adaptive pools on {title}.", "comparisons", titled),
-    Sentence("docs/deterministic.md", "A GPU's, on {title}.", "gpu_h200_calls", titled),
-    Sentence(
-        "docs/deterministic.md",
-        "from {} microseconds to {} with uint8 indices, from {} to {} with int64",
-        "gpu_h200_calls",
-        of_fills,
-    ),
-    Sentence("docs/install.md", "Calls without kernels on {title}.", "fallback", titled),
-    Sentence("docs/export.md", "Graphs on {title}.", "exported", titled),
-    Sentence(PERFORMANCE, "Tiny calls on {title}.", "comparisons", titled),
-    Sentence(
-        "docs/recipes.md", "takes {} microseconds instead of {} (one", "comparisons", of_patched
-    ),
-)
-
-
-def load(name: str) -> Report | None:
-    """The results of this name, or None if none were measured."""
-    path = RESULTS / f"{name}.json"
-    return report.load(path) if path.exists() else None
-
-
-def rewritten(page: str) -> str:
-    """The page with the figures of all results that there are."""
-    text = (ROOT / page).read_text()
-    for part in (*TABLES, *SENTENCES):
-        results = load(part.results)
-        if part.page == page and results:
-            text = part.rewrite(text, results)
-    return text
-
-
-def write() -> None:
-    """Bring all pages in line with the results."""
-    for page in dict.fromkeys(part.page for part in (*TABLES, *SENTENCES)):
-        (ROOT / page).write_text(rewritten(page))

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from . import contenders, data, memory, networks
+from . import contenders, data, networks
 from .cases import Case
-from .contenders import CLONE, TORCH, Call
+from .contenders import CLONE, FLAG_GEMS, TORCH, Call
 
 FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
 SLEEP = 500_000  # cycles of the device, 0.25 ms at 2 GHz: most calls are queued in that time
@@ -96,7 +96,7 @@ def clocks_of(case: Case, device: str, names: Iterable[str]) -> dict[str, Clock]
     """A clock for each contender. Those for tiny tensors count the host, which bounds them."""
     if device == "cpu":
         return dict.fromkeys(names, cpu_clock)
-    if case.layer.startswith("tiny"):
+    if case.is_tiny:
         return dict.fromkeys(names, idle_cuda_clock)
     return {name: CudaClock() for name in names}
 
@@ -128,26 +128,40 @@ def interleave(
     return {name: quartiles(seconds[WARM_UP:]) for name, seconds in found.items()}
 
 
-def is_right(call: Call, case: Case, one: data.Data, to_losers: bool) -> bool:
-    """Whether the call returns the definition's results, which are freed here."""
+def check(name: str, call: Call, case: Case, one: data.Data) -> None:
+    """Raise a RuntimeError unless the call returns the definition's results, which are freed here.
+
+    PyTorch's gradient goes to losers, too.
+    """
     results = call()
-    expected = data.definition(case, one, to_losers)
+    expected = data.definition(case, one, to_losers=name == TORCH)
     pairs = zip(results, expected, strict=True)
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+        raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
 
 
-def calls(case: Case, device: str) -> dict[str, list[Call]]:
-    """Everyone's calls of an operator, on data that rotate; each has returned the right result."""
+def calls(case: Case, device: str) -> tuple[dict[str, list[Call]], str]:
+    """Everyone's calls of an operator, on data that rotate; each has returned the right result.
+
+    Returns:
+        The calls, and why a rival is left out of the case, if one is.
+    """
     rotation = data.rotation(case, device)
     made: dict[str, list[Call]] = {}
+    left_out = ""
     for name, function in contenders.functions(case, device).items():
-        # torch.nn takes and makes flat int64 indices, and its gradient goes to losers too.
+        # torch.nn takes and makes flat int64 indices.
         given = [one._replace(indices=one.flat) if name == TORCH else one for one in rotation]
         made[name] = [contenders.call_of(case, function, one) for one in given]
-        if not is_right(made[name][0], case, given[0], name == TORCH):
-            raise RuntimeError(f"{name} does not return the definition's result of {case.name}")
-    sources = memory.sources(case, device)
-    return made | {CLONE: [contenders.clone(case, device) for _ in range(sources)]}
+        try:
+            check(name, made[name][0], case, given[0])
+        except Exception as error:
+            if name != FLAG_GEMS:
+                raise
+            del made[name]
+            left_out = f"{name}: {error}"
+    number = data.sets(case.useful_bytes, case.useful_bytes // (2 * case.operators), device)
+    return made | {CLONE: [contenders.clone(case, device) for _ in range(number)]}, left_out
 
 
 def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
@@ -155,15 +169,21 @@ def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
 
     Returns:
         ``results`` has the quartiles of everyone's seconds; ``host-bound``, if it is there, the
-        names of those whose time has gaps in which the device waited for the host.
+        names of those whose time has gaps in which the device waited for the host; ``left out``,
+        if it is there, which rival is missing, and why.
 
     Raises:
         RuntimeError: A result is wrong, or a call failed.
-        TooLargeError: The device has too little free memory.
+        torch.OutOfMemoryError: The device has too little free memory.
     """
-    calls_of = (networks.calls if case.operation == "network" else calls)(case, device)
+    if case.operation == "network":
+        calls_of, left_out = networks.calls(case, device), ""
+    else:
+        calls_of, left_out = calls(case, device)
     clocks = clocks_of(case, device, calls_of)
     found = interleave(calls_of, clocks, seconds).items()
     rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}
     bound = [name for name, clock in clocks.items() if getattr(clock, "is_host_bound", False)]
-    return {"name": case.name, "results": rounded} | ({"host-bound": bound} if bound else {})
+    row = {"name": case.name, "results": rounded}
+    row |= {"host-bound": bound} if bound else {}
+    return row | ({"left out": left_out} if left_out else {})

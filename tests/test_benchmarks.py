@@ -5,11 +5,13 @@ import dataclasses
 import functools
 import re
 import sys
+from itertools import islice
 from pathlib import Path
-from statistics import geometric_mean
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import maxunpool_cuda
 
@@ -17,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # last: the package's source there must not hide the one installed
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import memory, pages, report, timing  # noqa: E402
+from benchmarks import contenders, data, pages, report, timing  # noqa: E402
 from benchmarks.cases import CASES, QUICK, Case  # noqa: E402
-from benchmarks.contenders import CLONE, OURS, TORCH  # noqa: E402
+from benchmarks.contenders import CLONE, FLAG_GEMS, OURS, TORCH, Call  # noqa: E402
 
 pytestmark = pytest.mark.slow
 Patch = pytest.MonkeyPatch
@@ -33,15 +35,15 @@ def few_rounds(deterministic_algorithms: None, monkeypatch: Patch) -> None:
     """
     torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(timing, "FEWEST_ROUNDS", 2)
-    monkeypatch.setattr(memory, "cache_bytes", lambda _: 0)
+    monkeypatch.setattr(data, "cache_bytes", lambda _: 0)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
 def shrunk(case: Case) -> Case:
-    """The same call of a small tensor."""
-    spatial = (min(n, 11 + case.padding) for n in case.shape[2:])
-    size = {"shape": (2, 3, *spatial), "device": ""}
-    return dataclasses.replace(case, family="any", layer="small", **size)
+    """The same call of a small tensor; its sizes stay multiples of an adaptive pool's."""
+    most = 224 if case.operation == "adaptive" else 11 + case.padding
+    spatial = (min(n, most) for n in case.shape[2:])
+    return dataclasses.replace(case, layer="small", shape=(2, 3, *spatial), device="")
 
 
 # The cases that differ in more than their size.
@@ -66,6 +68,29 @@ def test_a_wrong_result_is_refused(case: Case, monkeypatch: Patch) -> None:
         timing.run(case, "cpu", 0)
 
 
+UNPOOL, POOL, VALUES = (
+    next(case for case in DISTINCT if (case.operation, case.rank) == (operation, 2))
+    for operation in ("unpool", "pool", "adaptive")
+)
+
+
+def test_a_rival_is_timed_if_it_is_right(monkeypatch: Patch) -> None:
+    """FlagGems' functions, which need a GPU, are PyTorch's here; one is wrong."""
+    operators = SimpleNamespace(
+        max_unpool2d=torch.ops.aten.max_unpool2d,
+        max_pool2d_with_indices=lambda x, *window: F.max_pool2d(x, *window, return_indices=True),
+        adaptive_max_pool2d=lambda x, size: (F.adaptive_max_pool2d(x, size) + 1, None),
+    )
+    monkeypatch.setitem(sys.modules, "flag_gems.ops", operators)
+    monkeypatch.setattr(contenders, "left_out", lambda _: "")
+    for case in (UNPOOL, POOL):
+        assert FLAG_GEMS in timing.run(case, "cpu", 0)["results"]
+    row = timing.run(VALUES, "cpu", 0)
+    assert row["results"].keys() >= {OURS, TORCH, CLONE}
+    assert row["left out"].startswith(f"{FLAG_GEMS}: ")
+    assert FLAG_GEMS not in row["results"]
+
+
 def test_rounds_rotate(monkeypatch: Patch) -> None:
     """Nobody is always the first, or takes the data that another has just read."""
     monkeypatch.setattr(timing, "MOST_ROUNDS", 2)
@@ -77,30 +102,33 @@ def test_rounds_rotate(monkeypatch: Patch) -> None:
 
 def test_end_to_end(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three cases one is wrong, one is too large for the memory, and one is timed."""
-    wrong, large, right = (case for case in QUICK if case.name.startswith("tiny"))
-    monkeypatch.setattr(timing, "is_right", lambda call, case, *_: case != wrong)
-    monkeypatch.setattr(memory, "bytes_needed", lambda case, *_: 2**41 if case == large else 0)
-    monkeypatch.setattr(memory, "free_bytes", lambda _: 2**40)
-    few = ["--device", "cpu", "--quick", "--seconds", "0", "--filter", "^tiny"]
+    wrong, large, right = islice((case for case in QUICK if case.returns_values), 3)
+    check = timing.check
+
+    def checked(name: str, call: Call, case: Case, one: data.Data) -> None:
+        if case == large:
+            raise torch.OutOfMemoryError
+        check(name, call, case, one._replace(input=-one.input) if case == wrong else one)
+
+    monkeypatch.setattr(timing, "check", checked)
+    names = "|".join(case.name for case in (wrong, large, right))
+    few = ["time", "--device", "cpu", "--seconds", "0", "--filter", f"^({names})$"]
     with pytest.raises(SystemExit, match=f"^benchmarks: failed: {wrong.name}$"):
         command.main([*few, "--output", str(tmp_path)])
-    results = report.load(next(tmp_path.glob("*.json")))
+    results = report.load(tmp_path / "time-cpu.json")
     assert results["facts"].keys() >= {"device", "torch", "maxunpool_cuda", "date"}
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Failed: - {wrong.name}: RuntimeError: " in printed
-    assert f"Left out: - {large.name}: needs 2048.0 GiB, but 1024.0 are free" in printed
-    # In microseconds before the mean, as the table: 20.85 may be rounded up or down.
-    time = geometric_mean([report.median(results["rows"][2]) * 1e6])
-    assert f"| {right.name} | 1 | {time:.1f} |" in printed
+    assert f"failed: {wrong.name}: RuntimeError: " in printed
+    assert f"left out: {large.name}: needs more memory" in printed
+    assert f"| {right.name} | {report.median(results['rows'][2]) * 1e6:.1f} |" in printed
+    assert "call, layout" not in printed  # a table without a row
 
 
-PARTS = (*pages.TABLES, *pages.SENTENCES)  # of the documents: what was measured
-
-
-@pytest.mark.parametrize("page", sorted({part.page for part in PARTS}))
+@pytest.mark.parametrize("page", sorted({table.page for table in pages.TABLES}))
 def test_documents_say_what_was_measured(page: str) -> None:
-    """All that has results agrees with them, wherever lines break. Each figure is found once."""
+    """Each table agrees with the results, and is found once."""
     text = (ROOT / page).read_text()
-    assert text.split() == pages.rewritten(page).split(), "python -m benchmarks --write mends it"
-    of_page = [part for part in PARTS if part.page == page]
-    assert [part.key for part in of_page if len(re.findall(part.pattern, text)) != 1] == []
+    assert text == pages.rewritten(page), "python -m benchmarks documents --write mends it"
+    tables = [table for table in pages.TABLES if table.page == page]
+    assert [table.name for table in tables if len(re.findall(table.pattern, text)) != 1] == []
+    assert text.count("<!-- measured: ") == len(tables)
