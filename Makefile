@@ -68,7 +68,7 @@ INCLUDES = $(VENV)/bin/python -c "import pybind11, sysconfig, torch.utils.cpp_ex
     print(*('-isystem' + path for path in paths))"
 TIDIED := $(wildcard csrc/*.cpp csrc/cpu/*.cpp)
 
-.PHONY: help demo test test-all docs docs-shots bench figures report lint tidy sdist wheel check-wheel checks clean $(CHECKS) check-nightly
+.PHONY: help demo test test-all docs bench figures report lint tidy sdist wheel check-wheel checks clean $(CHECKS) check-nightly
 # A target that fails halfway, as an environment without pip, is not taken for made.
 .DELETE_ON_ERROR:
 # OpenMP threads that spin while they wait would take the cores from the other processes.
@@ -85,15 +85,13 @@ test-all: $(VENV)/.test-all ## every test: also slow ones, documents, and four t
 	$(PYTEST) --all $(ARGS)
 docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
-docs-shots: docs ## pictures of each page as it looks on a desk and on a telephone, if there is Chromium
-	$(VENV)/bin/python tools/docs_shots.py out/docs out/docs-shots $(ARGS)
-bench: $(VENV)/.test ## times the operators, on the GPU if there is one
-	$(VENV)/bin/python -m benchmarks $(ARGS)
+bench: $(VENV)/.test ## times the operators, on the GPU if there is one; ARGS=memory measures that, ARGS=--help tells all
+	$(VENV)/bin/python -m benchmarks $(or $(ARGS),time)
 figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables and pictures
-	$(VENV)/bin/python -m benchmarks --write
+	$(VENV)/bin/python -m benchmarks documents --write
 	$(VENV)/bin/python docs/pictures.py
-report: $(VENV)/.test ## runs both, and writes out/gpu-report.md to paste into an issue
-	$(VENV)/bin/python tools/gpu_report.py env OMP_WAIT_POLICY=passive $(PYTEST) $(ARGS)
+report: $(VENV)/.test ## runs the tests for a GPU and a quick benchmark, for an issue: out/gpu-report.txt
+	PATH="$(abspath $(VENV))/bin:$$PATH" tools/report.sh $(ARGS)
 lint: $(VENV)/.lint $(VENV)/.test ## ruff, clang-format, mypy, import-linter, clang-tidy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

@@ -29,15 +29,14 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser("benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    made = {
-        name: commands.add_parser(name, help=words, description=words)
-        for name, words in HELP.items()
-    }
+    made = {}
+    for name, words in HELP.items():
+        made[name] = commands.add_parser(name, help=words, description=words)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
     for name in ("time", "memory"):
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        made[name].add_argument("--device", choices=("cpu", "cuda"), default=default)
-        folder = Path("out/benchmarks")
-        made[name].add_argument("--output", type=Path, default=folder, help="folder for the JSON")
+        add = made[name].add_argument
+        add("--device", choices=("cpu", "cuda"), default=default, help="the GPU if there is one")
+        add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     for name in ("time", "documents"):
         words = "to time each contender of each call; 0.3 by default"
         made[name].add_argument("--seconds", type=float, default=0.3, help=words)
@@ -51,9 +50,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(asked: argparse.Namespace) -> list[Case]:
     """The cases that are asked for, and that the device can do in reasonable time."""
-    named = [
-        case for case in (QUICK if asked.quick else CASES) if re.search(asked.filter, case.name)
-    ]
+    among = QUICK if asked.quick else CASES
+    named = [case for case in among if re.search(asked.filter, case.name)]
     cases = [case for case in named if case.is_timed_on(asked.device)]
     if not cases:
         raise SystemExit(f"benchmarks: {asked.filter!r} names no case that the {asked.device} has")
@@ -97,10 +95,11 @@ def document(seconds: float) -> None:
     cases = SHOWN if has_kernels else [case for case in SHOWN if contenders.workarounds(case)]
     calls = timed(cases, "cpu", seconds, Path("out/benchmarks/documents.json"))
     stop_if_failed(calls)
-    kept = {"operators": calls["rows"]} if has_kernels else {"fallback": calls["rows"]}
-    if has_kernels:
-        kept["networks"] = [row for row in calls["rows"] if row["name"].startswith("network")]
-        kept["operators"] = [row for row in calls["rows"] if row not in kept["networks"]]
+    networks = [row for row in calls["rows"] if row["name"].startswith("network")]
+    operators = [row for row in calls["rows"] if row not in networks]
+    kept = (
+        {"operators": operators, "networks": networks} if has_kernels else {"fallback": operators}
+    )
     for name, rows in kept.items():
         path = pages.RESULTS / f"{name}.json"
         report.save(calls | {"rows": rows}, path)
@@ -110,20 +109,23 @@ def document(seconds: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for."""
     asked = options(arguments)
-    if asked.command == "documents":
-        pages.write() if asked.write else document(asked.seconds)
-        return
-    path = asked.output / f"{asked.command}-{asked.device}.json"
-    if asked.command == "memory":
+    if asked.command == "documents" and asked.write:
+        pages.write()
+    elif asked.command == "documents":
+        document(asked.seconds)
+    elif asked.command == "memory":
+        path = asked.output / f"memory-{asked.device}.json"
         results = memory.measure(asked.device)
         report.save(results, path)
         print(f"\nThe memory of a training step on {report.title(results)}\n")
         print(report.table("training step", report.savings_cells(results)))
+        print(f"Written: {path}")
     else:
+        path = asked.output / f"time-{asked.device}.json"
         results = timed(chosen(asked), asked.device, asked.seconds, path)
         report.show(results, contenders.left_out(asked.device))
-    print(f"Written: {path}")
-    stop_if_failed(results)
+        print(f"Written: {path}")
+        stop_if_failed(results)
 
 
 if __name__ == "__main__":

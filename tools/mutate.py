@@ -32,7 +32,7 @@ class Mutation:
     file: str
     find: str  # in the file exactly once
     replace: str
-    tests: str  # a file of tests
+    tests: tuple[str, ...]  # files of tests
     words: str  # what pytest's -k chooses of them
 
     @property
@@ -42,7 +42,11 @@ class Mutation:
 
 def read(path: Path, words: list[str]) -> list[Mutation]:
     """The mutations that are asked for. Stops if a text does not occur in its file exactly once."""
-    every = [Mutation(**entry) for entry in tomllib.loads(path.read_text())["mutation"]]
+    every = []
+    for of in tomllib.loads(path.read_text())["file"]:
+        chosen = {"tests": tuple(f"tests/{name}.py" for name in of["tests"]), "words": of["words"]}
+        for name, find, replace in of["mistakes"]:
+            every.append(Mutation(name=name, file=of["path"], find=find, replace=replace, **chosen))
     found = [m for m in every if not words or any(word in m.name + m.file for word in words)]
     counts = [(m, (ROOT / m.file).read_text().count(m.find)) for m in found]
     wrong = [f"  {m.name}: {m.find!r} occurs {n} times in {m.file}" for m, n in counts if n != 1]
@@ -75,7 +79,7 @@ def outcome(folder: Path, mutation: Mutation) -> str:
     try:
         if mutation.folder in CPU_KERNELS and run(folder, *BUILD).returncode != 0:
             return "**does not compile**"
-        done = run(folder, *PYTEST, mutation.tests, "-k", mutation.words)
+        done = run(folder, *PYTEST, *mutation.tests, "-k", mutation.words)
     finally:
         file.write_text(right)
     if done.returncode <= 0:  # below zero: by a signal
@@ -99,8 +103,9 @@ def main() -> int:
         folder = Path(name)
         copy_project(folder)
         run(folder, *BUILD).check_returncode()
-        words = " or ".join({f"({Path(m.tests).stem} and ({m.words}))" for m in mutations})
-        right = run(folder, *PYTEST, *{m.tests for m in mutations}, "-k", words)
+        chosen = {(test, m.words) for m in mutations for test in m.tests}
+        words = " or ".join(f"({Path(test).stem} and ({words}))" for test, words in chosen)
+        right = run(folder, *PYTEST, *{test for test, _ in chosen}, "-k", words)
         if right.returncode != 0:
             sys.exit(f"mutate: expected tests that pass but got:\n{right.stdout}")
         print("| mutation | file | seen by |\n|---|---|---|")
