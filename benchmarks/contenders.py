@@ -98,7 +98,8 @@ def workarounds(case: Case) -> dict[str, Function]:
             found["two 2d pools"] = lambda x, _: two_pools(x)
     if case.operation == "adaptive" and case.pooled[2:] == (1, 1):
         found["amax"] = lambda x, _: x.amax((2, 3), keepdim=True)
-    if case.operation == "unpool" and case.layer in EVERY_DTYPE and case.stride == 2:
+    is_even = case.window in ("2x2/2", "2x2x2/2")
+    if case.operation == "unpool" and case.layer in EVERY_DTYPE and is_even:
         found["scatter"] = lambda x, indices: scattered(x, indices, case)
     return {name: lambda *given, of=of: (of(*given),) for name, of in found.items()}
 

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from . import report
-from .cases import TINY, Case
+from .cases import SMALL, Case
 from .contenders import CLONE, INDUCTOR, OURS, TORCH, workarounds
 from .report import Cells, Report, Row, median, shown, times
 
@@ -125,7 +125,7 @@ def tiny_shares(results: Report, operators: Report) -> Cells:
     """Thousandths of a network's time: what its pools cost more than torch.nn's do at the least."""
     more = {}
     for case, row in report.timed(operators):
-        if case.layer == TINY[0] and case.operation == "values":
+        if case.layer == SMALL[0][0]:
             more[case.direction] = median(row) - median(row, TORCH)
     for case, row in report.timed(results):
         name = f"{network_name(case)}, {case.direction}"

@@ -160,7 +160,8 @@ def calls(case: Case, device: str) -> tuple[dict[str, list[Call]], str]:
                 raise
             del made[name]
             left_out = f"{name}: {error}"
-    number = data.sets(case.useful_bytes, case.useful_bytes // (2 * case.operators), device)
+    source = case.useful_bytes // (2 * case.operators)  # bytes
+    number = data.sets(held=source, read=source, device=device)
     return made | {CLONE: [contenders.clone(case, device) for _ in range(number)]}, left_out
 
 
