@@ -268,13 +268,13 @@ def summary(cpu: Report, gpu: Report) -> Cells:
     """README's figures: times torch.nn's speed, contiguous, on a CPU and on a GPU."""
     speed_of = {case.name: times(row, TORCH) for case, row in report.timed(cpu)}
     pool = "values-image-112x64-b16-2x2-float32-contiguous"  # nn.MaxPool2d(2)
-    yield "`nn.MaxPool2d(2)`", "CPU", shown(speed_of[f"{pool}-forward"], ".1f")
-    yield "`nn.MaxPool2d(2)`, and its backward", "CPU", shown(speed_of[f"{pool}-both"], ".1f")
+    yield "`nn.MaxPool2d(2)`", "CPU", shown(speed_of[f"{pool}-forward"], ".2g")
+    yield "`nn.MaxPool2d(2)`, and its backward", "CPU", shown(speed_of[f"{pool}-both"], ".2g")
     for device, results in (("CPU", cpu), ("GPU", gpu)):
         for kind, of in report.speeds(results).items():
             if kind.endswith(", contiguous") and "both" not in kind:
                 name = kind.removesuffix(", contiguous")
-                yield f"{name} (geometric mean)", device, shown(geometric_mean(of), ".1f")
+                yield f"{name} (geometric mean)", device, shown(geometric_mean(of), ".2g")
 
 
 README, PERFORMANCE, DETERMINISTIC = "README.md", "docs/performance.md", "docs/deterministic.md"
