@@ -20,7 +20,7 @@ HELP = {  # of commands; minutes are those of two CPU cores
     f"with --quick {len(QUICK)}, in 3 minutes",
     "memory": f"measure a training step of {len(memory.TRAININGS)} networks, in 1 minute",
     "documents": f"time the {len(SHOWN)} calls of the documents' tables and what else they tell, "
-    "on a CPU, in 15 minutes, and keep it in benchmarks/results; in a build without kernels those "
+    "on a CPU, in 12 minutes, and keep it in benchmarks/results; in a build without kernels those "
     "of its table alone, in 1 minute",
 }
 

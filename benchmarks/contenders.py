@@ -3,7 +3,7 @@
 
 import importlib
 from collections.abc import Callable
-from importlib.util import find_spec
+from functools import cache
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ def function_of(case: Case, name: str) -> Function:
 
 
 def workarounds(case: Case) -> dict[str, Function]:
-    """What stands in for torch.nn's call, which deterministic mode refuses, in training."""
+    """What may stand in for a call of torch.nn that deterministic mode refuses, in training."""
     found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
     is_usual = (case.dtype, case.index_dtype, case.layout) == ("float32", "int64", "contiguous")
     if not is_usual or case.direction != "both":
@@ -125,11 +125,16 @@ def scattered(x: Tensor, indices: Tensor, case: Case) -> Tensor:
     return zeros.scatter(2, indices.flatten(2), x.flatten(2)).view(case.shape)
 
 
+@cache
 def left_out(device: str) -> str:
     """Who cannot be timed here, and why; nothing if everyone can."""
     if device == "cpu":
         return f"{FLAG_GEMS}: needs a GPU"
-    return "" if find_spec("flag_gems") else f"{FLAG_GEMS}: is not installed"
+    try:
+        importlib.import_module("flag_gems.ops")
+    except Exception as error:  # it is not installed, or does not fit the PyTorch that is
+        return f"{FLAG_GEMS}: {type(error).__name__}: {error}"
+    return ""
 
 
 def flag_gems(case: Case) -> dict[str, Function]:
