@@ -32,6 +32,7 @@ class Table(NamedTuple):
     results: tuple[str, ...]  # the names of files in RESULTS
     head: str  # of the first column
     cells: Callable[..., Cells]  # of these results
+    part: str = ""  # the name of the rows to take, where results have those of several tables
 
     @property
     def pattern(self) -> str:
@@ -42,7 +43,8 @@ class Table(NamedTuple):
         """The table, and where and when it was measured."""
         results = [report.load(RESULTS / f"{name}.json") for name in self.results]
         where = "; ".join(dict.fromkeys(map(report.title, results)))
-        return f"{report.table(self.head, self.cells(*results))}\n*{where}*\n"
+        cells = self.cells(*results, self.part) if self.part else self.cells(*results)
+        return f"{report.table(self.head, cells)}\n*{where}*\n"
 
 
 def rewritten(page: str) -> str:
@@ -76,27 +78,19 @@ def of_table(results: Report, table: str) -> list[Row]:
     return [row for row in results["rows"] if row["table"] == table]
 
 
-def compared(name: str) -> Callable[[Report], Cells]:
+def compared(results: Report, table: str) -> Cells:
     """Speeds beside torch.nn's: a column for each kind of call, or else for each contender."""
-
-    def cells(results: Report) -> Cells:
-        for row in of_table(results, name):
-            for who in row["results"]:
-                if who != TORCH:
-                    yield row["row"], row.get("column") or who, shown(times(row, TORCH, who))
-
-    return cells
+    for row in of_table(results, table):
+        for who in row["results"]:
+            if who != TORCH:
+                yield row["row"], row.get("column") or who, shown(times(row, TORCH, who))
 
 
-def in_microseconds(name: str) -> Callable[[Report], Cells]:
+def in_microseconds(results: Report, table: str) -> Cells:
     """Times, a column for each contender."""
-
-    def cells(results: Report) -> Cells:
-        for row in of_table(results, name):
-            for who in row["results"]:
-                yield row["row"], who, shown(median(row, who) * 1e6, ".1f")
-
-    return cells
+    for row in of_table(results, table):
+        for who in row["results"]:
+            yield row["row"], who, shown(median(row, who) * 1e6, ".1f")
 
 
 def fixes(results: Report) -> Cells:
@@ -250,18 +244,13 @@ def plain(results: Report) -> Cells:
                 yield row["call"], words, shown(row[name]["seconds"] / row[name]["copy"])
 
 
-def kernels(name: str) -> Callable[[Report], Cells]:
+def kernels(results: Report, table: str) -> Cells:
     """Microseconds, of kernels before and now, and of torch.nn's."""
-
-    def cells(results: Report) -> Cells:
-        for row in of_table(results, name):
-            for who in (TORCH, "before", "now"):
-                seconds = row.get(who)
-                yield row["call"], who, shown(seconds and seconds * 1e6, ".1f")
-            speed = row[TORCH] / row["now"] if TORCH in row else None
-            yield row["call"], "times torch.nn's speed", shown(speed)
-
-    return cells
+    for row in of_table(results, table):
+        for who in (TORCH, "before", "now"):
+            yield row["call"], who, shown(row[who] * 1e6, ".1f") if who in row else "-"
+        speed = row[TORCH] / row["now"] if TORCH in row else None
+        yield row["call"], "times torch.nn's speed", shown(speed)
 
 
 def summary(cpu: Report, gpu: Report) -> Cells:
@@ -291,19 +280,13 @@ TABLES = (
     Table(PERFORMANCE, "tiny", OPERATORS, MICROSECONDS, tiny),
     Table(PERFORMANCE, "tiny shares", ("networks", "operators"), NETWORK, tiny_shares),
     Table(PERFORMANCE, "networks", ("networks",), NETWORK, networks),
-    Table(
-        PERFORMANCE,
-        "savings",
-        ("training",),
-        "network, activation, input, dtype",
-        report.savings_cells,
-    ),
+    Table(PERFORMANCE, "savings", ("training",), "training step", report.savings_cells),
     Table(PERFORMANCE, "gpu speeds", H200, LAYOUT, report.speeds_cells),
     Table(PERFORMANCE, "gpu dtypes", H200, LAYOUT, report.dtypes_cells),
     Table(PERFORMANCE, "gpu slower", H200, CALL, report.slower_cells),
-    Table(PERFORMANCE, "gpu windows", H200_KERNELS, MICROSECONDS, kernels("windows")),
-    Table(PERFORMANCE, "gpu out of window", H200_KERNELS, MICROSECONDS, kernels("out of window")),
-    Table(PERFORMANCE, "gpu replays", H200_CALLS, MICROSECONDS, in_microseconds("replays")),
+    Table(PERFORMANCE, "gpu windows", H200_KERNELS, MICROSECONDS, kernels, "windows"),
+    Table(PERFORMANCE, "gpu out of window", H200_KERNELS, MICROSECONDS, kernels, "out of window"),
+    Table(PERFORMANCE, "gpu replays", H200_CALLS, MICROSECONDS, in_microseconds, "replays"),
     Table(PERFORMANCE, "gpu networks", ("gpu_h100",), NETWORK, networks),
     Table(PERFORMANCE, "gpu kernelbench", H200, "case, ms", kernelbench),
     Table(PERFORMANCE, "gpu beside simulated", (*H200_CALLS, "simulated"), CALL, beside_simulated),
@@ -311,10 +294,10 @@ TABLES = (
     Table(PERFORMANCE, "simulated anew", ("simulated",), CALL, simulated_anew),
     Table(DETERMINISTIC, "fixes", OPERATORS, CALL, fixes),
     Table(DETERMINISTIC, "adaptive", OPERATORS, "from, to, channels", adaptive),
-    Table(DETERMINISTIC, "gpu fixes", H200_CALLS, CALL, compared("fixes")),
-    Table(DETERMINISTIC, "gpu fills", H200_CALLS, MICROSECONDS, in_microseconds("fills")),
-    Table("docs/pytorch.md", "compiled", COMPILED, "model", compared("compiled")),
-    Table("docs/recipes.md", "patched", COMPILED, MICROSECONDS, in_microseconds("patched")),
+    Table(DETERMINISTIC, "gpu fixes", H200_CALLS, CALL, compared, "fixes"),
+    Table(DETERMINISTIC, "gpu fills", H200_CALLS, MICROSECONDS, in_microseconds, "fills"),
+    Table("docs/pytorch.md", "compiled", COMPILED, "model", compared, "compiled"),
+    Table("docs/recipes.md", "patched", COMPILED, MICROSECONDS, in_microseconds, "patched"),
     Table("docs/install.md", "fallback", ("fallback",), CALL, fixes),
     Table("docs/export.md", "exported", ("exported",), "window, indices", exported),
     Table("docs/design.md", "tried", ("simulated",), "what was tried", tried),
