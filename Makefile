@@ -48,7 +48,7 @@ SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda
 HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
 HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
-# What every change must pass, beside make test. CI has a job for each.
+# What every change must pass, beside make test. CI runs all of them.
 CHECKS = lint check-docs $(OF_A_WHEEL) check-cuda check-fallback
 # One wheel passes these: WHEEL, or the newest in dist/ with CUDA kernels or without as CUDA says,
 # built anew if that is older than SOURCES.
@@ -85,8 +85,8 @@ test-all: $(VENV)/.test-all ## every test: also slow ones, documents, and four t
 	$(PYTEST) --all $(ARGS)
 docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
-bench: $(VENV)/.test ## times the operators, on the GPU if there is one; ARGS=memory measures that, ARGS=--help tells all
-	$(VENV)/bin/python -m benchmarks $(or $(ARGS),time)
+bench: $(VENV)/.test ## times operators and networks, on the GPU if there is one; ARGS=memory measures that
+	$(VENV)/bin/python -m benchmarks $(if $(filter-out -%,$(firstword $(ARGS))),,time) $(ARGS)
 figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables and pictures
 	$(VENV)/bin/python -m benchmarks documents --write
 	$(VENV)/bin/python docs/pictures.py

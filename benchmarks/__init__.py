@@ -3,8 +3,8 @@
 
 cases.py lists what is timed, data.py makes its tensors, contenders.py lists who is timed, timing.py
 does one case, and report.py prints the tables. networks.py has whole networks, memory.py measures a
-training step, and architectures.py defines the networks of both. comparisons.py times what else the
-documents tell, and pages.py writes their tables.
+training step, and architectures.py defines the networks of both. pages.py makes the documents'
+tables, and __main__.py is the program.
 """
 
 import sys

@@ -3,6 +3,7 @@
 
 import argparse
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from . import contenders, memory, pages, report, timing
 from .cases import CASES, QUICK, Case
 
 ON_CPU = [case for case in CASES if case.is_timed_on("cpu")]
-SHOWN = [case for case in ON_CPU if pages.shows(case)]
+DOCUMENTED = [case for case in ON_CPU if pages.is_documented(case)]
 HELP = {  # of commands; minutes are those of two CPU cores
     "time": f"time {len(ON_CPU)} calls on a CPU, in 17 minutes, or {len(CASES)} on a GPU, in 6; "
     f"with --quick {len(QUICK)}, in 3 minutes",
     "memory": f"measure a training step of {len(memory.TRAININGS)} networks, in 1 minute",
-    "documents": f"time the {len(SHOWN)} calls of the documents' tables and what else they tell, "
+    "documents": f"time the {len(DOCUMENTED)} calls of the documents' tables "
     "on a CPU, in 12 minutes, and keep it in benchmarks/results; in a build without kernels those "
     "of its table alone, in 1 minute",
 }
@@ -65,6 +66,7 @@ def row_of(case: Case, device: str, seconds: float) -> report.Row:
     except torch.OutOfMemoryError:
         return {"name": case.name, "results": {}, "left out": "needs more memory than is free"}
     except Exception as error:  # whatever it is, the other cases are timed
+        traceback.print_exc()
         return {"name": case.name, "results": {}, "failed": f"{type(error).__name__}: {error}"}
 
 
@@ -90,9 +92,11 @@ def stop_if_failed(results: report.Report) -> None:
 
 
 def document(seconds: float) -> None:
-    """Time all that the documents say was timed, and keep it unless a case fails."""
+    """Time the calls of the documents' tables, and keep their times unless one fails."""
     has_kernels = maxunpool_cuda.build_info()["kernels"] != "none"
-    cases = SHOWN if has_kernels else [case for case in SHOWN if contenders.workarounds(case)]
+    cases = (
+        DOCUMENTED if has_kernels else [case for case in DOCUMENTED if contenders.workarounds(case)]
+    )
     calls = timed(cases, "cpu", seconds, Path("out/benchmarks/documents.json"))
     stop_if_failed(calls)
     networks = [row for row in calls["rows"] if row["name"].startswith("network")]

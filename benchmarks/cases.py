@@ -34,6 +34,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Such as "values-image-112x64-b16-3x3s2p1-float32-contiguous-both"."""
         window = "x".join([str(self.kernel_size)] * self.rank)
         window += f"s{self.stride}" * (self.stride != self.kernel_size)
         window += f"p{self.padding}" * (self.padding > 0)
@@ -54,7 +55,7 @@ class Case:
 
     @property
     def window(self) -> str:
-        """Such as "3x3/2 padding 1": its size, stride and padding."""
+        """Such as "3x3/2 padding 1": its size, stride and padding, for tables."""
         size = "x".join([str(self.kernel_size)] * self.rank)
         return f"{size}/{self.stride}" + f" padding {self.padding}" * (self.padding > 0)
 
@@ -108,8 +109,9 @@ class Case:
         return self.device in ("", device)
 
 
-# Layer, shape, and those of kernel_size, stride, padding, dilation that are not 2, 2, 0, 1.
-NETWORKS = (
+# Of networks: name and shape. Below, the numbers after these are kernel_size, stride, padding,
+# dilation and unpooled_by, in this order, as far as they are not those of Case.
+LAYERS = (
     ("segnet-224x64-b8", (8, 64, 224, 224)),
     ("segnet-224x64-b32", (32, 64, 224, 224)),
     ("segnet-28x512-b8", (8, 512, 28, 28)),
@@ -209,13 +211,13 @@ def _on_gpus() -> Iterator[Case]:
 
 def _all() -> Iterator[Case]:
     """The most telling cases first, since a run may be stopped before its end."""
-    for layer in NETWORKS:
+    for layer in LAYERS:
         yield from _each(layer, UNPOOLING)
     for layer in WINDOWS:
         yield from _each(layer, UNPOOLING, **ALL)
     for layer in WINDOWS:
         yield from _each(layer, POOLING, **ALL)
-    for layer in NETWORKS:
+    for layer in LAYERS:
         yield from _each(layer, POOLING[2:], index_dtype=ALL["index_dtype"])
     for layer in (DILATED, *DUPLICATES, TINY):
         yield from _each(layer, UNPOOLING, **LAYOUTS)
@@ -230,16 +232,6 @@ def _all() -> Iterator[Case]:
 
 CASES = tuple(_all())
 BY_NAME = {case.name: case for case in CASES}
-
-
-def _quick() -> Iterator[Case]:
-    """The first case of each call with each window."""
-    seen = set()
-    for case in CASES:
-        call = (case.operation, case.direction, case.window)
-        if call not in seen:
-            seen.add(call)
-            yield case
-
-
-QUICK = tuple(_quick())
+# The first case of each call with each window, of those that every device times.
+_FIRST = {(c.operation, c.direction, c.window): c for c in CASES[::-1] if not c.device}
+QUICK = tuple(case for case in CASES if case in _FIRST.values())

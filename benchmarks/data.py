@@ -23,13 +23,13 @@ class Data(NamedTuple):
     """What one call is given."""
 
     input: Tensor  # random values, for unpooling as PyTorch's max pooling selects them
-    indices: Tensor  # where PyTorch finds the maxima, in the case's dtype; empty for values alone
+    indices: Tensor  # where PyTorch finds the maxima, in the case's dtype; empty if not needed
     flat: Tensor  # the same as flat int64 indices: the same tensor if that is the case's dtype
     grad_output: Tensor | None = None  # random whole numbers, whose sums are exact
 
 
 def make(case: Case, device: str, seed: int = 0) -> Data:
-    """Pool random values, which are the same for each seed."""
+    """Pool random values; the same seed gives the same ones."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
     unpooled = torch.empty(case.shape, dtype=dtype, device=device).normal_(generator=generator)
@@ -71,12 +71,12 @@ def cache_bytes(device: str) -> int:
 def sets(held: int, read: int, device: str) -> int:
     """How many sets a rotation has: it reads more than the cache holds before it begins anew.
 
-    Example: float32 values of 8x64x14x14 take 3.2 MB; an H100's cache has 50 MiB; so a rotation
+    Example: float32 values of 8x512x14x14 take 3.2 MB; an H100's cache has 50 MiB; so a rotation
     has 1 + 128 MiB // 3.2 MB = 42 sets.
 
     Args:
         held: The bytes of a set.
-        read: Those that a call reads.
+        read: Those that a call reads at the least.
         device: Where they are.
     """
     fitting = max(1, MOST_BYTES // held)
@@ -86,7 +86,8 @@ def sets(held: int, read: int, device: str) -> int:
 def rotation(case: Case, device: str) -> list[Data]:
     """Data that exceed a cache, if not tiny. Their values differ, as processors learn branches.
 
-    Those of large tensors have the same planes in another order, as drawing values takes longer.
+    Small tensors are drawn anew. Large ones, for which that takes longer, have the same planes in
+    another order.
     """
     first, channels = make(case, device), case.shape[1]
     given = first.input.nbytes

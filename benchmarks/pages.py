@@ -15,7 +15,7 @@ from typing import NamedTuple
 from . import report
 from .cases import SMALL, Case
 from .contenders import CLONE, INDUCTOR, OURS, TORCH, workarounds
-from .report import Cells, Report, Row, median, shown, times
+from .report import Cells, Report, Row, formatted, median, speed_beside
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -53,7 +53,9 @@ def rewritten(page: str) -> str:
     for table in TABLES:
         if table.page == page:
             made = table.made()
-            text = re.sub(table.pattern, lambda found, made=made: found[1] + made, text)
+            text, count = re.subn(table.pattern, lambda found, made=made: found[1] + made, text)
+            if count != 1:
+                raise ValueError(f"{page}: expected one table {table.name!r} but got {count}")
     return text
 
 
@@ -63,8 +65,8 @@ def write() -> None:
         (ROOT / page).write_text(rewritten(page))
 
 
-def shows(case: Case) -> bool:
-    """Whether a table has the case. All of them take some 12 minutes on two CPU cores."""
+def is_documented(case: Case) -> bool:
+    """Whether a table has the case."""
     if case.operation == "network":
         is_usual = case.layer != "vgg-b8" and case.layout == "contiguous"
         return is_usual or case.layer == "squeezenet-b1"
@@ -83,50 +85,52 @@ def compared(results: Report, table: str) -> Cells:
     for row in of_table(results, table):
         for who in row["results"]:
             if who != TORCH:
-                yield row["row"], row.get("column") or who, shown(times(row, TORCH, who))
+                yield row["row"], row.get("column") or who, formatted(speed_beside(row, TORCH, who))
 
 
 def in_microseconds(results: Report, table: str) -> Cells:
     """Times, a column for each contender."""
     for row in of_table(results, table):
         for who in row["results"]:
-            yield row["row"], who, shown(median(row, who) * 1e6, ".1f")
+            yield row["row"], who, formatted(median(row, who) * 1e6, ".1f")
 
 
 def fixes(results: Report) -> Cells:
     """Speeds beside torch.nn's of this package, and of what may stand in its place."""
     modules = {"values": "MaxPool", "adaptive": "AdaptiveMaxPool", "unpool": "MaxUnpool"}
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         found = workarounds(case)
+        if not found:
+            continue
         size = 1 if case.operation == "adaptive" else case.kernel_size
         window = f", {case.stride}, {case.padding}" * (case.stride != case.kernel_size)
-        for who in (OURS, *found) if found else ():
-            call = f"`{modules[case.operation]}{case.rank}d({size}{window})`"
-            name = f"{call}, {'x'.join(map(str, case.shape))}"
-            yield name, who, shown(times(row, TORCH, who))
+        call = f"`{modules[case.operation]}{case.rank}d({size}{window})`"
+        name = f"{call}, {'x'.join(map(str, case.shape))}"
+        for who in (OURS, *found):
+            yield name, who, formatted(speed_beside(row, TORCH, who))
 
 
 def tiny(results: Report) -> Cells:
     """Microseconds of calls with so little to do that their cost in Python counts."""
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         if case.is_tiny and case.layout == "contiguous":
             for who in (OURS, TORCH):
-                yield case.name, who, shown(median(row, who) * 1e6, ".1f")
-            yield case.name, "times torch.nn's speed", shown(times(row, TORCH))
+                yield case.name, who, formatted(median(row, who) * 1e6, ".1f")
+            yield case.name, "times torch.nn's speed", formatted(speed_beside(row, TORCH))
 
 
 def tiny_shares(results: Report, operators: Report) -> Cells:
     """Thousandths of a network's time: what its pools cost more than torch.nn's do at the least."""
     more = {}
-    for case, row in report.timed(operators):
+    for case, row in report.with_results(operators):
         if case.layer == SMALL[0][0]:
             more[case.direction] = median(row) - median(row, TORCH)
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         name = f"{network_name(case)}, {case.direction}"
         pools = POOLS[case.layer.partition("-")[0]]
         yield name, "pools", pools
         share = pools * more["forward" if case.direction == "inference" else "both"] / median(row)
-        yield name, "thousandths", shown(share * 1e3, ".1f")
+        yield name, "thousandths", formatted(share * 1e3, ".1f")
 
 
 def exported(results: Report) -> Cells:
@@ -136,7 +140,7 @@ def exported(results: Report) -> Cells:
     for row, form in found:
         yield row["row"], f"nodes {forms[form]}", row["results"][form]["nodes"]
     for row, form in found:
-        yield row["row"], f"ms {forms[form]}", shown(median(row, form) * 1e3)
+        yield row["row"], f"ms {forms[form]}", formatted(median(row, form) * 1e3)
 
 
 def network_name(case: Case) -> str:
@@ -146,128 +150,79 @@ def network_name(case: Case) -> str:
 
 def networks(results: Report) -> Cells:
     """Speeds of whole networks beside torch.nn's, eager and compiled."""
-    for prefix, theirs, ours in (
-        ("", TORCH, OURS),
-        ("compiled ", INDUCTOR, f"{OURS}, {INDUCTOR}"),
-    ):
-        for case, row in report.timed(results):
-            yield network_name(case), f"{prefix}{case.direction}", shown(times(row, theirs, ours))
+    rows = [pair for pair in report.with_results(results) if pair[0].operation == "network"]
+    for case, row in rows:
+        yield network_name(case), case.direction, formatted(speed_beside(row, TORCH))
+    for case, row in rows:
+        speed = speed_beside(row, INDUCTOR, f"{OURS}, {INDUCTOR}")
+        yield network_name(case), f"compiled {case.direction}", formatted(speed)
 
 
 def without_indices(results: Report) -> Cells:
     """Speeds beside torch.nn's of pooling that returns no indices, and with its backward."""
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         if case.operation == "values" and not case.is_tiny:
             column = f"{case.dtype}{', and backward' * (case.direction == 'both')}"
-            yield f"{case.window}, {case.layout}", column, shown(times(row, TORCH))
+            yield f"{case.window}, {case.layout}", column, formatted(speed_beside(row, TORCH))
 
 
 def adaptive(results: Report) -> Cells:
     """The same of adaptive pooling."""
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         if case.operation == "adaptive":
             before, after = ("x".join(map(str, of[2:])) for of in (case.shape, case.pooled))
             direction = "and backward" if case.direction == "both" else "forward"
             name = f"{before} to {after}, {case.shape[1]}"
-            yield name, f"{case.layout}: {direction}", shown(times(row, TORCH))
+            yield name, f"{case.layout}: {direction}", formatted(speed_beside(row, TORCH))
 
 
 def kernelbench(results: Report) -> Cells:
     """Milliseconds of KernelBench's problems."""
-    for case, row in report.timed(results):
+    for case, row in report.with_results(results):
         if case.layer.startswith("kernelbench"):
             for who in (TORCH, INDUCTOR, OURS):
-                yield case.layer, who, shown(median(row, who) * 1e3)
+                yield case.layer, who, formatted(median(row, who) * 1e3)
 
 
-def beside(row: Row, other: str) -> float | None:
-    """A simulated speed beside a copy's or a simple kernel's: of cycles, where they were kept."""
-    if "cycles" not in row:
-        return row.get(f"speed beside a {other}")
-    return row["cycles"][other] / row["cycles"]["ours"] if other in row["cycles"] else None
-
-
-def is_first_simulation(row: Row) -> bool:
-    """Whether the row is of kernels as they were simulated first, and then measured."""
-    return "tried" not in row and "before" not in row
-
-
-def simulated(results: Report) -> Cells:
-    """The share of a copy's speed, and the speed beside a simple kernel."""
-    for row in filter(is_first_simulation, results["rows"]):
-        name = row["call"] + (f" ({row['kernels']})" if "kernels" in row else "")
-        yield name, "% of copy", shown(beside(row, "copy"), ".0%")
-        yield name, "times a simple kernel's speed", shown(beside(row, "simple kernel"))
-
-
-def simulated_anew(results: Report) -> Cells:
-    """Shares of a copy's speed, of kernels before and of those that took their place."""
-    for row in results["rows"]:
-        if "before" in row:
-            copy, name = row["cycles"]["copy"], row["call"]
-            yield name, "before, % of copy", shown(copy / row["before"], ".0%")
-            yield name, "now, % of copy", shown(copy / row["cycles"]["ours"], ".0%")
-            speed = shown(beside(row, "simple kernel"))
-            yield name, "now, times a simple kernel's speed", speed
-
-
-def beside_simulated(results: Report, earlier: Report) -> Cells:
+def beside_simulated(results: Report, table: str) -> Cells:
     """Shares of a clone's speed, as simulated and as measured, and measured speeds beside others.
 
     A call that was not simulated, or not timed with simple kernels, has a "-" there.
     """
-    rows = filter(is_first_simulation, earlier["rows"])
-    shares = {row["call"]: beside(row, "copy") for row in rows}
-    for row in of_table(results, "simulated"):
-        yield row["row"], "simulated, % of copy", shown(shares.get(row["row"]), ".0%")
-        yield row["row"], "measured, % of clone", shown(times(row, CLONE), ".0%")
-        yield row["row"], "torch.nn's speed", shown(times(row, TORCH))
-        yield row["row"], "simple kernels'", shown(times(row, SIMPLE))
-
-
-def tried(results: Report) -> Cells:
-    """Times over a copy's, of kernels that were left out, and of those that are here."""
-    for row in results["rows"]:
-        if "tried" in row:
-            name = f"{row['tried']}: {row['call']}"
-            yield name, "time over a copy's", shown(row["over a copy"])
-            if "here" in row:
-                yield name, "of the kernels here, that day", shown(row["here"])
-
-
-def plain(results: Report) -> Cells:
-    """Times over a copy's, of the kernels then, of plain ones, and of PyTorch's way to unpool."""
-    names = {"here": "kernels then", "plain": "plain", "fill and scatter": "fill and scatter"}
-    for row in results["rows"]:
-        for name, words in names.items():
-            if name in row:
-                yield row["call"], words, shown(row[name]["seconds"] / row[name]["copy"])
-
-
-def kernels(results: Report, table: str) -> Cells:
-    """Microseconds, of kernels before and now, and of torch.nn's."""
     for row in of_table(results, table):
-        for who in (TORCH, "before", "now"):
-            yield row["call"], who, shown(row[who] * 1e6, ".1f") if who in row else "-"
-        speed = row[TORCH] / row["now"] if TORCH in row else None
-        yield row["call"], "times torch.nn's speed", shown(speed)
+        yield row["row"], "simulated, % of copy", formatted(row["simulated share of copy"], ".0%")
+        yield row["row"], "measured, % of clone", formatted(speed_beside(row, CLONE), ".0%")
+        yield row["row"], "torch.nn's speed", formatted(speed_beside(row, TORCH))
+        yield row["row"], "simple kernels'", formatted(speed_beside(row, SIMPLE))
+
+
+def published(results: Report, table: str) -> Cells:
+    """What other programs measured or simulated. A cell is a number over another, in a format.
+
+    Example: ``"now, % of copy": [1234, 1400, ".0%"]`` are a copy's cycles over a kernel's: 88.
+    """
+    for row in of_table(results, table):
+        for column, cell in row["cells"].items():
+            number = cell and cell[0] / cell[1]
+            yield row["row"], column, formatted(number, cell[2] if cell else "")
 
 
 def summary(cpu: Report, gpu: Report) -> Cells:
     """README's figures: times torch.nn's speed, contiguous, on a CPU and on a GPU."""
-    speed_of = {case.name: times(row, TORCH) for case, row in report.timed(cpu)}
+    speed_of = {case.name: speed_beside(row, TORCH) for case, row in report.with_results(cpu)}
     pool = "values-image-112x64-b16-2x2-float32-contiguous"  # nn.MaxPool2d(2)
-    yield "`nn.MaxPool2d(2)`", "CPU", shown(speed_of[f"{pool}-forward"], ".2g")
-    yield "`nn.MaxPool2d(2)`, and its backward", "CPU", shown(speed_of[f"{pool}-both"], ".2g")
+    yield "`nn.MaxPool2d(2)`", "CPU", formatted(speed_of[f"{pool}-forward"], ".2g")
+    yield "`nn.MaxPool2d(2)`, and its backward", "CPU", formatted(speed_of[f"{pool}-both"], ".2g")
     for device, results in (("CPU", cpu), ("GPU", gpu)):
         for kind, of in report.speeds(results).items():
             if kind.endswith(", contiguous") and "both" not in kind:
                 name = kind.removesuffix(", contiguous")
-                yield f"{name} (geometric mean)", device, shown(geometric_mean(of), ".2g")
+                yield f"{name} (geometric mean)", device, formatted(geometric_mean(of), ".2g")
 
 
 README, PERFORMANCE, DETERMINISTIC = "README.md", "docs/performance.md", "docs/deterministic.md"
 OPERATORS, COMPILED = ("operators",), ("compiled",)
+SIMULATED, PLAIN = ("simulated",), ("gpu_h100_kernels",)
 H200, H200_CALLS, H200_KERNELS = ("gpu_h200",), ("gpu_h200_calls",), ("gpu_h200_kernels",)
 CALL, LAYOUT, MICROSECONDS = "call", "call, layout", "call, microseconds"
 NETWORK = "network, images, layout"
@@ -284,14 +239,14 @@ TABLES = (
     Table(PERFORMANCE, "gpu speeds", H200, LAYOUT, report.speeds_cells),
     Table(PERFORMANCE, "gpu dtypes", H200, LAYOUT, report.dtypes_cells),
     Table(PERFORMANCE, "gpu slower", H200, CALL, report.slower_cells),
-    Table(PERFORMANCE, "gpu windows", H200_KERNELS, MICROSECONDS, kernels, "windows"),
-    Table(PERFORMANCE, "gpu out of window", H200_KERNELS, MICROSECONDS, kernels, "out of window"),
+    Table(PERFORMANCE, "gpu windows", H200_KERNELS, MICROSECONDS, published, "windows"),
+    Table(PERFORMANCE, "gpu out of window", H200_KERNELS, MICROSECONDS, published, "out of window"),
     Table(PERFORMANCE, "gpu replays", H200_CALLS, MICROSECONDS, in_microseconds, "replays"),
     Table(PERFORMANCE, "gpu networks", ("gpu_h100",), NETWORK, networks),
     Table(PERFORMANCE, "gpu kernelbench", H200, "case, ms", kernelbench),
-    Table(PERFORMANCE, "gpu beside simulated", (*H200_CALLS, "simulated"), CALL, beside_simulated),
-    Table(PERFORMANCE, "simulated", ("simulated",), CALL, simulated),
-    Table(PERFORMANCE, "simulated anew", ("simulated",), CALL, simulated_anew),
+    Table(PERFORMANCE, "gpu beside simulated", H200_CALLS, CALL, beside_simulated, "simulated"),
+    Table(PERFORMANCE, "simulated", SIMULATED, CALL, published, "simulated"),
+    Table(PERFORMANCE, "simulated anew", SIMULATED, CALL, published, "simulated anew"),
     Table(DETERMINISTIC, "fixes", OPERATORS, CALL, fixes),
     Table(DETERMINISTIC, "adaptive", OPERATORS, "from, to, channels", adaptive),
     Table(DETERMINISTIC, "gpu fixes", H200_CALLS, CALL, compared, "fixes"),
@@ -300,6 +255,6 @@ TABLES = (
     Table("docs/recipes.md", "patched", COMPILED, MICROSECONDS, in_microseconds, "patched"),
     Table("docs/install.md", "fallback", ("fallback",), CALL, fixes),
     Table("docs/export.md", "exported", ("exported",), "window, indices", exported),
-    Table("docs/design.md", "tried", ("simulated",), "what was tried", tried),
-    Table("docs/design.md", "plain", ("gpu_h100_kernels",), "call, times over a copy's", plain),
+    Table("docs/design.md", "tried", SIMULATED, "what was tried", published, "tried"),
+    Table("docs/design.md", "plain", PLAIN, "call, times over a copy's", published, "plain"),
 )

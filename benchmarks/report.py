@@ -67,15 +67,15 @@ def median(row: Row, contender: str = OURS) -> float:
     return row["results"][contender]["quartiles"][1]
 
 
-def times(row: Row, contender: str, other: str = OURS) -> float | None:
-    """How many times longer the contender takes than the other; None if one was not timed."""
+def speed_beside(row: Row, contender: str, other: str = OURS) -> float | None:
+    """How many times the contender's speed the other has; None if one was not timed."""
     if not {contender, other} <= row["results"].keys():
         return None
     return median(row, contender) / median(row, other)
 
 
-def shown(number: float | None, form: str = ".2f") -> str:
-    """The number in this form. "-" stands for None, and 50 for 50 %."""
+def formatted(number: float | None, form: str = ".2f") -> str:
+    """The number in this form, without its percent sign; "-" for None."""
     return "-" if number is None else format(number, form).removesuffix("%")
 
 
@@ -116,7 +116,7 @@ FEWER_BYTES = (
 SLOW = 0.9  # times torch.nn's speed; less is no noise
 
 
-def timed(report: Report) -> Iterator[tuple[Case, Row]]:
+def with_results(report: Report) -> Iterator[tuple[Case, Row]]:
     """The cases that have results, and their rows."""
     for row in report["rows"]:
         if OURS in row["results"]:
@@ -139,12 +139,12 @@ def speeds(
     found: dict[str, list[float]] = {
         f"{kind}, {layout}": [] for layout in ALL["layout"] for kind in KINDS
     }
-    for case, row in timed(report):
+    for case, row in with_results(report):
         kind = names.get((case.operation, case.direction))
         if kind is None or case.unpooled_by or (case.dtype, case.index_dtype) != dtypes:
             continue
         if layers is None or case.layer in layers:
-            found[f"{kind}, {case.layout}"].append(times(row, TORCH))
+            found[f"{kind}, {case.layout}"].append(speed_beside(row, TORCH))
     return {kind: of for kind, of in found.items() if of}
 
 
@@ -152,29 +152,29 @@ def speeds_cells(report: Report) -> Cells:
     """Speeds beside torch.nn's with the default dtypes."""
     for kind, of in speeds(report).items():
         yield kind, "cases", len(of)
-        yield kind, "times torch.nn's speed", shown(geometric_mean(of))
-        yield kind, "slowest", shown(min(of))
-        yield kind, "fastest", shown(max(of))
+        yield kind, "times torch.nn's speed", formatted(geometric_mean(of))
+        yield kind, "slowest", formatted(min(of))
+        yield kind, "fastest", formatted(max(of))
 
 
 def dtypes_cells(report: Report) -> Cells:
     """Speeds of the layers that are timed with every dtype."""
     for dtypes in (DEFAULT, *FEWER_BYTES):
         for kind, of in speeds(report, dtypes, EVERY_DTYPE).items():
-            yield kind, ", ".join(dtypes), shown(geometric_mean(of))
+            yield kind, ", ".join(dtypes), formatted(geometric_mean(of))
 
 
 def slower_cells(report: Report) -> Cells:
     """The calls of which a case has at most SLOW times torch.nn's speed, in any dtype."""
     calls: dict[str, list[float]] = defaultdict(list)
-    for case, row in timed(report):
+    for case, row in with_results(report):
         if case.operation != "network":
-            calls[case.call].append(times(row, TORCH))
+            calls[case.call].append(speed_beside(row, TORCH))
     for call, of in calls.items():
         if min(of) <= SLOW:
             yield call, "cases", len(of)
-            yield call, "times torch.nn's speed", shown(geometric_mean(of))
-            yield call, "slowest", shown(min(of))
+            yield call, "times torch.nn's speed", formatted(geometric_mean(of))
+            yield call, "slowest", formatted(min(of))
 
 
 def case_cells(report: Report) -> Cells:
@@ -182,15 +182,16 @@ def case_cells(report: Report) -> Cells:
 
     GB/s are useful bytes by time, and "of clone" is their share of a clone's.
     """
-    for case, row in timed(report):
-        name = f"{case.name}, host-bound" if "host-bound" in row else case.name
-        yield name, "microseconds", shown(median(row) * 1e6, ".1f")
+    for case, row in with_results(report):
+        is_host_bound = OURS in row.get("host-bound", ())
+        name = f"{case.name}{', host-bound' * is_host_bound}"
+        yield name, "microseconds", formatted(median(row) * 1e6, ".1f")
         if CLONE in row["results"]:
-            yield name, "GB/s", shown(case.useful_bytes / median(row) / 1e9, ".0f")
-            yield name, "of clone", f"{times(row, CLONE):.0%}"
+            yield name, "GB/s", formatted(case.useful_bytes / median(row) / 1e9, ".0f")
+            yield name, "of clone", f"{speed_beside(row, CLONE):.0%}"
         for other in row["results"]:
             if other not in (OURS, CLONE):
-                yield name, f"times {other}'s speed", shown(times(row, other))
+                yield name, f"times {other}'s speed", formatted(speed_beside(row, other))
 
 
 def savings_cells(report: Report) -> Cells:

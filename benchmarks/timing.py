@@ -13,7 +13,7 @@ import torch
 
 from . import contenders, data, networks
 from .cases import Case
-from .contenders import CLONE, FLAG_GEMS, TORCH, Call
+from .contenders import CLONE, OURS, TORCH, Call
 
 FEWEST_ROUNDS, MOST_ROUNDS, WARM_UP = 10, 200, 2
 SLEEP = 500_000  # cycles of the device, 0.25 ms at 2 GHz: most calls are queued in that time
@@ -46,8 +46,8 @@ class CudaClock:
 
     The device sleeps first. If it was awake again before the host had queued the call, the time
     has gaps in which the device waited. Then the call is repeated after twice the sleep, which the
-    later calls keep. Of a sleep of 32 ms the host may be slower still: such a time is counted, and
-    if most are such, the call is host-bound.
+    later calls keep. At 32 ms it gives up: the time is counted as one with gaps, and if most are
+    such, the call is host-bound.
     """
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """The quartiles of everyone's seconds, in rounds that take about ``seconds`` for each.
 
-    In a round everyone takes another set of data. Otherwise the second would find in the cache
-    what the first has read.
+    In a round everyone takes another set of data, as far from the others' as can be: otherwise one
+    would find in the cache what another has read.
     """
     found: dict[str, list[float]] = {name: [] for name in calls_of}
     names = list(calls_of)
@@ -144,7 +144,7 @@ def calls(case: Case, device: str) -> tuple[dict[str, list[Call]], str]:
     """Everyone's calls of an operator, on data that rotate; each has returned the right result.
 
     Returns:
-        The calls, and why a rival is left out of the case, if one is.
+        The calls, and who is left out of the case and why: one that fails, or is wrong.
     """
     rotation = data.rotation(case, device)
     made: dict[str, list[Call]] = {}
@@ -156,7 +156,7 @@ def calls(case: Case, device: str) -> tuple[dict[str, list[Call]], str]:
         try:
             check(name, made[name][0], case, given[0])
         except Exception as error:
-            if name != FLAG_GEMS:
+            if name in (OURS, TORCH):
                 raise
             del made[name]
             left_out = f"{name}: {error}"
@@ -171,16 +171,14 @@ def run(case: Case, device: str, seconds: float) -> dict[str, Any]:
     Returns:
         ``results`` has the quartiles of everyone's seconds; ``host-bound``, if it is there, the
         names of those whose time has gaps in which the device waited for the host; ``left out``,
-        if it is there, which rival is missing, and why.
+        if it is there, who else is missing, and why.
 
     Raises:
         RuntimeError: A result is wrong, or a call failed.
         torch.OutOfMemoryError: The device has too little free memory.
     """
-    if case.operation == "network":
-        calls_of, left_out = networks.calls(case, device), ""
-    else:
-        calls_of, left_out = calls(case, device)
+    prepare = networks.calls if case.operation == "network" else calls
+    calls_of, left_out = prepare(case, device)
     clocks = clocks_of(case, device, calls_of)
     found = interleave(calls_of, clocks, seconds).items()
     rounded = {name: {"quartiles": [float(f"{x:.5g}") for x in three]} for name, three in found}

@@ -102,7 +102,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_project(folder)
-        run(folder, *BUILD).check_returncode()
+        built = run(folder, *BUILD)
+        if built.returncode != 0:
+            sys.exit(f"mutate: expected a build but got:\n{built.stdout}{built.stderr}")
         chosen = {(test, m.words) for m in mutations for test in m.tests}
         words = " or ".join(f"({Path(test).stem} and ({words}))" for test, words in chosen)
         right = run(folder, *PYTEST, *{test for test, _ in chosen}, "-k", words)
