@@ -97,17 +97,15 @@ def rotation(case: Case, device: str) -> list[Data]:
     number = sets(given + gradient + kept + flat, min(given, kept + (gradient or given)), device)
     if math.prod(case.shape) < FEW:
         return [first, *(make(case, device, seed) for seed in range(1, number))]
-    return [first, *(moved(first, 1 + turn % (channels - 1)) for turn in range(number - 1))]
+    return [first, *(moved(first, case, 1 + turn % (channels - 1)) for turn in range(number - 1))]
 
 
-def moved(data: Data, channels: int) -> Data:
-    """The same planes, each so many channels further on; the last come first.
-
-    Not by a multiple of all channels: :func:`torch.roll` makes that contiguous.
-    """
+def moved(data: Data, case: Case, channels: int) -> Data:
+    """The same planes, each so many channels further on; the last come first."""
 
     def move(tensor: Tensor) -> Tensor:
-        return torch.roll(tensor, channels, dims=1) if tensor.numel() else tensor
+        # On CUDA torch.roll makes it contiguous.
+        return laid_out(torch.roll(tensor, channels, dims=1), case) if tensor.numel() else tensor
 
     indices = move(data.indices)
     flat = indices if data.flat is data.indices else move(data.flat)

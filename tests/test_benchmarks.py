@@ -91,6 +91,18 @@ def test_a_rival_is_timed_if_it_is_right(monkeypatch: Patch) -> None:
     assert FLAG_GEMS not in row["results"]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_all_data_have_the_layout(device: str, monkeypatch: Patch) -> None:
+    """Of large tensors, whose planes move."""
+    monkeypatch.setattr(data, "cache_bytes", lambda _: 2**23)
+    case = Case("large", (2, 64, 96, 96), direction="both", layout="channels_last")
+    rotation = data.rotation(case, device)
+    assert len(rotation) > 2
+    for tensors in rotation:
+        for tensor in tensors:
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_rounds_rotate(monkeypatch: Patch) -> None:
     """Nobody is always the first, or takes the data that another has just read."""
     monkeypatch.setattr(timing, "MOST_ROUNDS", 2)
