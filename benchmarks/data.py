@@ -150,7 +150,7 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     if not case.has_indices:
         return (torch.cat([pooling(case)(one) for one in data.input.split(1)]),)
     indices = data.flat.flatten(2)
-    kept = torch.tensor(True) if case.pools else _is_last(case, indices)
+    is_last = None if case.pools else _is_last(case, indices)
 
     def gather(unpooled: Tensor) -> Tensor:
         return unpooled.flatten(2).gather(-1, indices).reshape(case.pooled)
@@ -162,12 +162,12 @@ def definition(case: Case, data: Data, to_losers: bool = False) -> tuple[Tensor,
     results: tuple[Tensor, ...] = ()
     if case.direction != "backward":
         values = data.input if case.operation == "unpool" else gather(data.input)
-        if not case.pools:
-            values = scatter(values * kept)
+        if is_last is not None:
+            values = scatter(values * is_last)
         results = (values, data.indices) if case.operation == "pool" else (values,)
     if data.grad_output is not None:
         gradient = data.grad_output
-        if not case.pools:
-            gradient = gather(gradient) * (kept | to_losers)
+        if is_last is not None:
+            gradient = gather(gradient) * (is_last | to_losers)
         results += (gradient if case.operation == "unpool" else scatter(gradient),)
     return results

@@ -20,8 +20,7 @@ from .report import Cells, Report, Row, formatted, median, speed_beside
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SIMPLE = "simple kernels"  # this package's, which MAXUNPOOL_CUDA_SIMPLE_KERNELS=1 asks for
-NETWORKS = {"squeezenet": "SqueezeNet 1.1", "vgg": "VGG-11"}
-POOLS = {"squeezenet": 3, "vgg": 5}  # of each network
+NETWORKS = {"squeezenet": ("SqueezeNet 1.1", 3), "vgg": ("VGG-11", 5)}  # and their pools
 
 
 class Table(NamedTuple):
@@ -127,7 +126,7 @@ def tiny_shares(results: Report, operators: Report) -> Cells:
             more[case.direction] = median(row) - median(row, TORCH)
     for case, row in report.with_results(results):
         name = f"{network_name(case)}, {case.direction}"
-        pools = POOLS[case.layer.partition("-")[0]]
+        _, pools = NETWORKS[case.layer.partition("-")[0]]
         yield name, "pools", pools
         share = pools * more["forward" if case.direction == "inference" else "both"] / median(row)
         yield name, "thousandths", formatted(share * 1e3, ".1f")
@@ -145,7 +144,8 @@ def exported(results: Report) -> Cells:
 
 def network_name(case: Case) -> str:
     """Such as "SqueezeNet 1.1, 8, contiguous": the network, its images, their layout."""
-    return f"{NETWORKS[case.layer.partition('-')[0]]}, {case.shape[0]}, {case.layout}"
+    name, _ = NETWORKS[case.layer.partition("-")[0]]
+    return f"{name}, {case.shape[0]}, {case.layout}"
 
 
 def networks(results: Report) -> Cells:
