@@ -4,9 +4,9 @@
 With a CUDA 13 build of PyTorch and a CUDA 13 toolkit the extension has CUDA kernels, else only the
 CPU's. FORCE_CUDA=1 fails if it cannot have CUDA kernels; with a PyTorch for the CPU it builds them
 for another environment. FORCE_CPU=1 leaves them out.
-FORCE_FALLBACK=1 builds no extension, nor does a system without a C++ compiler or other than Linux:
-PyTorch's own operators compute there (maxunpool_cuda/_fallback.py). A compilation that fails is an
-error. DEBUG=1 builds for a debugger (CONTRIBUTING.md).
+FORCE_FALLBACK=1 builds no extension, nor does a system other than Linux: PyTorch's own operators
+compute there (maxunpool_cuda/_fallback.py). What is missing for a compilation is an error before it
+begins, in one line. DEBUG=1 builds for a debugger (CONTRIBUTING.md).
 tools/gpu.py and the tests call the functions here, too; only as a program this file builds.
 """
 
@@ -19,13 +19,20 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
+
+if not find_spec("torch"):
+    raise SystemExit("maxunpool_cuda: expected PyTorch but got none: `pip install torch` brings it")
+
+import torch
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
@@ -38,6 +45,7 @@ CUDA_KERNELS = "maxunpool_cuda." + LIBRARY["CUDA_KERNELS"].removesuffix(".so")
 # The major and the minor number of the oldest release, a byte each: 0x020a000000000000 is 2.10.
 TORCH_TARGET = "0x{:02x}{:02x}{:012x}".format(*LIBRARY["release_of"](LIBRARY["OLDEST_TORCH"]), 0)
 CUDA_MAJOR = LIBRARY["CUDA_MAJOR"]
+OLDEST_SETUPTOOLS = 77  # the first that takes the licence of pyproject.toml
 # What pip installs beside PyTorch: nvcc, its headers, and CUDA's runtime, which PyTorch may bring.
 PIP_TOOLKIT = f"cuda-toolkit[nvcc,cccl,cudart]=={CUDA_MAJOR}.*"
 # The compute capabilities that every nvcc 13 and every PyTorch with CUDA 13 can build for.
@@ -92,14 +100,36 @@ def why_fallback() -> str:
         note = "no kernels, as FORCE_FALLBACK=1 says"
     elif sys.platform != "linux":
         note = f"no kernels: expected Linux but got {sys.platform}"
-    elif not has_compiler():
-        note = "no kernels: expected a C++ compiler but got none"
     else:
         return ""
     if refused := ASKED - {"FORCE_FALLBACK"}:
         said = f"{min(refused)}=1 says"
         raise SystemExit(f"maxunpool_cuda: expected kernels, as {said}, but got {note}")
     return note
+
+
+def lacks(note: str) -> Iterator[str]:
+    """What a build lacks, and what brings it; ``note`` tells why it has no kernels, if it has none.
+
+    This is asked before a compiler starts.
+    """
+    oldest = LIBRARY["OLDEST_TORCH"]
+    if LIBRARY["release_of"](torch.__version__) < LIBRARY["release_of"](oldest):
+        way = f'`pip install "torch>={oldest}"` brings it'
+        yield f"PyTorch {oldest} or later but got {torch.__version__}: {way}"
+    if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+        way = f'`pip install "setuptools>={OLDEST_SETUPTOOLS}"` brings it'
+        yield f"setuptools {OLDEST_SETUPTOOLS} or later but got {setuptools.__version__}: {way}"
+    if note:
+        return
+    or_without = "brings it on Debian and Ubuntu; FORCE_FALLBACK=1 builds without kernels"
+    if not has_compiler():
+        yield f"a C++ compiler but got none: `apt install g++` {or_without}"
+    headers = sysconfig.get_path("include")
+    if not (Path(headers, "Python.h").exists() or os.environ.get("CPATH")):
+        yield f"Python.h but got none in {headers}: `apt install python3-dev` {or_without}"
+    if not find_spec("pybind11"):
+        yield "pybind11 but got none: `pip install pybind11` brings it"
 
 
 def toolkit_of(nvcc: str) -> Toolkit | None:
@@ -262,7 +292,10 @@ class BuildFallback(build_py):
 def main() -> None:
     """Builds, and says at the end what was built."""
     command: type[BuildFallback | BuildExtension]
-    if note := why_fallback():
+    note = why_fallback()
+    for lack in lacks(note):
+        raise SystemExit(f"maxunpool_cuda: expected {lack}")
+    if note:
         name, command, modules = "build_py", BuildFallback, []
         built = f"{note}. PyTorch's operators compute instead, which is slower (docs/install.md)"
     else:

@@ -21,7 +21,11 @@ that calls torch.nn.functional. ``maxunpool_cuda.export`` has tables for exporte
 # _fallback.py, where that has no kernels. _convert.py, _patch.py and _attribution.py are for models
 # and code that were written for torch.nn; export.py, with _decompositions.py, is for programs that
 # leave Python.
-from . import _library, export, functional
+from . import _library
+
+__path__ = [str(_library.PACKAGE)]  # where all else is
+
+from . import export, functional
 from ._attribution import exact_attributions
 from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling
 from ._library import build_info, check_errors

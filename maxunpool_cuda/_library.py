@@ -10,6 +10,9 @@ tensors, and warns at the first call.
 A build without a library, where the fallback computes all, has the file ``FALLBACK`` instead, such
 as ``{"version": "0.3.0", "note": "no kernels, as FORCE_FALLBACK=1 says"}``.
 
+A source tree is often on Python's path, before the copy that pip has installed. If nothing is built
+in the tree, the package is that copy: ``PACKAGE`` is its folder, and the package's ``__path__``.
+
 setup.py runs this file, too, without the rest of the package.
 """
 
@@ -28,13 +31,33 @@ import torch
 _C: Any = None  # the compiled module, once it is loaded
 _note = ""  # which kernels are left out here, and why
 version = ""  # of the package
-PACKAGE = Path(__file__).parent
 FALLBACK = "_C.fallback.json"
 CPU_KERNELS = "_cpu_kernels.so"
 CUDA_KERNELS = "_cuda_kernels.so"
 # The first release whose stable ABI has all that the kernels need.
 OLDEST_TORCH = "2.10"
 CUDA_MAJOR = "13"  # the release of CUDA that the CUDA kernels are for
+
+
+def has_module(package: Path) -> bool:
+    """Whether the folder ``package`` has a library for this Python."""
+    return PathFinder.find_spec("_C", [str(package)]) is not None
+
+
+def is_built(package: Path) -> bool:
+    """Whether the folder ``package`` has such a library, or is a build without one."""
+    return has_module(package) or (package / FALLBACK).exists()
+
+
+def find_package(here: Path) -> Path:
+    """The folder of the package: ``here``, or if nothing is built there, of an installed copy."""
+    elsewhere = [path for path in sys.path if Path(path).resolve() != here.parent.resolve()]
+    spec = None if is_built(here) else PathFinder.find_spec(here.name, elsewhere)
+    copy = Path(spec.origin).parent if spec and spec.origin else here
+    return copy if is_built(copy) else here
+
+
+PACKAGE = find_package(Path(__file__).parent)
 
 
 def has_library(package: Path = PACKAGE) -> bool:
@@ -47,11 +70,9 @@ def has_library(package: Path = PACKAGE) -> bool:
         raise ImportError(
             f"maxunpool_cuda: expected PyTorch {OLDEST_TORCH} or later but got {torch.__version__}"
         )
-    if PathFinder.find_spec("_C", [str(package)]):
-        return True
-    if not (package / FALLBACK).exists():
-        raise _no_library_error(package)
-    return False
+    if not is_built(package):
+        raise _not_built_error(package)
+    return has_module(package)
 
 
 def release_of(version: str) -> tuple[int, int]:
@@ -144,48 +165,14 @@ def check_errors() -> None:
         _C.check_errors()
 
 
-def _no_library_error(package: Path) -> ImportError:
+def _not_built_error(package: Path) -> ImportError:
     """The error if ``package`` has no library that this Python can load."""
     names = [library.name for library in sorted(package.glob("_C.*.so"))]
     if names:
         pythons = " or ".join(name.split(".")[1] for name in names)
-        expected = f"Python {pythons}, which its library was built for,"
         this_python = EXTENSION_SUFFIXES[0].split(".")[1]
-        return _import_error(expected, f"Python {this_python}", _build_it(package))
-    way_out = _build_it(package)
-    if _is_source(package):
-        # Often `pip install .` has just been run here, and Python looks into this folder first.
-        installed = _installed_copy(package)
-        if installed:
-            source = f"the source there instead of the installed {installed}"
-            way_out = f"leave {package.parent} (`cd ..`), as Python imports {source}, or {way_out}"
-        else:
-            way_out += ", or install it and leave the source tree"
-    return _import_error(f"its compiled library in {package}", "none", way_out)
-
-
-def _import_error(expected: str, got: str, way_out: str) -> ImportError:
-    return ImportError(f"maxunpool_cuda: expected {expected} but got {got}: {way_out}")
-
-
-def _build_it(package: Path) -> str:
-    """How to build the library that is missing in ``package``, for a message."""
-    command = "pip install --no-build-isolation ."
-    if _is_source(package):
-        command = "python setup.py build_ext --inplace"
-    return f"build it anew with `{command}` in the source tree"
-
-
-def _is_source(package: Path) -> bool:
-    """Whether ``package`` lies in a source tree."""
-    return (package.parent / "setup.py").exists()
-
-
-def _installed_copy(package: Path) -> Path | None:
-    """The folder of another copy of the package that Python would find, if it has a library."""
-    elsewhere = [path for path in sys.path if Path(path).resolve() != package.parent.resolve()]
-    spec = PathFinder.find_spec(package.name, elsewhere)
-    if spec is None or spec.origin is None:
-        return None
-    other = Path(spec.origin).parent
-    return other if PathFinder.find_spec("_C", [str(other)]) else None
+        seen = f"Python {pythons}, which its library was built for, but got Python {this_python}"
+    else:
+        seen = f"its compiled library in {package} but got none"
+    command = "`pip install --no-build-isolation .`"
+    return ImportError(f"maxunpool_cuda: expected {seen}: {command} in the source tree builds it")

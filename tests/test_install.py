@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which kernels are built, which of them are loaded, and what import refuses."""
 
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
-from importlib import machinery
+import sysconfig
+from importlib import machinery, util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import setuptools
 import torch
 from conftest import HAS_LIBRARY, needs_library
 
@@ -31,10 +35,11 @@ def refusal(package: Path) -> str:
 
 def test_what_import_refuses(tmp_path: Path, monkeypatch: Patch) -> None:
     """No library, one for another Python, and an old PyTorch."""
-    assert f"its compiled library in {tmp_path} but got none: build it" in refusal(tmp_path)
+    way_out = ": `pip install --no-build-isolation .` in the source tree builds it"
+    assert refusal(tmp_path).endswith(f"its compiled library in {tmp_path} but got none{way_out}")
     (tmp_path / "_C.cpython-37m.so").touch()
-    expected = f"Python cpython-37m, which its library was built for, but got Python {PY}: build it"
-    assert expected in refusal(tmp_path)
+    expected = f"Python cpython-37m, which its library was built for, but got Python {PY}{way_out}"
+    assert refusal(tmp_path).endswith(expected)
     (tmp_path / f"_C.{PY}.so").touch()
     assert _library.has_library(tmp_path)
     # Such names have releases in NVIDIA's containers. As text it would be later than 2.10.
@@ -42,20 +47,24 @@ def test_what_import_refuses(tmp_path: Path, monkeypatch: Patch) -> None:
     assert refusal(tmp_path).endswith("PyTorch 2.10 or later but got 2.9.0a0+b4.nv25.12")
 
 
-def test_the_source_tree_hides_an_installed_copy(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The first entry of the path is empty for `python -c`."""
-    source, site = tmp_path / "clone" / "maxunpool_cuda", tmp_path / "site-packages"
-    installed = site / "maxunpool_cuda"
-    for package in (source, installed):
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-    (source.parent / "setup.py").touch()
-    monkeypatch.chdir(source.parent)
-    monkeypatch.setattr(sys, "path", ["", str(site)])
-    assert refusal(source).endswith("in the source tree, or install it and leave the source tree")
-    (installed / f"_C.{PY}.so").touch()
-    leave = f"leave {source.parent} (`cd ..`), as Python imports the source there instead of"
-    assert f"none: {leave} the installed {installed}, or build it" in refusal(source)
+@pytest.mark.parametrize("place", ["current folder", "PYTHONPATH"])
+def test_in_a_source_tree_the_installed_copy_is_imported(place: str, tmp_path: Path) -> None:
+    installed = Path(maxunpool_cuda.functional.__file__).parent
+    source = tmp_path / "clone"
+    files = shutil.ignore_patterns("*.so", "*.json", "__pycache__")
+    shutil.copytree(ROOT / "maxunpool_cuda", source / "maxunpool_cuda", ignore=files)
+    code = "import maxunpool_cuda as m; print(m.build_info()['kernels'], m.functional.__file__)"
+    paths = [str(source)] * (place == "PYTHONPATH") + [str(installed.parent)]
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source if place == "current folder" else tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    kernels = maxunpool_cuda.build_info()["kernels"]
+    assert told.strip() == f"{kernels} {installed / 'functional.py'}"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,7 @@ def machine(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **_: name != "nvcc" and which(name))
-    asked = ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "DEBUG", "CXX")
+    asked = ("FORCE_CUDA", "FORCE_CPU", "FORCE_FALLBACK", "DEBUG", "CPATH", "CXX")
     for name in (*asked, "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -144,7 +153,10 @@ def outcome() -> str:
     """What setup.py would build for, with which toolkit; what it leaves out; or its error."""
     functions = runpy.run_path(str(ROOT / "setup.py"))
     try:
-        if note := functions["why_fallback"]():
+        note = functions["why_fallback"]()
+        for lack in functions["lacks"](note):
+            return f"lacks {lack}"
+        if note:
             return str(note)
         found, arch_list, note = functions["plan"]()
     except SystemExit as error:
@@ -222,16 +234,32 @@ def test_the_first_toolkit_that_fits_is_taken(machine: Path, monkeypatch: Patch)
     assert outcome() == f"{machine}/cuda for {ALL}"
 
 
-def test_where_no_kernels_can_be_built(machine: Path, monkeypatch: Patch) -> None:
+def test_systems_without_kernels(machine: Path, monkeypatch: Patch) -> None:
     assert outcome().startswith("no CUDA kernels: expected a CUDA 13 toolkit but got no nvcc")
-    monkeypatch.setenv("PATH", "")
-    assert outcome() == "no kernels: expected a C++ compiler but got none"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert outcome() == "no kernels: expected Linux but got darwin"
     for name in ("DEBUG", "FORCE_CPU"):
         monkeypatch.setenv(name, "1")
         expected = f"maxunpool_cuda: expected kernels, as {name}=1 says, but got no kernels: "
         assert outcome().startswith(expected)
         monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert outcome() == "no kernels: expected Linux but got darwin"
     monkeypatch.setenv("FORCE_FALLBACK", "1")
     assert outcome() == "no kernels, as FORCE_FALLBACK=1 says"
+
+
+def test_what_a_build_lacks_is_said_before_it_compiles(machine: Path, monkeypatch: Patch) -> None:
+    or_without = "brings it on Debian and Ubuntu; FORCE_FALLBACK=1 builds without kernels"
+    find_spec = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: name != "pybind11" and find_spec(name))
+    assert outcome() == "lacks pybind11 but got none: `pip install pybind11` brings it"
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(machine))
+    headers = f"lacks Python.h but got none in {machine}: `apt install python3-dev` {or_without}"
+    assert outcome() == headers
+    monkeypatch.setenv("PATH", "")
+    assert outcome() == f"lacks a C++ compiler but got none: `apt install g++` {or_without}"
+    monkeypatch.setenv("FORCE_FALLBACK", "1")
+    assert outcome() == "no kernels, as FORCE_FALLBACK=1 says"
+    monkeypatch.setattr(setuptools, "__version__", "66.1.1")
+    assert outcome().startswith("lacks setuptools 77 or later but got 66.1.1: `pip install ")
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    assert outcome().startswith("lacks PyTorch 2.10 or later but got 2.9.1: `pip install ")
