@@ -255,6 +255,6 @@ TABLES = (
     Table("docs/recipes.md", "patched", COMPILED, MICROSECONDS, in_microseconds, "patched"),
     Table("docs/install.md", "fallback", ("fallback",), CALL, fixes),
     Table("docs/export.md", "exported", ("exported",), "window, indices", exported),
-    Table("docs/design.md", "tried", SIMULATED, "what was tried", published, "tried"),
-    Table("docs/design.md", "plain", PLAIN, "call, times over a copy's", published, "plain"),
+    Table("docs/tried.md", "tried", SIMULATED, "what was tried", published, "tried"),
+    Table("docs/tried.md", "plain", PLAIN, "call, times over a copy's", published, "plain"),
 )
