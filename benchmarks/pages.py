@@ -220,6 +220,13 @@ def summary(cpu: Report, gpu: Report) -> Cells:
                 yield f"{name} (geometric mean)", device, formatted(geometric_mean(of), ".2g")
 
 
+def kept(training: Report) -> Cells:
+    """README's figures of memory: what a step in float32 keeps for its backward, in MiB."""
+    for row in training["rows"]:
+        if row["dtype"] == "float32" and row["network"] in ("airbench94", "VGG-16", "ResNet-50"):
+            yield row["network"], f"{row['pooling']}, MiB", f"{row['saved'] / 2**20:.0f}"
+
+
 README, PERFORMANCE, DETERMINISTIC = "README.md", "docs/performance.md", "docs/deterministic.md"
 OPERATORS, COMPILED = ("operators",), ("compiled",)
 SIMULATED, PLAIN = ("simulated",), ("gpu_h100_kernels",)
@@ -228,6 +235,7 @@ CALL, LAYOUT, MICROSECONDS = "call", "call, layout", "call, microseconds"
 NETWORK = "network, images, layout"
 TABLES = (
     Table(README, "summary", ("operators", "gpu_h200"), "times torch.nn's speed", summary),
+    Table(README, "kept", ("training",), "kept for the backward", kept),
     Table(PERFORMANCE, "speeds", OPERATORS, LAYOUT, report.speeds_cells),
     Table(PERFORMANCE, "dtypes", OPERATORS, LAYOUT, report.dtypes_cells),
     Table(PERFORMANCE, "without indices", OPERATORS, "window, layout", without_indices),

@@ -19,8 +19,8 @@ Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-README = ROOT / "README.md"
-PAGES = [page for page in (README, *sorted(DOCS.glob("*.md"))) if "```python" in page.read_text()]
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python" in page.read_text()]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -29,6 +29,19 @@ def test_examples_of_a_page(page: Path) -> None:
     for package in ("captum", "shap") if ">>> import captum" in page.read_text() else ():
         pytest.importorskip(package, reason="only make test-all installs it")
     subprocess.run([sys.executable, __file__, page], check=True)
+
+
+@pytest.mark.parametrize("blocks", [*([block] for block in BLOCKS), BLOCKS], ids=len)
+def test_readme_can_be_pasted(blocks: list[str], tmp_path: Path) -> None:
+    """Each block alone, and all into one Python. They print what comments beside them say."""
+    pasted = "\n".join(blocks)
+    if "import captum" in pasted:
+        pytest.importorskip("captum", reason="only make test-all installs it")
+    command = (sys.executable, "-i", "-q")
+    done = subprocess.run(command, cwd=tmp_path, input=pasted, text=True, capture_output=True)
+    assert "Error" not in done.stderr
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", pasted, re.M)
+    assert set(said) <= set(done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -87,12 +100,7 @@ def test_templates_of_tests_pass_where_they_are_put(tmp_path: Path, monkeypatch:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    text = page.read_text()
-    scripts = re.findall(r"^```python\n(?!>>> )(.*?)^```", text, re.M | re.S)
-    names: dict[str, object] = {}
-    for script in scripts:  # each goes on where the one before ended
-        exec(compile(script, page.name, "exec"), names)
-    text = re.sub(r"^```.*$", "", text, flags=re.M)  # the fences around examples
+    text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)  # the fences around examples
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     failed = runner.run(examples, clear_globs=False).failed
