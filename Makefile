@@ -87,9 +87,10 @@ docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
 bench: $(VENV)/.test ## times operators and networks, on the GPU if there is one; ARGS=memory measures that
 	$(VENV)/bin/python -m benchmarks $(if $(filter-out -%,$(firstword $(ARGS))),,time) $(ARGS)
-figures: $(VENV)/.test ## writes benchmarks/results into the documents' tables and pictures
+figures: $(VENV)/.test ## writes the documents' tables, pictures and API, from benchmarks/results and docstrings
 	$(VENV)/bin/python -m benchmarks documents --write
 	$(VENV)/bin/python docs/pictures.py
+	$(VENV)/bin/python docs/api.py
 report: $(VENV)/.test ## runs the tests for a GPU and a quick benchmark, for an issue: out/gpu-report.txt
 	PATH="$(abspath $(VENV))/bin:$$PATH" tools/report.sh $(ARGS)
 lint: $(VENV)/.lint $(VENV)/.test ## ruff, clang-format, mypy, import-linter, clang-tidy

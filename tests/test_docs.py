@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What documents say: examples and templates run, pictures are those drawn, the map is whole.
+"""What documents say: examples and templates run, pictures and the API are up to date.
 
 ``make check-docs`` finds broken links.
 """
@@ -66,6 +66,12 @@ def test_pictures_are_those_drawn(tmp_path: Path) -> None:
     drawn = words_of(tmp_path)
     assert all(len(words) > 5 for words in drawn.values())
     assert drawn == words_of(DOCS / "pictures"), "python docs/pictures.py draws them anew"
+
+
+def test_the_api_has_the_docstrings() -> None:
+    made = runpy.run_path(str(DOCS / "api.py"))["pages"]()
+    pages = {path: path.read_text() for path in made}
+    assert pages == made, "python docs/api.py writes them anew"
 
 
 def test_the_map_names_every_file() -> None:
