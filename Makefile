@@ -40,6 +40,8 @@ FORCE_none := FORCE_CPU=0 FORCE_CUDA=0 FORCE_FALLBACK=1
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
 # Before a command that says nothing for minutes: a dot every five seconds while it runs.
 DOTS = @while sleep 5; do printf .; done & trap "kill $$!; echo" EXIT;
+# At the start of a target: what it does, and how long it takes, as make help has it.
+SAY = @sed -n 's/^$@:.*## /make $@: /p' Makefile
 # More processes than two would need more memory. One file, one process: each compiles only once.
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
@@ -49,7 +51,7 @@ HAS_TORCH := $(VENV)/.torch-$(subst /,_,$(TORCH))
 HAS_KERNELS := $(VENV)/.kernels-$(CUDA)$(if $(filter 1,$(CUDA)),$(GPU))
 
 # What every change must pass, beside make test. CI runs all of them.
-CHECKS = lint check-docs $(OF_A_WHEEL) check-cuda check-fallback
+CHECKS = lint check-docs check-readme $(OF_A_WHEEL) check-cuda check-fallback
 # One wheel passes these: WHEEL, or the newest in dist/ with CUDA kernels or without as CUDA says,
 # built anew if that is older than SOURCES.
 OF_A_WHEEL := check-oldest check-between check-newest check-upgrade
@@ -76,24 +78,32 @@ demo test test-all: export OMP_WAIT_POLICY ?= passive
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "  Minutes are those of two CPU cores, after PyTorch is installed and the package is built."
 	@sed -n 's/^## /  /p' Makefile
-demo: $(VENV)/.demo ## trains a small network on a brain image, on the GPU if there is one
+demo: $(VENV)/.demo ## trains a small network twice on a brain image, on the GPU if there is one (1 min)
+	$(SAY)
 	$(VENV)/bin/python examples/segnet_mri.py $(ARGS)
-test: $(VENV)/.test ## the quick tests, and those for a GPU where there is one
+test: $(VENV)/.test ## the quick tests, and those for a GPU where there is one (2 to 5 min)
+	$(SAY)
 	$(PYTEST) $(ARGS)
-test-all: $(VENV)/.test-all ## every test: also slow ones, documents, and four times the random inputs
+test-all: $(VENV)/.test-all ## every test: also slow ones, documents, and four times the random inputs (7 to 12 min)
+	$(SAY)
 	$(PYTEST) --all $(ARGS)
-docs: $(VENV)/.docs ## builds the documents into out/docs; a warning or a broken link is an error
+docs: $(VENV)/.docs ## builds the documents: out/docs/index.html; a warning or a broken link is an error (1 min)
+	$(SAY)
 	$(VENV)/bin/sphinx-build -q -W --keep-going -E -b html docs out/docs
-bench: $(VENV)/.test ## times operators and networks, on the GPU if there is one; ARGS=memory measures that
+bench: $(VENV)/.test ## times operators and networks, on the GPU if there is one (16 min; ARGS=--quick 3; ARGS=memory 1)
+	$(SAY)
 	$(VENV)/bin/python -m benchmarks $(if $(filter-out -%,$(firstword $(ARGS))),,time) $(ARGS)
-figures: $(VENV)/.test ## writes the documents' tables, pictures and API, from benchmarks/results and docstrings
+figures: $(VENV)/.test ## writes the documents' tables, pictures and API, from benchmarks/results and docstrings (1 min)
+	$(SAY)
 	$(VENV)/bin/python -m benchmarks documents --write
 	$(VENV)/bin/python docs/pictures.py
 	$(VENV)/bin/python docs/api.py
-report: $(VENV)/.test ## runs the tests for a GPU and a quick benchmark, for an issue: out/gpu-report.txt
+report: $(VENV)/.test ## runs the tests for a GPU and a quick benchmark, for an issue: out/gpu-report.txt (10 min, by estimate)
 	PATH="$(abspath $(VENV))/bin:$$PATH" tools/report.sh $(ARGS)
-lint: $(VENV)/.lint $(VENV)/.test ## ruff, clang-format, mypy, import-linter, clang-tidy
+lint: $(VENV)/.lint $(VENV)/.test ## ruff, clang-format, mypy, import-linter, clang-tidy (2 min)
+	$(SAY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -106,13 +116,23 @@ tidy: $(VENV)/.lint
 	    'exec $(VENV)/bin/clang-tidy --quiet "$$0" -- '"$$($(INCLUDES) 2> /dev/null)"
 sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
-wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says
+wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says (1 min; with CUDA kernels 3)
+	$(SAY)
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
 	touch $(IN_DIST)
-check-wheel: $(OF_A_WHEEL) ## tests one wheel with three releases of PyTorch, and through an upgrade
-checks: $(CHECKS) ## what every change must pass, beside make test
+check-wheel: $(OF_A_WHEEL) ## tests one wheel with three releases of PyTorch, and through an upgrade (25 min)
+checks: $(CHECKS) ## what every change must pass, beside make test (40 min)
 
 check-docs: docs
+# README's first two blocks, in a copy of the tree with an environment of its own. The constraint
+# takes a PyTorch that other checks have, too.
+BLOCK = awk '/^```$(1)$$/ { found = 1; next } /^```$$/ && found { exit } found' README.md
+check-readme:
+	rm -rf out/readme && mkdir -p out/readme
+	git ls-files -z | tar -c --null -T - | tar -x -C out/readme
+	echo torch==2.13.0 > out/readme/constraints.txt
+	cd out/readme && ($(call BLOCK,sh); echo "python - << END"; $(call BLOCK,python); echo END) | \
+	    PIP_CONSTRAINT=constraints.txt bash -e
 $(OF_A_WHEEL): $(if $(WHEEL),,$(IN_DIST))
 check-oldest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest ARGS="$(ONCE) $(ARGS)"

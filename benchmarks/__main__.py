@@ -16,13 +16,23 @@ from .cases import CASES, QUICK, Case
 
 ON_CPU = [case for case in CASES if case.is_timed_on("cpu")]
 DOCUMENTED = [case for case in ON_CPU if pages.is_documented(case)]
-HELP = {  # of commands; minutes are those of two CPU cores
-    "time": f"time {len(ON_CPU)} calls on a CPU, in 17 minutes, or {len(CASES)} on a GPU, in 6; "
-    f"with --quick {len(QUICK)}, in 3 minutes",
-    "memory": f"measure a training step of {len(memory.TRAININGS)} networks, in 1 minute",
-    "documents": f"time the {len(DOCUMENTED)} calls of the documents' tables "
-    "on a CPU, in 12 minutes, and keep it in benchmarks/results; in a build without kernels those "
-    "of its table alone, in 1 minute",
+SECONDS = 0.3  # for each contender of a call
+# What a call takes then, in seconds: on two CPU cores, and on an H200.
+TAKES = {"cpu": 2.0, "cuda": 0.7}
+
+
+def minutes(calls: int, device: str, seconds: float = SECONDS) -> str:
+    """About how long it takes to time so many calls."""
+    return f"{max(1, round(calls * TAKES[device] * seconds / SECONDS / 60))} min"
+
+
+HELP = {  # of commands
+    "time": f"time {len(ON_CPU)} calls on a CPU, in {minutes(len(ON_CPU), 'cpu')}, or {len(CASES)} "
+    f"on a GPU, in {minutes(len(CASES), 'cuda')}; with --quick {len(QUICK)}",
+    "memory": f"measure a training step of {len(memory.TRAININGS)} networks, in 1 min",
+    "documents": f"time the {len(DOCUMENTED)} calls of the documents' tables on a CPU, in "
+    f"{minutes(len(DOCUMENTED), 'cpu')}, and keep it in benchmarks/results; in a build without "
+    "kernels those of its table alone, in 1 min",
 }
 
 
@@ -39,8 +49,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         add("--device", choices=("cpu", "cuda"), default=default, help="the GPU if there is one")
         add("--output", type=Path, default=Path("out/benchmarks"), help="folder for the JSON")
     for name in ("time", "documents"):
-        words = "to time each contender of each call; 0.3 by default"
-        made[name].add_argument("--seconds", type=float, default=0.3, help=words)
+        words = f"to time each contender of each call; {SECONDS} by default"
+        made[name].add_argument("--seconds", type=float, default=SECONDS, help=words)
     add = made["time"].add_argument
     add("--quick", action="store_true", help="one case of each call and window")
     add("--filter", default="", help="only cases whose name this regular expression is found in")
@@ -72,6 +82,8 @@ def row_of(case: Case, device: str, seconds: float) -> report.Row:
 
 def timed(cases: Sequence[Case], device: str, seconds: float, path: Path) -> report.Report:
     """Time the cases. The results so far are on disk after each, in case it is interrupted."""
+    takes = minutes(len(cases), device, seconds)
+    print(f"{len(cases)} calls, in about {takes}. Results so far are in {path}.", flush=True)
     settings = {"seconds": seconds, "pages kept": timing.keep_pages()}
     results: report.Report = {"facts": report.facts(device), "settings": settings, "rows": []}
     for number, case in enumerate(cases, 1):

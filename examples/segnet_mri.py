@@ -283,8 +283,8 @@ def main() -> None:
     console.print(table)
     picture = options.out / f"segnet_mri_{options.dims}d.png"
     draw(picture, x, y, predicted, features)
-    console.print(f"The picture is in {picture}")
     show_torch(options.dims, device)
+    console.print(f"The picture is in {picture}.")
 
 
 if __name__ == "__main__":
