@@ -41,7 +41,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --n
 # Before a command that says nothing for minutes: a dot every five seconds while it runs.
 DOTS = @while sleep 5; do printf .; done & trap "kill $$!; echo" EXIT;
 # At the start of a target: what it does, and how long it takes, as make help has it.
-SAY = @sed -n 's/^$@:.*## /make $@: /p' Makefile
+SAY = @sed -n 's/^$@:.*\#\# /make $@: /p' Makefile
 # More processes than two would need more memory. One file, one process: each compiles only once.
 PYTEST := $(VENV)/bin/pytest -n 2 --dist loadfile
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.* maxunpool_cuda/*.py*)
