@@ -133,6 +133,7 @@ check-readme:
 	echo torch==2.13.0 > out/readme/constraints.txt
 	cd out/readme && ($(call BLOCK,sh); echo "python - << END"; $(call BLOCK,python); echo END) | \
 	    PIP_CONSTRAINT=constraints.txt bash -e
+	rm -rf out/readme
 $(OF_A_WHEEL): $(if $(WHEEL),,$(IN_DIST))
 check-oldest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.10.0 VENV=.venv-oldest ARGS="$(ONCE) $(ARGS)"
