@@ -4,6 +4,8 @@
 import re
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 ROOT = Path(__file__).parent.parent
 project = "maxunpool_cuda"
 (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
@@ -24,3 +26,13 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["alert"]  # the boxes of GitHub: > [!WARNING]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def link_within(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Links to files of the project's root, as a code host needs them, become those to pages."""
+    source[0] = re.sub(r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md", r"](\1.md", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", link_within)

@@ -212,7 +212,9 @@ def speed(figure: Figure) -> None:
         panel.invert_yaxis()
         panel.tick_params(labelbottom=layout == "channels_last")
         panel.spines[["top", "right"]].set_visible(False)
-    said = "on a CPU, times as fast as torch.nn (red line)\nbar: mean; line: slowest to fastest case"
+    said = (
+        "on a CPU, times as fast as torch.nn (red line)\nbar: mean; line: slowest to fastest case"
+    )
     figure.axes[-1].set_xlabel(said)
 
 

@@ -231,9 +231,10 @@ def converted(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, a converted
-            module has got a third class meanwhile, as FSDP2's ``fully_shard`` gives it (nothing is
-            restored then), or a later context of one of these modules is still open.
+        ValueError: ``index_dtype`` or ``reduce`` is none of those allowed; on exit, another
+            library has changed the class of a converted module meanwhile, as FSDP2's
+            ``fully_shard`` does (nothing is restored then), or a later context of one of these
+            modules is still open.
 
     Warns:
         UserWarning: as :func:`convert_max_pooling`.

@@ -106,7 +106,10 @@ def test_templates_of_tests_pass_where_they_are_put(tmp_path: Path, monkeypatch:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    text = re.sub(r"^```.*$", "", page.read_text(), flags=re.M)  # the fences around examples
+    text = page.read_text()
+    for script in re.findall(r"^```python\n(?!>>> )(.*?)^```", text, re.M | re.S):
+        exec(compile(script, page.name, "exec"), {})
+    text = re.sub(r"^```.*$", "", text, flags=re.M)  # the fences around examples
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     failed = runner.run(examples, clear_globs=False).failed
