@@ -9,6 +9,15 @@ from typing import Any
 
 import torch
 
+OPERATIONS = {
+    "unpool": "unpooling",  # of given indices
+    "pool": "pooling with indices",
+    "values": "pooling",  # without indices
+    "adaptive": "adaptive pooling",  # the same, by adaptive pooling
+    "round-trip": "pooling and unpooling",
+    "network": "network",
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -26,9 +35,7 @@ class Case:
     dtype: str = "float32"
     index_dtype: str = "int64"
     layout: str = "contiguous"  # or channels_last
-    # unpool, of given indices; pool; values, which is pool without indices; adaptive, which is the
-    # same by adaptive pooling; round-trip, which is pool and unpool; or network.
-    operation: str = "unpool"
+    operation: str = "unpool"  # one of OPERATIONS
     direction: str = "forward"  # or backward; or both, through autograd; or a network's
     device: str = ""  # the only device that times the case; or "", which is every device
 
@@ -49,15 +56,21 @@ class Case:
 
     @property
     def call(self) -> str:
-        """The name without dtypes."""
-        index_dtype = f"-{self.index_dtype}" * (not self.returns_values)
-        return self.name.replace(f"-{self.dtype}{index_dtype}", "")
+        """Such as "pooling 3x3/2 padding 1, 16x64x112x112, and backward", for tables: no dtypes."""
+        what = OPERATIONS[self.operation]
+        shape = "x".join(map(str, self.shape))
+        layout = f", {self.layout}" * (self.layout != "contiguous")
+        direction = {"backward": ", backward", "both": ", and backward"}.get(self.direction, "")
+        return f"{what} {self.window}, {shape}{layout}{direction}"
 
     @property
     def window(self) -> str:
-        """Such as "3x3/2 padding 1": its size, stride and padding, for tables."""
+        """Such as "3x3/2 padding 1": its size, stride, padding and dilation, for tables."""
         size = "x".join([str(self.kernel_size)] * self.rank)
-        return f"{size}/{self.stride}" + f" padding {self.padding}" * (self.padding > 0)
+        more = f" padding {self.padding}" * (self.padding > 0)
+        more += f" dilation {self.dilation}" * (self.dilation > 1)
+        more += "".join(f" in windows of {size}" for size in self.unpooled_by[:1])
+        return f"{size}/{self.stride}{more}"
 
     @property
     def pools(self) -> bool:

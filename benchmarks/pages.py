@@ -114,8 +114,8 @@ def tiny(results: Report) -> Cells:
     for case, row in report.with_results(results):
         if case.is_tiny and case.layout == "contiguous":
             for who in (OURS, TORCH):
-                yield case.name, who, formatted(median(row, who) * 1e6, ".1f")
-            yield case.name, "times torch.nn's speed", formatted(speed_beside(row, TORCH))
+                yield case.call, who, formatted(median(row, who) * 1e6, ".1f")
+            yield case.call, "times torch.nn's speed", formatted(speed_beside(row, TORCH))
 
 
 def tiny_shares(results: Report, operators: Report) -> Cells:
