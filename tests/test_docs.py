@@ -24,11 +24,11 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples_of_a_page(page: Path) -> None:
+def test_examples_of_a_page(page: Path, tmp_path: Path) -> None:
     """Each page runs in its own process, as it may change PyTorch or begin a process group."""
     for package in ("captum", "shap") if ">>> import captum" in page.read_text() else ():
         pytest.importorskip(package, reason="only make test-all installs it")
-    subprocess.run([sys.executable, __file__, page], check=True)
+    subprocess.run([sys.executable, __file__, page], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("blocks", [*([block] for block in BLOCKS), BLOCKS], ids=len)
@@ -107,10 +107,11 @@ def test_templates_of_tests_pass_where_they_are_put(tmp_path: Path, monkeypatch:
 if __name__ == "__main__":
     page = Path(sys.argv[1])
     text = page.read_text()
+    names: dict[str, object] = {}  # the examples after a script go on where that ended
     for script in re.findall(r"^```python\n(?!>>> )(.*?)^```", text, re.M | re.S):
-        exec(compile(script, page.name, "exec"), {})
+        exec(compile(script, page.name, "exec"), names)
     text = re.sub(r"^```.*$", "", text, flags=re.M)  # the fences around examples
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    examples = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     failed = runner.run(examples, clear_globs=False).failed
     sys.stdout.flush()
