@@ -65,8 +65,9 @@ def convert_max_pooling(
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool gets smaller indices only if the modules
     of the model allow it: uint8 needs a window of at most 256 elements and an unpool with the same
-    window; int32 needs an unpool; and an unpool that is left alone rules out both. Adaptive pools have no uint8 indices. A pool that returns no indices yet keeps int64, in
-    case its ``return_indices`` is switched on later.
+    window; int32 needs an unpool; and an unpool that is left alone rules out both. Adaptive pools
+    have no uint8 indices. A pool that returns no indices yet keeps int64, in case its
+    ``return_indices`` is switched on later.
 
     Args:
         model: any module.
