@@ -65,8 +65,8 @@ def convert_max_pooling(
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool gets smaller indices only if the modules
     of the model allow it: uint8 needs a window of at most 256 elements and an unpool with the same
-    window; int32 needs an unpool; and an unpool that is left alone rules out both. Adaptive pools
-    have no uint8 indices. A pool that returns no indices yet keeps int64, in case its
+    window; int32 needs an unpool; and an unpool that is not converted rules out both. Adaptive
+    pools have no uint8 indices. A pool that returns no indices yet keeps int64, in case its
     ``return_indices`` is switched on later.
 
     Args:
@@ -175,7 +175,8 @@ def restore_max_pooling(model: Model) -> Model:
     """Make all modules of this package in a model torch.nn's, in place.
 
     Modules keep their hooks and get the class and the attributes of torch.nn's, also those that
-    were this package's from the start. Subclasses of this package's classes are left alone.
+    were this package's from the start. Pools that returned smaller indices return int64 ones.
+    Subclasses of this package's classes are left alone.
 
     Three kinds of tools need this: those that look up ``type(module)``, TorchScript (which takes no
     unpool at all), and pickles that are loaded without this package.

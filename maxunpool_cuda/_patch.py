@@ -150,7 +150,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
     Raises:
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
         TypeError: an argument is positional; the decorated object is no function, or a generator
-            or coroutine function, or its result is of such a function.
+            or coroutine function, or it returns a generator or a coroutine.
 
     Example:
         >>> with patched(index_dtype=torch.uint8):

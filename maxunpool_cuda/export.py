@@ -35,9 +35,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """A table for :meth:`torch.export.ExportedProgram.run_decompositions`.
 
     The program it returns calls PyTorch's operators alone: it runs where this package is not
-    installed, and in every runtime that takes exported programs. Its values are bit-equal to those
-    of the operators, except that PyTorch adds up duplicates of flat indices in any order on CUDA.
-    Results are contiguous, whatever the layout of the input.
+    installed. A runtime has to have these operators. OpenVINO and CoreML lack the scatter that flat
+    indices from outside of the program need. The program's values are bit-equal to those of the
+    operators, except that PyTorch adds up duplicates of flat indices in any order on CUDA. Results
+    are contiguous, whatever the layout of the input.
 
     Pooling becomes slices and comparisons. So does unpooling of uint8 indices, and of flat ones
     that a pool in the same program returns for the same windows (of at most 64 elements) of the
@@ -72,13 +73,15 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     Max pooling becomes ONNX's MaxPool, and max unpooling becomes its MaxUnpool. ONNX Runtime and
     ONNX's own evaluator then return the results of eager mode, for every dtype of indices and every
-    output size. A ValueError names the other way to ONNX, :func:`decompositions`, for "sum", dtypes
-    that the two operators do not take, ``ceil_mode`` with dynamic sizes, and dilated windows that
-    hold no element of the input or reach a kernel_size beyond its end.
+    output size, with the exceptions below. A ValueError names the other way to ONNX,
+    :func:`decompositions`, for "sum", dtypes that the two operators do not take, ``ceil_mode`` with
+    dynamic sizes, and dilated windows that hold no element of the input or reach a kernel_size
+    beyond its end.
 
-    ONNX Runtime's MaxPool returns a NaN only if it is the first of its window, and without indices
-    may give the lowest finite number for minus infinity. ONNX's evaluator gets the indices of pools
-    with strides of one wrong. An index outside the output is no error.
+    - ONNX Runtime's MaxPool returns a NaN only if it is the first of its window, and without
+      indices may give the lowest finite number for minus infinity.
+    - ONNX's evaluator returns wrong indices for pools whose strides and dilations are all one.
+    - An index outside the output is no error.
 
     Returns:
         For each operator, the function that writes its nodes.

@@ -679,17 +679,6 @@ def test_the_table_of_errors() -> None:
         assert said == " | ".join(f"{median:.1%}" for median in medians)
 
 
-@pytest.mark.usefixtures("single_threaded_torch")  # captum calls torch.nn's unpooling
-def test_the_lines_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    """They print what they say."""
-    readme = (TESTS.parent / "README.md").read_text()
-    (lines,) = re.findall(r"^```py\n(.*?)^```", readme, re.M | re.S)
-    exec(lines, {})
-    printed = [float(line) for line in capsys.readouterr().out.splitlines()]
-    said = [float(number) for number in re.findall(r"print\(.*\)  # (-?[.\d]+)", lines)]
-    assert printed == pytest.approx(said, abs=5e-4)
-
-
 def of_pull_request_1847(folder: Path) -> None:
     """captum's: where an input equals its baseline, each half of the batch has its own gradient."""
     file = folder / "captum/attr/_core/deep_lift.py"

@@ -37,8 +37,14 @@ def test_readme_can_be_pasted(blocks: list[str], tmp_path: Path) -> None:
     pasted = "\n".join(blocks)
     if "import captum" in pasted:
         pytest.importorskip("captum", reason="only make test-all installs it")
-    command = (sys.executable, "-i", "-q")
-    done = subprocess.run(command, cwd=tmp_path, input=pasted, text=True, capture_output=True)
+    done = subprocess.run(
+        (sys.executable, "-i", "-q"),
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # captum calls torch.nn's unpooling
+        input=pasted,
+        text=True,
+        capture_output=True,
+    )
     assert "Error" not in done.stderr
     said = re.findall(r"^ *print\(.*\)  # (.*)$", pasted, re.M)
     assert set(said) <= set(done.stdout.splitlines())
