@@ -116,7 +116,7 @@ tidy: $(VENV)/.lint
 	    'exec $(VENV)/bin/clang-tidy --quiet "$$0" -- '"$$($(INCLUDES) 2> /dev/null)"
 sdist: $(HAS_TORCH) ## the source archive, in dist/
 	$(VENV)/bin/python tools/wheel.py sdist
-wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says (1 min; with CUDA kernels 3)
+wheel: $(VENV)/.wheel ## a wheel, in dist/, with CUDA kernels or without as CUDA says (1 min; with CUDA kernels 5)
 	$(SAY)
 	$(FORCE_$(CUDA)) $(VENV)/bin/python tools/wheel.py build
 	touch $(IN_DIST)
