@@ -69,7 +69,7 @@ class Case:
         size = "x".join([str(self.kernel_size)] * self.rank)
         more = f" padding {self.padding}" * (self.padding > 0)
         more += f" dilation {self.dilation}" * (self.dilation > 1)
-        more += "".join(f" in windows of {size}" for size in self.unpooled_by[:1])
+        more += "".join(f" in windows of {kernel_size}" for kernel_size in self.unpooled_by[:1])
         return f"{size}/{self.stride}{more}"
 
     @property

@@ -29,8 +29,8 @@ copybutton_prompt_is_regexp = True
 
 
 def link_within(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Links to files of the project's root, as a code host needs them, become those to pages."""
-    source[0] = re.sub(r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md", r"](\1.md", source[0])
+    """A link to a file of the project's root, as a code host needs it, becomes one to its page."""
+    source[0] = source[0].replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
 
 
 def setup(app: Sphinx) -> None:

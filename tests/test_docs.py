@@ -45,6 +45,7 @@ def test_readme_can_be_pasted(blocks: list[str], tmp_path: Path) -> None:
         text=True,
         capture_output=True,
     )
+    assert done.returncode == 0
     assert "Error" not in done.stderr
     said = re.findall(r"^ *print\(.*\)  # (.*)$", pasted, re.M)
     assert set(said) <= set(done.stdout.splitlines())

@@ -4,7 +4,7 @@
 # tests or the benchmark fail, and the tests do not stop the benchmark.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# In the source tree Python would import the source.
+# In the source tree Python would import what is built there, if anything is.
 readonly FACTS='import maxunpool_cuda, torch
 print(maxunpool_cuda.build_info())
 print("PyTorch sees a GPU." if torch.cuda.is_available() else "No GPU: PyTorch sees none.")'
