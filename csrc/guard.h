@@ -112,6 +112,21 @@ inline std::vector<int64_t> unpooled_sizes(IntArrayRef pooled, IntArrayRef outpu
   return unpooled;
 }
 
+// Whether all elements of a tensor lie in its storage. They do not if somebody has freed the storage,
+// as FSDP and offloading do. Then the tensor's address is null, or as far from null as its first
+// element is from the begin of the storage.
+inline bool is_allocated(const Tensor& tensor) {
+  const IntArrayRef sizes = tensor.sizes();
+  int64_t end = tensor.storage_offset() + 1; // of the elements, counted in the storage
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) {
+      return true;
+    }
+    end += (sizes[d] - 1) * tensor.strides()[d];
+  }
+  return end * static_cast<int64_t>(element_size(type_of(tensor))) <= storage_bytes(tensor);
+}
+
 // Whether a kernel may unpool `values` (`forward`), or else compute the gradient of that from
 // `values`, the unpooled grad_output. Any positive output_size is allowed: an index beyond it is
 // out of bounds, and the kernel finds that.
@@ -137,7 +152,8 @@ inline bool may_unpool(
          values.sizes().equals(forward ? pooled : IntArrayRef(unpooled)) &&
          fits_64_bits(window, pooled, unpooled) && with_index_type(index_type, kNothing) &&
          can_count(index_type, window) &&
-         (reduce == Reduce::last || with_arithmetic_type(type_of(values), kNothing));
+         (reduce == Reduce::last || with_arithmetic_type(type_of(values), kNothing)) &&
+         is_allocated(values) && is_allocated(indices);
 }
 
 // Whether a kernel may pool. Only whether windows fit the input is left to pooled_sizes().
@@ -160,7 +176,7 @@ inline bool may_pool(const Tensor& input, const Window& window, ScalarType index
       std::accumulate(shape.end() - rank, shape.end(), int64_t{1}, std::multiplies<>());
   return with_ordered_type(type_of(input), kNothing) && with_index_type(index_type, kNothing) &&
          can_count(index_type, window) &&
-         (index_type != ScalarType::Int || plane < int64_t{1} << 31);
+         (index_type != ScalarType::Int || plane < int64_t{1} << 31) && is_allocated(input);
 }
 
 // The lists of a short form, which has the numbers of four lists of one length in one.

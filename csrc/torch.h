@@ -62,6 +62,13 @@ inline int32_t device_type(const Tensor& tensor) {
   return type;
 }
 
+// Bytes of the storage that a tensor's elements are in.
+inline int64_t storage_bytes(const Tensor& tensor) {
+  int64_t bytes = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  return bytes;
+}
+
 // A string that an operator is called with, or that it returns; the handle is used up. A parameter
 // of type std::string would do, but the headers of PyTorch up to 2.13 leak such a string in every
 // call: https://github.com/pytorch/pytorch/issues/191340
@@ -118,13 +125,17 @@ inline std::optional<Tensor> try_empty(
     IntArrayRef sizes, IntArrayRef strides, ScalarType type, int32_t device_type, int32_t device) {
 #ifdef USE_CUDA
   const std::optional<Tensor> storage = try_empty_strided({0}, {1}, type, device_type, device);
-  static const bool has_operator = storage && try_grow(*storage, 0);
+  if (!storage) {
+    return std::nullopt;
+  }
+  // To grow by no byte cannot fail for want of memory, so the first answer holds for all calls.
+  static const bool has_operator = try_grow(*storage, 0);
   if (has_operator) {
     int64_t bytes = static_cast<int64_t>(element_size(type));
     for (const int64_t size : sizes) {
       bytes *= size;
     }
-    if (!storage || !try_grow(*storage, bytes)) {
+    if (!try_grow(*storage, bytes)) {
       return std::nullopt;
     }
     AtenTensorHandle handle = nullptr;

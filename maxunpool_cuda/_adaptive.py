@@ -26,7 +26,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from . import _arguments, _call, _operators
 from ._arguments import Ints, is_known_int
 from ._call import Pooled
-from ._checks import not_dense_error
+from ._checks import check_allocated, not_dense_error
 from ._decompositions import all_positions
 
 
@@ -192,6 +192,8 @@ def _pool_unequal_windows(
     is_eager = not _operators.is_traced() and forward_level < 0
     if is_eager and input.layout is not torch.strided:
         raise not_dense_error(name, "input", input)
+    if is_eager:
+        check_allocated(name, input=input)
     takes_torch_values = input.is_cpu and is_eager
     pool = getattr(torch.nn.functional, f"{name}_with_indices")
     values, indices = pool(input if takes_torch_values else input.detach(), output_size)

@@ -276,6 +276,32 @@ def check_kinds(operator: str, *tensors: Tensor | None) -> None:
             )
 
 
+def check_allocated(name: str, **tensors: Tensor) -> None:
+    """Check that all elements lie in their storage, which somebody may have freed meanwhile.
+
+    FSDP and offloading do that, by ``tensor.untyped_storage().resize_(0)``.
+    """
+    for argument, tensor in tensors.items():
+        if not _is_allocated(tensor):
+            raise RuntimeError(
+                f"{name}: expected {argument} in memory but got a tensor of shape "
+                f"{[*tensor.shape]} in a storage of {tensor.untyped_storage().nbytes()} bytes (The "
+                "tensor has a non-zero number of elements, but its data is not allocated yet)"
+            )
+
+
+def _is_allocated(tensor: Tensor) -> bool:
+    """Whether all elements lie in the storage. A tensor that :mod:`torch.func` wraps has none."""
+    try:
+        room = tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        return True
+    last = tensor.storage_offset()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (size - 1) * stride
+    return tensor.numel() == 0 or (last + 1) * tensor.element_size() <= room
+
+
 def not_dense_error(name: str, argument: str, tensor: Tensor) -> NotImplementedError:
     """The error of a tensor that neither this package nor torch.nn takes."""
     return NotImplementedError(

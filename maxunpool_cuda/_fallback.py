@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _decompositions, _library
-from ._checks import MOST_OFFSETS, Ints, check_kinds
+from ._checks import MOST_OFFSETS, Ints, check_allocated, check_kinds
 from ._layout import pooled, unpooled, unpooled_backward
 
 # By the bytes of an element, the dtype by which it is moved: PyTorch's operators take these all.
@@ -99,6 +99,7 @@ def max_unpool(input: Tensor, indices: Tensor, *arguments: Any) -> Tensor:
     """The operator of this name."""
     _check_kinds("max_unpool", input, indices)
     empty = unpooled(input, indices, *arguments, device="meta")
+    check_allocated(f"max_unpool{len(arguments[0])}d", input=input, indices=indices)
     if empty.numel() == 0:
         return _empty(empty, input.device)
     *sizes, reduce = arguments
@@ -127,6 +128,8 @@ def max_unpool_backward(grad_output: Tensor, indices: Tensor, *arguments: Any) -
     """The operator of this name."""
     _check_kinds("max_unpool_backward", grad_output, indices)
     empty = unpooled_backward(grad_output, indices, *arguments, device="meta")
+    name = f"max_unpool{len(arguments[0])}d"
+    check_allocated(name, grad_output=grad_output, indices=indices)
     if empty.numel() == 0:
         return _empty(empty, grad_output.device)
     *sizes, reduce = arguments
@@ -144,6 +147,7 @@ def max_pool(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The operator of this name."""
     _check_kinds("max_pool", input)
     empty = pooled(input, *arguments, device="meta")
+    check_allocated(f"max_pool{len(arguments[0])}d", input=input)
     if empty[0].numel() == 0:
         values, indices = (_empty(each, input.device) for each in empty)
         return values, indices

@@ -221,6 +221,11 @@ class Operator(NamedTuple):
         """Such as "max_unpool"."""
         return str(self.overload._schema.name).removeprefix("maxunpool_cuda::")
 
+    @property
+    def argument_names(self) -> list[str]:
+        """Those of all arguments, the tensors' first."""
+        return [argument.name for argument in self.overload._schema.arguments]
+
 
 MAX_UNPOOL = Operator(
     overload=max_unpool,
@@ -294,9 +299,13 @@ def _differentiable(operator: Operator, keys: Any, *arguments: Any) -> Any:
 
 def _refusal(operator: Operator, *arguments: Any) -> Exception | None:
     """The error of a call that the guard of kernels refuses (csrc/guard.h)."""
+    tensors = arguments[: operator.tensor_count]
     try:
-        _checks.check_kinds(operator.name, *arguments[: operator.tensor_count])
+        _checks.check_kinds(operator.name, *tensors)
         operator.result(*arguments, device="meta")  # which checks the call
+        rank = len(arguments[operator.tensor_count])
+        name = f"{operator.name.removesuffix('_backward')}{rank}d"
+        _checks.check_allocated(name, **dict(zip(operator.argument_names, tensors, strict=False)))
     except Exception as error:
         return error
     return None
@@ -511,8 +520,7 @@ def _error_in_words(
     error: Exception, operator: Operator, tensors: tuple[Tensor, ...], arguments: Any
 ) -> Exception | None:
     """Our error for that of a call that failed, if PyTorch or a kernel has refused an argument."""
-    names = [argument.name for argument in operator.overload._schema.arguments]
-    named = dict(zip(names, (*tensors, *arguments), strict=True))
+    named = dict(zip(operator.argument_names, (*tensors, *arguments), strict=True))
     try:
         _checks.check_as_written(operator.name, named)
     except (TypeError, RuntimeError) as ours:

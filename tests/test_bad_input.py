@@ -194,6 +194,59 @@ def test_too_little_memory_is_the_error_of_pytorch() -> None:
         assert (ours.type, str(ours.value)) == (theirs.type, str(theirs.value))
 
 
+# Tensors whose storage was freed, as FSDP and offloading do, or is too short
+
+# A call, and which of its tensors is freed.
+OF_FREED = [
+    ("maxunpool_cuda.MaxPool2d(2)(image)", "image"),
+    ("pool(image, 2, index_dtype=torch.uint8)", "image"),
+    ("adaptive_pool(image, 4)", "image"),
+    ("adaptive_pool(image, 3)", "image"),
+    ("ops.max_pool(image, *[[2, 2]] * 2, [0, 0], [1, 1], False, torch.int32)", "image"),
+    ("unpool(x, indices, 2)", "x"),
+    ("unpool(x, indices, 2)", "indices"),
+    ("unpool(x, offsets, 2, reduce='sum')", "offsets"),
+    ("ops.max_unpool(x, offsets, *[[4, 4]] * 3, [0, 0], 'last')", "offsets"),
+    ("ops.max_unpool_backward(image, indices, [8, 8], *[[4, 4]] * 2, [0, 0], 'last')", "image"),
+    ("ops.max_unpool_backward(image, indices, [8, 8], *[[4, 4]] * 2, [0, 0], 'last')", "indices"),
+]
+# Where the elements of such a tensor are: the last two are not at the begin of the storage, or not
+# in the order in which kernels take them.
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels_last": lambda t: t.expand(2, 3, -1, -1).contiguous(memory_format=torch.channels_last),
+    "second": lambda t: torch.stack([t, t])[1],
+    "transposed": lambda t: t.transpose(2, 3),
+}
+
+
+def shrink(tensor: Tensor, to: int = 0) -> None:
+    tensor.untyped_storage().resize_(to)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("call", "freed"), OF_FREED)
+def test_a_freed_tensor_is_refused(device: str, call: str, freed: str, place: str) -> None:
+    """It may also lack its last element alone. torch.nn reads beyond the end then."""
+    for is_short, inference in ((False, False), (False, True), (True, False)):
+        tensors = [PLACES[place](tensor) for tensor in tensors_of(device=device)]
+        tensor = tensors[("x", "indices", "offsets", "image").index(freed)]
+        shrink(tensor, (tensor.untyped_storage().nbytes() - 1) * is_short)
+        with torch.inference_mode(inference), pytest.raises(RuntimeError) as error:
+            function_of(call)(*tensors)
+        assert "its data is not allocated yet" in str(error.value)
+
+
+def test_a_backward_refuses_indices_that_were_freed(device: str) -> None:
+    x = torch.rand(1, 1, 8, 8, device=device, requires_grad=True)
+    pooled, indices = F.max_pool2d(x, 2, return_indices=True)
+    unpooled = F.max_unpool2d(pooled, indices, 2)
+    shrink(indices)
+    for result in (unpooled, pooled):
+        with pytest.raises(RuntimeError, match=NAMING % "indices in memory"):
+            torch.autograd.grad(result.sum(), x, retain_graph=True)
+
+
 # Random calls that are wrong
 
 

@@ -150,7 +150,7 @@ class Comparison {
   MAXUNPOOL_INLINE void run(const Element* base, const List& list, int64_t count) {
     if (count >= kMany * kLanes) {
       compare<kMany, false>(base, list, count);
-    } else if (count >= kLanes || base + list.offset[list.size - 1] + kLanes <= input_end_) {
+    } else if (count >= kLanes || input_end_ - (base + list.offset[list.size - 1]) >= kLanes) {
       compare<1, false>(base, list, count);
     } else {
       compare<1, true>(base, list, count);
@@ -221,8 +221,11 @@ class Comparison {
   template <bool kAtEnd>
   MAXUNPOOL_INLINE Elements load(const Element* from) const {
     Elements vector = {};
-    const auto left = static_cast<int64_t>((input_end_ - from) * sizeof(Element));
-    std::memcpy(&vector, from, kAtEnd ? std::min(kVector, left) : kVector);
+    int64_t bytes = kVector;
+    if constexpr (kAtEnd) {
+      bytes = std::min(kVector, static_cast<int64_t>((input_end_ - from) * sizeof(Element)));
+    }
+    std::memcpy(&vector, from, bytes);
     return vector;
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages, memory that
-// other threads change. It takes nothing from other files.
+// other threads change. Linux has it, and GCC and Clang, the only compilers and the only system that
+// setup.py builds kernels for. It takes nothing from other files.
 //
 // Example: sums of two arrays, 8 floats at a time where the processor has AVX2, else 4:
 //   in_vectors([=]() MAXUNPOOL_INLINE {
@@ -8,12 +9,9 @@
 //   });
 #pragma once
 
-#if defined(__linux__)
 #include <sys/mman.h>
 #include <unistd.h>
-#endif
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,17 +19,12 @@ namespace maxunpool_cuda {
 
 constexpr int64_t kLine = 64; // bytes of a cache line
 
-#if defined(__GNUC__)
 #define MAXUNPOOL_INLINE __attribute__((always_inline))
 // Of any address: one outside of all memory does no harm. A macro, since GCC drops the calls of a
 // function that only prefetches.
 #define MAXUNPOOL_PREFETCH(address) __builtin_prefetch(reinterpret_cast<const void*>(address))
-#else
-#define MAXUNPOOL_INLINE
-#define MAXUNPOOL_PREFETCH(address) static_cast<void>(address)
-#endif
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
 template <class Work>
 __attribute__((target("avx2"))) inline auto with_avx2(const Work& work) {
   return work();
@@ -43,7 +36,7 @@ __attribute__((target("avx2"))) inline auto with_avx2(const Work& work) {
 // trivial as std::max.
 template <class Work>
 inline auto in_vectors(const Work& work) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2");
   if (has_avx2) {
     return with_avx2(work);
@@ -60,18 +53,14 @@ inline auto in_vectors(const Work& work) {
 //   forget_source(own);
 //   for (int i = 0; i < 8; ++i) sum += own[i] <= 9 ? own[i] : 0;
 MAXUNPOOL_INLINE inline void forget_source(const void* memory) {
-#if defined(__GNUC__)
   asm volatile("" : : "r"(memory) : "memory");
-#else
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-#endif
 }
 
 // Asks for huge pages. The first write to a page of fresh memory is a page fault, and for large
 // results the faults of 4 KiB pages take longer than the kernel. Most Linux systems give huge pages
 // only on request. It does no harm if they are refused.
 inline void use_huge_pages(void* result, size_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
+#if defined(MADV_HUGEPAGE)
   constexpr size_t kFewest = 4 << 20; // bytes: at least one whole page of 2 MiB lies in them
   if (bytes < kFewest) {
     return;

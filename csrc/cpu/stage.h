@@ -261,8 +261,8 @@ class Stage {
       for (int64_t k = 0; k < depth.kernel; ++k) {
         const int64_t z = first + k * call_.dilation[0];
         const bool exists = 0 <= z && z < depth.out;
-        const Element* plane = input + (image * depth.out + z) * height.out * width.out;
-        put_slice(exists ? plane : nullptr, batch, places_ + plan_.place(slice, 0), k);
+        const int64_t plane = (image * depth.out + z) * height.out * width.out;
+        put_slice(exists ? input + plane : nullptr, batch, places_ + plan_.place(slice, 0), k);
       }
     }
   }
@@ -307,18 +307,18 @@ class Stage {
       }
       return;
     }
-    const Element* from = row + begin;
+    const int64_t left = std::clamp<int64_t>(-begin, 0, length); // in the padding
+    const int64_t right = std::clamp(width.out - begin, left, length);
+    const Element* from = row + (begin + left);
     const uint64_t rows = static_cast<uint64_t>(batch.rows) * call_.geometry.axis[1].stride;
     const uintptr_t later = reinterpret_cast<uintptr_t>(from) + rows * width.out * sizeof(Element);
     for (uint64_t byte = 0; byte < length * sizeof(Element); byte += kLine) {
       MAXUNPOOL_PREFETCH(later + byte);
     }
-    const int64_t left = std::clamp<int64_t>(-begin, 0, length); // in the padding
-    const int64_t right = std::clamp(width.out - begin, left, length);
     if (stride == 1 || right - left < length) {
       Element* padded = stride == 1 ? to : padded_;
       std::fill(padded, padded + left, lowest_);
-      std::copy(from + left, from + right, padded + left);
+      std::copy(from, from + (right - left), padded + left);
       std::fill(padded + right, padded + length, lowest_);
       from = padded;
     }
