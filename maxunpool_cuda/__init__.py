@@ -23,24 +23,23 @@ that calls torch.nn.functional. ``maxunpool_cuda.export`` has tables for exporte
 # leave Python.
 from . import _library
 
-__path__ = [str(_library.PACKAGE)]  # where all else is
-
-from . import export, functional
-from ._attribution import exact_attributions
-from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling
-from ._library import build_info, check_errors
-from ._patch import patched
-from .modules import (
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-    MaxUnpool1d,
-    MaxUnpool2d,
-    MaxUnpool3d,
-)
+if not _library.import_installed_copy():  # which a source tree does where nothing is built
+    from . import export, functional
+    from ._attribution import exact_attributions
+    from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling
+    from ._library import build_info, check_errors
+    from ._patch import patched
+    from .modules import (
+        AdaptiveMaxPool1d,
+        AdaptiveMaxPool2d,
+        AdaptiveMaxPool3d,
+        MaxPool1d,
+        MaxPool2d,
+        MaxPool3d,
+        MaxUnpool1d,
+        MaxUnpool2d,
+        MaxUnpool3d,
+    )
 
 __all__ = [
     "AdaptiveMaxPool1d",

@@ -11,7 +11,7 @@ A build without a library, where the fallback computes all, has the file ``FALLB
 as ``{"version": "0.3.0", "note": "no kernels, as FORCE_FALLBACK=1 says"}``.
 
 A source tree is often on Python's path, before the copy that pip has installed. If nothing is built
-in the tree, the package is that copy: ``PACKAGE`` is its folder, and the package's ``__path__``.
+in the tree, the package's ``__init__`` imports that copy instead, and no other file of the tree.
 
 setup.py runs this file, too, without the rest of the package.
 """
@@ -19,6 +19,7 @@ setup.py runs this file, too, without the rest of the package.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -31,6 +32,7 @@ import torch
 _C: Any = None  # the compiled module, once it is loaded
 _note = ""  # which kernels are left out here, and why
 version = ""  # of the package
+PACKAGE = Path(__file__).parent
 FALLBACK = "_C.fallback.json"
 CPU_KERNELS = "_cpu_kernels.so"
 CUDA_KERNELS = "_cuda_kernels.so"
@@ -49,15 +51,24 @@ def is_built(package: Path) -> bool:
     return has_module(package) or (package / FALLBACK).exists()
 
 
-def find_package(here: Path) -> Path:
-    """The folder of the package: ``here``, or if nothing is built there, of an installed copy."""
-    elsewhere = [path for path in sys.path if Path(path).resolve() != here.parent.resolve()]
-    spec = None if is_built(here) else PathFinder.find_spec(here.name, elsewhere)
-    copy = Path(spec.origin).parent if spec and spec.origin else here
-    return copy if is_built(copy) else here
+def import_installed_copy() -> bool:
+    """If nothing is built here, import the copy that is installed elsewhere, if there is one.
 
-
-PACKAGE = find_package(Path(__file__).parent)
+    Returns:
+        Whether there is. Then this import of the package ends with that copy.
+    """
+    if is_built(PACKAGE):
+        return False
+    elsewhere = [path for path in sys.path if Path(path).resolve() != PACKAGE.parent.resolve()]
+    copy = PathFinder.find_spec(PACKAGE.name, elsewhere)
+    if not (copy and copy.loader and copy.origin and is_built(Path(copy.origin).parent)):
+        return False
+    for name in [name for name in sys.modules if name.partition(".")[0] == copy.name]:
+        del sys.modules[name]
+    package = importlib.util.module_from_spec(copy)
+    sys.modules[copy.name] = package
+    copy.loader.exec_module(package)
+    return True
 
 
 def has_library(package: Path = PACKAGE) -> bool:

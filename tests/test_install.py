@@ -48,12 +48,21 @@ def test_what_import_refuses(tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize("place", ["current folder", "PYTHONPATH"])
-def test_in_a_source_tree_the_installed_copy_is_imported(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["maxunpool_cuda", "maxunpool_cuda.functional"])
+def test_in_a_source_tree_the_installed_copy_is_imported(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    """If nothing is built in the tree: the whole copy, and no file of the tree."""
     installed = Path(maxunpool_cuda.functional.__file__).parent
     source = tmp_path / "clone"
     files = shutil.ignore_patterns("*.so", "*.json", "__pycache__")
     shutil.copytree(ROOT / "maxunpool_cuda", source / "maxunpool_cuda", ignore=files)
-    code = "import maxunpool_cuda as m; print(m.build_info()['kernels'], m.functional.__file__)"
+    code = f"""
+import sys, {name}
+modules = [module for name, module in sys.modules.items() if name.startswith("maxunpool_cuda")]
+folders = {{module.__spec__.origin.rpartition("/")[0] for module in modules}}
+print(maxunpool_cuda.build_info()["kernels"], maxunpool_cuda.__version__, *folders)
+"""
     paths = [str(source)] * (place == "PYTHONPATH") + [str(installed.parent)]
     told = subprocess.run(
         [sys.executable, "-c", code],
@@ -64,7 +73,7 @@ def test_in_a_source_tree_the_installed_copy_is_imported(place: str, tmp_path: P
         check=True,
     ).stdout
     kernels = maxunpool_cuda.build_info()["kernels"]
-    assert told.strip() == f"{kernels} {installed / 'functional.py'}"
+    assert told.strip() == f"{kernels} {maxunpool_cuda.__version__} {installed}"
 
 
 @pytest.mark.parametrize(
