@@ -187,12 +187,10 @@ def _pool_unequal_windows(
     exported, and under forward-mode derivatives, which torch.nn's function lacks under PyTorch's
     older vmap.
     """
-    # A private name, which no release that was tried lacks.
-    forward_level = getattr(torch.autograd.forward_ad, "_current_level", -1)
-    is_eager = not _operators.is_traced() and forward_level < 0
+    is_eager = not (_operators.is_traced() or _operators.in_forward_mode())
     if is_eager and input.layout is not torch.strided:
         raise not_dense_error(name, "input", input)
-    if is_eager:
+    if is_eager and not input.is_contiguous():  # torch.nn's function refuses contiguous ones alone
         check_allocated(name, input=input)
     takes_torch_values = input.is_cpu and is_eager
     pool = getattr(torch.nn.functional, f"{name}_with_indices")

@@ -40,6 +40,12 @@ def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = F
         raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
 
 
+def check_ceil_mode(name: str, ceil_mode: object) -> None:
+    """Raise a TypeError unless it is a bool."""
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
+
+
 def has_no_stride(stride: object) -> bool:
     """Whether a pool is given no stride, so that it is the kernel size: None, () or []."""
     return stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
@@ -103,6 +109,9 @@ def unpooled_size(
     """
     # torch.jit.trace makes sizes tensors.
     pooled = _ints(name, "input.shape to hold ints", shape, shape[-len(kernel_size) :])
+    if len(pooled) < len(kernel_size):
+        window = _checks.Window("max_unpool", kernel_size, stride, padding)
+        raise _checks.shape_error(window, "input", shape)
     axes = zip(pooled, kernel_size, stride, padding, strict=False)
     default = tuple([(n - 1) * s - 2 * p + k for n, k, s, p in axes])
     if output_size is None:

@@ -93,7 +93,7 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         TypeError: ``model`` is not a module.
         RuntimeError: attributions by the release of captum or shap that is imported do not add up;
             or the model reads what a module changes in place, as the input of ``self.relu(x)``;
-            or it is copied or pickled inside.
+            or it is copied or pickled inside; or a run of shap that failed has left hooks on it.
         ValueError: a pool returns indices, or gets a batch that cannot be halved, or is a subclass
             whose contributions do not add up, as it does more than to take maxima; on exit, a later
             context of one of these modules is still open.
@@ -110,12 +110,13 @@ def exact_attributions(model: Model) -> Iterator[Model]:
     """
     check_model("exact_attributions", model)
     _check_releases()
+    for path, module in model.named_modules():
+        if _tools(module):
+            raise _hooks_error(_name_of(path, module))
     _warn_of_pools(model)
-    with contextlib.ExitStack() as undo:
-        undo.callback(_check_releases)  # of what was imported inside
-        undo.enter_context(left_in_order("exact_attributions", model))
-        undo.enter_context(_with_rule(model))
+    with left_in_order("exact_attributions", model), _with_rule(model):
         yield model
+    _check_releases()  # of what was imported inside
 
 
 def _warn_of_pools(model: nn.Module) -> None:
@@ -175,7 +176,7 @@ class _Served(Uncopied):
     """
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self._name = f"{path!r} ({type(module).__name__})"
+        self._name = _name_of(path, module)
         self._module: Any = module
         self._forward = module.forward
         self._inputs: dict[int, Tensor] = {}  # by thread, that of a call which has begun
@@ -205,13 +206,15 @@ class _Served(Uncopied):
 
     def is_run(self) -> bool:
         """Whether captum or shap run the model, with inputs and baselines, for DeepLIFT."""
-        heard = (*self._listener._forward_hooks.values(), *self._module._forward_hooks.values())
-        return any(getattr(hook, "__module__", None) in _DEEP_LIFT for hook in heard)
+        return bool(_tools(self._listener, self._module))
 
     def before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """In such a run, hand a copy of the only input to the tool's hooks."""
-        if not self.is_run():
+        tools = _tools(self._listener, self._module)
+        if not tools:
             return None
+        if len(tools) > 1:
+            raise _hooks_error(self._name)
         self._inputs.pop(threading.get_ident(), None)  # of a call that a hook has ended
         x, *others = args = _by_position(self._forward, args, kwargs)
         if others:
@@ -230,8 +233,9 @@ class _Served(Uncopied):
             return self._forward(*args, **kwargs)
         (given,) = args  # what the tool's hooks have made of the copy; they may have a hook on it
         leaf = given.detach().requires_grad_()
-        with self._out_of_place() as was_in_place:
-            output = self._forward(leaf)
+        # A module that works in place changes a copy. It stays as it is: it is every thread's.
+        works_in_place = getattr(self._module, "inplace", False)
+        output = self._forward(leaf.clone() if works_in_place else leaf)
         if isinstance(output, tuple):
             raise ValueError(
                 f"exact_attributions: expected pools that return no indices but got {self._name}; "
@@ -240,26 +244,34 @@ class _Served(Uncopied):
         call = Call(self._name, leaf, output, is_pool=isinstance(self._module, _POOLS))
         result = with_multiplier(x, given, call)
         x.register_hook(self._forget)  # type: ignore[no-untyped-call]
-        if self.overwrite and was_in_place:
+        if self.overwrite and works_in_place:
             self.overwrite(self._name, x, result)
         return result
-
-    @contextlib.contextmanager
-    def _out_of_place(self) -> Iterator[bool]:
-        """As shap needs it; captum hands copies to modules that work in place. Yields if it did."""
-        if not getattr(self._module, "inplace", False):
-            yield False
-            return
-        self._module.inplace = False
-        try:
-            yield True
-        finally:
-            self._module.inplace = True
 
     def _forget(self, grad: Tensor | None) -> None:
         """Remove what captum's hook removes in a backward. No gradient reaches that hook."""
         for name in self._captums:
             vars(self._module).pop(name, None)
+
+
+def _name_of(path: str, module: nn.Module) -> str:
+    """Such as "'relu' (ReLU)"."""
+    return f"{path!r} ({type(module).__name__})"
+
+
+def _tools(*modules: nn.Module) -> set[str]:
+    """The tools, captum or shap, whose hooks for DeepLIFT are on modules."""
+    hooks = [hook for module in modules for hook in module._forward_hooks.values()]
+    return _DEEP_LIFT.intersection(getattr(hook, "__module__", None) for hook in hooks)
+
+
+def _hooks_error(name: str) -> RuntimeError:
+    """The error of a model with hooks of a run that has ended: any call would look like a run."""
+    return RuntimeError(
+        "exact_attributions: expected a model without hooks of earlier runs but got such hooks on "
+        f"{name}: a run of shap that fails leaves its hooks on a model. Load its weights into a "
+        "new one"
+    )
 
 
 def _is_served(module: nn.Module) -> bool:

@@ -144,22 +144,18 @@ def check_no_empty_window(window: Window, spatial: Ints) -> None:
 
     The value of an empty window comes from nowhere. A window is empty if it begins in the left
     padding and its dilation steps over the whole input: with dilation 3 and padding 1, the first
-    window of 2 elements has the coordinates -1 and 2, and an input of 2 elements ends before 2.
+    window of 2 elements has the coordinates -1 and 2, and an input of 2 elements ends before 2. The
+    padding is at most half of the kernel, so no later window is empty.
     """
     if not is_dilated(window.dilation):
         return
-    for size, stride, padding, dilation in zip(
-        spatial, window.stride, window.padding, window.dilation, strict=True
-    ):
-        if dilation == 1 or holds(size >= dilation):
-            continue
-        for before in range(padding, 0, -stride):  # for windows that begin at -before
-            first_inside = -before % dilation
-            if not first_inside < size:
-                raise NotImplementedError(
-                    f"{window.name}: expected every window to hold an element of the input, for "
-                    f"its derivative, but got spatial sizes {[*spatial]}, {window}"
-                )
+    for size, padding, dilation in zip(spatial, window.padding, window.dilation, strict=True):
+        first_inside = -padding % dilation  # of the first window
+        if not holds(first_inside < size):
+            raise NotImplementedError(
+                f"{window.name}: expected every window to hold an element of the input, for its "
+                f"derivative, but got spatial sizes {[*spatial]}, {window}"
+            )
 
 
 def unpooled_shape(
@@ -219,9 +215,11 @@ def pooled_shape(
     check_window(window)
     for padding, kernel in zip(window.padding, window.kernel_size, strict=True):
         if not padding <= kernel // 2:
+            # PyTorch's words mean the extent of a dilated window, and refuse by the kernel size.
+            theirs = " (pad should be at most half of effective kernel size)"
+            theirs = "" if is_dilated(window.dilation) else theirs
             raise RuntimeError(
-                f"{name}: expected padding of at most half of kernel_size (pad should be at most "
-                f"half of effective kernel size) but got {window}"
+                f"{name}: expected padding of at most half of kernel_size{theirs} but got {window}"
             )
     if input.dtype not in ORDERED_DTYPES:
         raise NotImplementedError(
@@ -359,14 +357,19 @@ def _check_tensors(values: Tensor, indices: Tensor, window: Window, reduce: str)
 def _check_shape(window: Window, argument: str, tensor: Tensor) -> None:
     """Check a shape: [batch, channels, spatial sizes...], or without a batch."""
     least, shape = window.rank + 1, tensor.shape
-    if len(shape) in (least, least + 1) and all(holds(size > 0) for size in shape[-least:]):
-        return
+    if not (len(shape) in (least, least + 1) and all(holds(size > 0) for size in shape[-least:])):
+        raise shape_error(window, argument, shape)
+
+
+def shape_error(window: Window, argument: str, shape: Ints) -> RuntimeError:
+    """The error of an argument that has not the dimensions of a call, or an empty one."""
+    least = window.rank + 1
     if window.dilation:
         theirs = f"Expected {least}D or {least + 1}D (batch mode) tensor with optional 0 dim batch "
         theirs += "size for input"
     else:
         theirs = f"Input to max_unpooling{least - 1}d should be a {least}d or {least + 1}d Tensor"
-    raise RuntimeError(
+    return RuntimeError(
         f"{window.name}: expected {argument} of {least} or {least + 1} dimensions, of which only a "
         f"batch may be empty ({theirs}), but got shape {[*shape]}"
     )

@@ -58,9 +58,10 @@ def convert_max_pooling(
     """Make all max pooling modules of a model this package's, in place, and return the model.
 
     These are torch.nn's MaxPool1d/2d/3d, AdaptiveMaxPool1d/2d/3d and MaxUnpool1d/2d/3d. Each stays
-    the same object, wherever else it is used. By default pools return flat int64 indices, and
-    results and gradients of the model stay the same, except that torch.nn's gradient of unpooling
-    is wrong where windows overlap.
+    the same object, wherever else it is used. By default pools return flat int64 indices. Results
+    of the model stay the same, and so do gradients but for two: torch.nn's of unpooling is wrong
+    where windows overlap, and its of pooling in float16 and bfloat16 is rounded several times there
+    (here once).
 
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool gets smaller indices only if the modules
@@ -253,8 +254,11 @@ def converted(
         changed = [entry for entry in before if _state_of(entry[1]) != entry[2]]
         try:
             yield model
-        finally:
-            _undo(changed)
+        except BaseException:
+            with contextlib.suppress(ValueError):  # what was raised inside says more
+                _undo(changed)
+            raise
+        _undo(changed)
 
 
 def _undo(changed: list[tuple[str, Any, _State]]) -> None:
@@ -278,18 +282,23 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def left_in_order(name: str, model: torch.nn.Module) -> Iterator[None]:
-    """Raise a ValueError on exit if a later context that shares a module with it is still open."""
+    """Raise a ValueError on exit if a later context that shares a module with it is still open.
+
+    After an exception inside, that is raised.
+    """
     changed = [*model.modules()]
+    has_failed = True
     with _lock:
         _open_contexts.append(changed)
     try:
         yield
+        has_failed = False
     finally:
         with _lock:
             place = [each is changed for each in _open_contexts].index(True)
             later = {module for each in _open_contexts[place + 1 :] for module in each}
             del _open_contexts[place]
-        if later.intersection(changed):
+        if later.intersection(changed) and not has_failed:
             raise ValueError(
                 f"{name}: expected contexts to be left in the reverse order but got one of "
                 f"{type(model).__name__} inside which another is open"

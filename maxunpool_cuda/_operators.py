@@ -355,19 +355,19 @@ def _trace(operator: Operator, *arguments: Any) -> Any:
     return operator.result(*arguments)
 
 
-# What export.onnx_translation_table() was asked for. An exporter does not say what it is given.
-with_onnx_translation: set[Callable[..., Any]] = set()
-
-
 def _is_kept_by_exporter(operator: Operator) -> bool:
     """Whether an exporter takes the call from one program into the next, without a translation.
 
     torch.export traces code of this package. Exporters trace the program that comes out; PyTorch's
     ``proxy_call`` decomposes an operator or, as here, asks for its results.
     """
-    if operator.overload in with_onnx_translation and torch.onnx.is_in_onnx_export():
-        return False
-    callers = {frame.f_code for frame, _ in traceback.walk_stack(None)}
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    for frame in frames:
+        if frame.f_code is torch.onnx.export.__code__:
+            table = frame.f_locals.get("custom_translation_table")
+            if operator.overload in (table or ()):
+                return False
+    callers = {frame.f_code for frame in frames}
     return call.__code__ not in callers and "proxy_call" in {code.co_name for code in callers}
 
 
@@ -512,8 +512,13 @@ def _needs_derivative(tensor: Tensor) -> bool:
     A transform or a graph may have tangents that PyTorch's counter of levels does not know. So this
     is asked where autograd alone sees calls.
     """
-    level = getattr(forward_ad, "_current_level", 0)  # -1 outside of forward mode
-    return level >= 0 or (tensor.requires_grad and torch.is_grad_enabled())
+    return in_forward_mode() or (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def in_forward_mode() -> bool:
+    """Whether forward mode is on, or a release of PyTorch does not tell."""
+    level: int = getattr(forward_ad, "_current_level", 0)  # -1 outside of forward mode
+    return level >= 0
 
 
 def _error_in_words(

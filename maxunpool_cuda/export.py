@@ -93,12 +93,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         >>> torch.ops.maxunpool_cuda.max_unpool.default in table
         True
     """
-    table: dict[Callable[..., Any], Callable[..., Any]] = {
-        _operators.max_pool: _max_pool,
-        _operators.max_unpool: _max_unpool,
-    }
-    _operators.with_onnx_translation.update(table)
-    return table
+    return {_operators.max_pool: _max_pool, _operators.max_unpool: _max_unpool}
 
 
 def _max_pool(

@@ -259,9 +259,9 @@ def max_pool2d(
     each is the offset of the element in its window, row-major. It counts the padding, too.
 
     Args:
-        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers or
-            integers. A channels_last input gives channels_last results. Quantized and mkldnn
-            tensors go to torch.nn's function, as do those of other devices where it can.
+        input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of floating-point numbers, integers or
+            bools. A channels_last input gives channels_last results. Quantized and mkldnn tensors
+            go to torch.nn's function, as do those of other devices where it can.
         kernel_size: size of the window.
         stride: stride of the window; default: ``kernel_size``.
         padding: elements of minus infinity on both sides; at most half of ``kernel_size``.

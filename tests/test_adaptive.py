@@ -19,6 +19,7 @@ from torch.testing import assert_close
 
 import maxunpool_cuda
 import maxunpool_cuda.functional as F
+from maxunpool_cuda import _operators
 
 every_rank = pytest.mark.parametrize("dims", [1, 2, 3])
 
@@ -125,6 +126,16 @@ def test_derivatives(real_device: str, dims: int, rng: random.Random) -> None:
         assert gradgradcheck(pool, x, check_fwd_over_rev=True, **batched)
         batch = torch.stack([distinct(x.detach()), x.detach()])
         assert same(vmap(pool)(batch), torch.stack([pool(each) for each in batch])), "vmap"
+
+
+def test_forward_mode_where_pytorch_does_not_tell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release may lack the private name."""
+    x = distinct(torch.empty(1, 1, 3, 5, dtype=torch.float64))
+    pool = maxunpool_cuda.AdaptiveMaxPool2d(2)
+    jacobian = functools.partial(torch.autograd.functional.jacobian, pool, x, vectorize=True)
+    expected = jacobian()
+    monkeypatch.setattr(_operators, "forward_ad", None)
+    assert same(jacobian(strategy="forward-mode"), expected)
 
 
 @pytest.mark.parametrize(("sizes", "is_pooled"), [((6, 7), True), ((7, 6), False)])

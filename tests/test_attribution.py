@@ -460,6 +460,43 @@ def test_an_exception_ends_the_watch(kind: type[BaseException]) -> None:
     assert _python_dispatch._get_current_dispatch_mode() is None
 
 
+def test_a_module_that_works_in_place_stays_so_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may call it meanwhile."""
+    net, x, baseline = network_of(1, [relu(), nn.MaxPool1d(3, 1)])
+    in_place = []
+
+    def watched(input: Tensor, inplace: bool) -> Tensor:
+        in_place.append(net[1].inplace)
+        return torch.relu_(input) if inplace else torch.relu(input)
+
+    monkeypatch.setattr(nn.functional, "relu", watched)
+    with exact_attributions(net):
+        for tool in TOOLS:
+            assert error(tool, net, x, baseline) < 1e-9
+    assert {*in_place} == {True}
+
+
+def test_hooks_that_a_failed_run_has_left_are_named() -> None:
+    """shap leaves them. captum meets them, and every later context does."""
+
+    def fails(part: nn.Module, x: Tensor) -> Tensor:
+        if x.requires_grad:  # not in shap's constructor, which has set no hooks yet
+            raise ZeroDivisionError
+        return part(x)
+
+    model = Network(fails, nn.Sequential(nn.ReLU()))
+    x, baseline = torch.randn(2, 1, 3, 4)
+    message = r"^exact_attributions: .* hooks on 'part.0' \(ReLU\): a run of shap that fails "
+    with exact_attributions(model):
+        with pytest.raises(ZeroDivisionError):
+            deep_explainer(model, x, baseline)
+        model._forward = reads_both
+        with pytest.raises(RuntimeError, match=message):
+            deep_lift(model, x, baseline)
+    with pytest.raises(RuntimeError, match=message), exact_attributions(model):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_what_makes_a_program_of_a_model_may_be_called_inside() -> None:
     model, x, _ = network_of(1, [relu(), nn.MaxPool1d(3, 2)])

@@ -243,6 +243,19 @@ def test_contexts_that_cross() -> None:
         earlier.__exit__(None, None, None)
 
 
+def test_an_exception_inside_is_the_one_that_is_raised() -> None:
+    """Whatever else is wrong at the end."""
+    model = nn.Sequential(nn.MaxPool2d(2))
+    earlier = converted(model)
+    earlier.__enter__()
+    raised = ZeroDivisionError()
+    with converted(model):
+        assert not earlier.__exit__(ZeroDivisionError, raised, None)
+    with pytest.raises(ZeroDivisionError), converted(model):  # noqa: PT012
+        model[0].__class__ = OwnOfOurs
+        raise raised
+
+
 def test_a_class_that_converted_did_not_give() -> None:
     """As FSDP2's fully_shard gives one. It is an error at the end, and nothing is undone."""
     model = nn.Sequential(nn.MaxPool2d(2), nn.MaxUnpool2d(2))

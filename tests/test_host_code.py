@@ -7,6 +7,7 @@ device "cuda" here, and emulation/host_code.py has the tests that run in a proce
 """
 
 import os
+import re
 
 import emulation
 import pytest
@@ -16,6 +17,15 @@ from emulation import runtime
 # Where make check-cuda runs this without a GPU, an obstacle is a failure and no skip.
 IS_REQUIRED = os.environ.get("MAXUNPOOL_HOST_CODE") == "1" and not torch.cuda.is_available()
 OBSTACLE = "" if IS_REQUIRED else runtime.why_not()
+
+
+def test_no_array_has_elements_of_an_alias_of_an_array_type() -> None:
+    """Of ``Row rows[2]{}``, where Row is float[4], nvcc 13.0 initializes the first row alone."""
+    texts = [path.read_text() for path in emulation.CSRC.glob("**/*.*")]
+    aliases = [name for text in texts for name in re.findall(r"\busing (\w+) = [^;]*\];", text)]
+    arrays = rf"\b(?:{'|'.join(aliases)}) \w+\[.*"
+    assert aliases
+    assert [found for text in texts for found in re.findall(arrays, text)] == []
 
 
 @pytest.mark.slow

@@ -123,6 +123,23 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
             ours(sample.input, *sample.args, **sample.kwargs)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_bools_pool_as_zeros_and_ones(device: str, dims: int) -> None:
+    """torch.nn pools none. Of equal elements the first is taken, as of numbers."""
+    x = torch.rand(2, 3, *[7] * dims) > 0.7
+    of_torch = getattr(nn, f"MaxPool{dims}d")(3, 2, 1, return_indices=True)
+    values, indices = of_torch(x.float())
+    there = x.to(device)
+    pool = maxunpool_cuda.convert_max_pooling(of_torch)
+    compiled = torch.compile(pool, backend="aot_eager", fullgraph=True)
+    for each in (pool, torch.vmap(pool), compiled, torch.jit.trace(pool, there)):
+        assert all_same([result.cpu() for result in each(there)], [values.bool(), indices])
+    pool.return_indices = False
+    for each in (pool, torch.jit.trace(pool, there)):
+        assert same(each(there).cpu(), values.bool())
+
+
 # Sizes in all forms, valid or not.
 SIZES: list[Any] = [
     *(2, (2,), [2, 1], torch.Size([2, 1]), (np.int64(2), 1), torch.tensor([2]), torch.tensor(2.0)),
