@@ -123,6 +123,12 @@ def with_results(report: Report) -> Iterator[tuple[Case, Row]]:
             yield BY_NAME[row["name"]], row
 
 
+def kind_of(case: Case) -> str:
+    """The kind of call; "" if it has none, or gets indices of other windows."""
+    names = {key: kind for kind, key in KINDS.items()}
+    return "" if case.unpooled_by else names.get((case.operation, case.direction), "")
+
+
 def speeds(
     report: Report, dtypes: tuple[str, str] = DEFAULT, layers: Container[str] | None = None
 ) -> dict[str, list[float]]:
@@ -135,26 +141,30 @@ def speeds(
         dtypes: Those of values and indices.
         layers: Leave out the cases of others; None keeps all.
     """
-    names = {key: kind for kind, key in KINDS.items()}
     found: dict[str, list[float]] = {
         f"{kind}, {layout}": [] for layout in ALL["layout"] for kind in KINDS
     }
     for case, row in with_results(report):
-        kind = names.get((case.operation, case.direction))
-        if kind is None or case.unpooled_by or (case.dtype, case.index_dtype) != dtypes:
+        kind = kind_of(case)
+        if not kind or (case.dtype, case.index_dtype) != dtypes:
             continue
         if layers is None or case.layer in layers:
             found[f"{kind}, {case.layout}"].append(speed_beside(row, TORCH))
     return {kind: of for kind, of in found.items() if of}
 
 
+def summary_cells(found: dict[str, list[float]], contender: str) -> Cells:
+    """How many speeds beside a contender's each name has, their geometric mean, and extremes."""
+    for name, of in found.items():
+        yield name, "cases", len(of)
+        yield name, f"times {contender}'s speed", formatted(geometric_mean(of))
+        yield name, "slowest", formatted(min(of))
+        yield name, "fastest", formatted(max(of))
+
+
 def speeds_cells(report: Report) -> Cells:
     """Speeds beside torch.nn's with the default dtypes."""
-    for kind, of in speeds(report).items():
-        yield kind, "cases", len(of)
-        yield kind, "times torch.nn's speed", formatted(geometric_mean(of))
-        yield kind, "slowest", formatted(min(of))
-        yield kind, "fastest", formatted(max(of))
+    yield from summary_cells(speeds(report), TORCH)
 
 
 def dtypes_cells(report: Report) -> Cells:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The emulated GPU itself: which kernels the tests reach there, and which mistakes they see.
 
-That its results are right is tested wherever a test takes the fixture ``device``.
+That its results are right is tested wherever a test takes the fixture ``device``. The kernel of
+docs/design.md, which is not the package's, is run here.
 """
 
+import ctypes
 import itertools
 import random
 import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import cases
 import emulation
 import pytest
+import reference
 import torch
 from cases import Call, aimed, draw, geometry_of
 from failures import check_each
@@ -53,6 +58,41 @@ def test_kernels_divide_numbers_of_63_bits(rng: random.Random) -> None:
         assert emulation.library().divide(n, divisor) == n // divisor, (n, divisor)
 
 
+RUN_A_THREAD = """
+extern "C" void run(
+    unsigned block, unsigned thread, int64_t cells, int64_t height, int64_t width,
+    const float* input, const int64_t* indices, float* output) {
+  blockDim.x = 8, blockIdx.x = block, threadIdx.x = thread;
+  unpool_2x2(cells, height, width, input, indices, output);
+}
+"""
+
+
+def test_the_kernel_of_the_design_page(rng: random.Random, tmp_path: Path) -> None:
+    """Its threads run in any order. The last plane, which is no argument, has no results."""
+    page = (emulation.CSRC.parent / "docs" / "design.md").read_text()
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "kernel.cpp").write_text(kernel + RUN_A_THREAD)
+    command = [emulation.COMPILER, *emulation.FLAGS.split(), *emulation.TORCH, *emulation.SHIM]
+    files = ("-shared", tmp_path / "kernel.cpp", "-o", tmp_path / "kernel.so")
+    subprocess.run([*command, *files], check=True, cwd=emulation.HERE)
+    run = ctypes.CDLL(str(tmp_path / "kernel.so")).run
+    for _ in range(20):
+        planes, height, width = (rng.randint(1, 5) for _ in range(3))
+        x = torch.randn(planes + 1, 2 * height, 2 * width)
+        values, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        cells = planes * height * width
+        output = torch.full_like(x, torch.nan)
+        threads = [divmod(number, 8) for number in range(-(-cells // 8) * 8)]
+        for numbers in rng.sample(threads, len(threads)):
+            sizes = map(ctypes.c_int64, (cells, height, width))
+            addresses = (ctypes.c_void_p(t.data_ptr()) for t in (values, indices, output))
+            run(*numbers, *sizes, *addresses)
+        expected = reference.max_unpool(values, indices, (2 * height, 2 * width), "last")
+        assert torch.equal(output[:planes], expected[:planes])
+        assert output[planes:].isnan().all()
+
+
 @pytest.mark.parametrize("mistake", ["barriers", "a block"])
 def test_a_mistake_is_seen(mistake: str, rng: random.Random) -> None:
     """Threads that name the same output skip the barrier between them, or a block is left out."""
@@ -79,15 +119,16 @@ def test_a_race_is_seen() -> None:
     assert "ThreadSanitizer: data race" in done.stdout, done.stdout[-8000:]
 
 
+# PyTorch does not know how short the memory is: the package refuses a storage that is too small.
 SHORT_INPUT = """
-import contextlib, random, cases, emulation
+import contextlib, random, cases, emulation, numpy, torch
 rng = random.Random(0)
 call = cases.draw(rng, "unpool", leading=(2, 3))
-x = call.tensors[0].contiguous()
+x = call.tensors[0].contiguous().numpy()
+half = numpy.zeros(x.size // 2, x.dtype)
 with {device}:
-    call.on(x)
-    x.untyped_storage().resize_(x.nbytes // 2)
-    call.on(x)
+    call.on(torch.from_numpy(x))
+    call.on(torch.from_numpy(numpy.lib.stride_tricks.as_strided(half, x.shape, x.strides)))
 """
 
 

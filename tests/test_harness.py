@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the tests themselves stand on: copies on a device, comparisons, the list of mutations."""
+"""What tests and releases stand on: copies on a device, comparisons, mutations, one version."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from random import Random
 import pytest
 import torch
 from cases import LAYOUTS, draw, moved, same
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_a_moved_tensor_lies_in_memory_as_before(real_device: str, rng: Random) -> None:
@@ -31,6 +34,18 @@ def test_a_comparison_sees_every_bit() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tools/mutate.py needs tomllib")
 def test_the_list_of_mutations_fits_the_code() -> None:
     """The text of each occurs in its file once."""
-    tool = Path(__file__).parent.parent / "tools" / "mutate.py"
+    tool = ROOT / "tools" / "mutate.py"
     done = subprocess.run([sys.executable, tool, "--list"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_there_is_one_version() -> None:
+    """Citation and changelog have that of pyproject.toml."""
+    lines = {
+        "pyproject.toml": '^version = "(.*)"$',
+        "CITATION.cff": "^version: (.*)$",
+        "CHANGELOG.md": r"^## (\S+)",  # the first heading
+    }
+    texts = {name: (ROOT / name).read_text() for name in lines}
+    found = {name: re.search(line, texts[name], re.M)[1] for name, line in lines.items()}
+    assert len({*found.values()}) == 1, found
