@@ -112,8 +112,8 @@ inline std::vector<int64_t> unpooled_sizes(IntArrayRef pooled, IntArrayRef outpu
   return unpooled;
 }
 
-// Whether all elements of a tensor lie in its storage. They do not if somebody has freed the storage,
-// as FSDP and offloading do. Then the tensor's address is null, or as far from null as its first
+// Whether all elements of a tensor lie in its storage. They do not if somebody has freed that, as
+// FSDP and offloading do. The tensor's address is then null, or as far from null as its first
 // element is from the begin of the storage.
 inline bool is_allocated(const Tensor& tensor) {
   const IntArrayRef sizes = tensor.sizes();

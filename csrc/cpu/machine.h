@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What kernels ask of the machine beyond C++: longer vectors, prefetching, huge pages, memory that
-// other threads change. Linux has it, and GCC and Clang, the only compilers and the only system that
-// setup.py builds kernels for. It takes nothing from other files.
+// other threads change. GCC and Clang have it, on Linux, where alone setup.py builds kernels. It
+// takes nothing from other files.
 //
 // Example: sums of two arrays, 8 floats at a time where the processor has AVX2, else 4:
 //   in_vectors([=]() MAXUNPOOL_INLINE {

@@ -4,14 +4,10 @@
 // It takes the call from ../max_pool.h, which has checked it. In the geometry, as for unpooling,
 // `in` is the pooled side, the result here, and `out` is the input. The elements of a window are
 // listed, and compared in vectors (comparison.h) of what lies side by side in memory:
-//
-//   tensor                               a vector holds
-//   channels_last                        the channels of a cell
-//   contiguous                           windows: a stage (stage.h) puts their elements side by side
-//   contiguous, the window wider than a  neighbouring columns of one window, whose results are then
-//   row of windows, or too large         merged (one column, if it is dilated)
-//   for a stage
-//
+// 1. channels_last: the channels of a cell;
+// 2. contiguous: windows, whose elements a stage (stage.h) puts side by side;
+// 3. contiguous, where the window is wider than a row of windows, or too large for a stage:
+//    neighbouring columns of one window, whose results are merged then (one column, if dilated).
 //
 // Example of the third case: one window of 1x7 elements, vectors of 4. The list has two entries,
 // columns 0 to 3 and columns 3 to 6. For the elements 1 9 2 3 8 9 5 the vector's results are
