@@ -291,7 +291,7 @@ def check_allocated(name: str, **tensors: Tensor) -> None:
 def _is_allocated(tensor: Tensor) -> bool:
     """Whether all elements lie in the storage. A tensor that :mod:`torch.func` wraps has none."""
     try:
-        room = tensor.untyped_storage().nbytes()
+        room: int = tensor.untyped_storage().nbytes()
     except NotImplementedError:
         return True
     last = tensor.storage_offset()

@@ -6,7 +6,8 @@ of them is ``decompositions()`` in export.py. The fallback computes with some of
 
 Converters know few of PyTorch's operators. OpenVINO and CoreML take no ``scatter_reduce`` from an
 exported program. CoreML makes floating-point numbers of integers that are divided, and has tensors
-of at most five axes. So here are slices, comparisons, ``where``, ``stack`` and tables.
+of at most five axes. So here are slices, comparisons, ``where``, ``stack`` and tables. ExecuTorch
+makes int64 of an int32 tensor of no axes beside a number. So a tensor of one element has an axis.
 
 Pooling compares, for all windows at once, their first elements, then their second ones, and so on:
 first along the last axis, then along the one before it. For windows of 2 with stride 2 these are
@@ -117,10 +118,10 @@ def max_pool(
     axes = [pooled_axis(*numbers, ceil_mode=ceil_mode) for numbers in window]
     lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(input.dtype).min
     padded = _resize(input, padding, [axis.extent for axis in axes], lowest)
-    zero = torch.full((), 0, dtype=torch.int32, device=input.device)
+    zero = torch.full((1,), 0, dtype=torch.int32, device=input.device)
     best = _Best(padded, zero)
     # Of a window in which nothing is larger than the lowest value, the first element in the input.
-    first = _Best(padded.new_full((), lowest), zero)
+    first = _Best(padded.new_full((1,), lowest), zero)
     step = 1  # between the offsets of neighbours along the axis
     for number, axis in reversed([*enumerate(axes)]):
         if axis.padding > 0:
@@ -172,7 +173,9 @@ class _Best(NamedTuple):
     """The largest element of each window, among those along the axes that are pooled so far."""
 
     values: Tensor
-    offsets: Tensor  # int32, in the part of the window along these axes
+    # int32, in the part of the window along these axes: of each, or one element that all share. The
+    # latter has one axis. Values have more: a channel's and a spatial one.
+    offsets: Tensor
 
 
 def _pool_along(best: _Best, first: _Best, axis: Axis, dim: int, step: int) -> _Best:
@@ -190,7 +193,7 @@ def _pool_along(best: _Best, first: _Best, axis: Axis, dim: int, step: int) -> _
         # This element of all windows.
         place = (..., _elements(axis, element), *[slice(None)] * (-dim - 1))
         values, offsets = best.values[place], best.offsets
-        offsets = (offsets[place] if offsets.dim() else offsets) + element * step
+        offsets = (offsets if offsets.dim() == 1 else offsets[place]) + element * step
         if element == 0 and axis.padding == 0:  # then every window begins in the input
             result = _Best(values, offsets)
             continue
@@ -332,7 +335,7 @@ def _unpool_place(
     windows: list[_Windows], place: Ints, kernel_size: Ints, stride: Ints, reduce: str
 ) -> Tensor:
     """The outputs at one place of all blocks. The windows are in row-major order."""
-    zero = torch.full((), 0, dtype=windows[0].values.dtype, device=windows[0].values.device)
+    zero = torch.full((1,), 0, dtype=windows[0].values.dtype, device=windows[0].values.device)
     result = zero
     for blocks_before, values, offsets in windows:
         element = [n + b * step for n, b, step in zip(place, blocks_before, stride, strict=True)]

@@ -91,6 +91,64 @@ def test_indices_of_a_pool_in_the_same_graph(
     assert ("scatter" not in str(program.graph)) == (by_offsets and more == 0)
 
 
+# Windows of pooling, with dilation and ceil mode, and of unpooling what they return.
+WINDOWS = {
+    "unpadded": ((2, 2, 0, 1, False), (2, 2, 0)),
+    "padded": ((3, 2, 1, 1, False), (3, 2, 1)),
+    "ceil mode": ((3, 2, 0, 1, True), (3, 2, 0)),
+    "dilated": ((2, 2, 1, 2, False), (3, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("dims", "dynamic"),
+    [
+        (1, True),
+        (2, False),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, False), (2, True), (3, False))
+        ],
+    ],
+)
+def test_every_integer_tensor_has_an_axis(dims: int, dynamic: bool, window: str) -> None:
+    """ExecuTorch makes int64 of an int32 tensor that has none, and refuses what it is then.
+
+    The unpooling is the operator. The functions' check of symbolic sizes has no axis; it is int64.
+    """
+    pooling, unpooling = WINDOWS[window]
+    one_byte = torch.int64 if window == "dilated" else torch.uint8
+    unpool, sizes = torch.ops.maxunpool_cuda.max_unpool, [[n] * dims for n in unpooling]
+
+    def function(x: Tensor) -> list[Tensor]:
+        results = []
+        cases = (
+            (x, torch.int64, "last"),
+            (x.int(), torch.int32, "sum"),
+            (x.byte(), one_byte, "sum"),
+        )
+        for image, dtype, reduce in cases:
+            pool = getattr(F, f"max_pool{dims}d")
+            values, indices = pool(image, *pooling, return_indices=True, index_dtype=dtype)
+            results += [values, indices]
+            for given in (indices, indices + 0):  # of a pool in this graph, and from elsewhere
+                results.append(unpool(values, given, x.shape[2:], *sizes, reduce))
+        return results
+
+    shape = dict.fromkeys(range(2, 2 + dims), torch.export.Dim.DYNAMIC) if dynamic else {}
+    program = program_of(function, torch.ones(2, 3, *(8,) * dims), shapes=(shape,))
+    graph = program.run_decompositions(DECOMPOSITIONS).graph
+    assert "maxunpool_cuda" not in str(graph)
+    without = [node for node in graph.nodes if is_integer_without_axes(node.meta.get("val"))]
+    assert not without, without
+
+
+def is_integer_without_axes(value: Any) -> bool:
+    is_one = isinstance(value, Tensor) and value.dim() == 0
+    return is_one and not value.dtype.is_floating_point
+
+
 def test_bad_indices() -> None:
     """A bad window offset loses its value. PyTorch's scatter refuses a bad flat index."""
     unpool, window = DECOMPOSITIONS[_operators.max_unpool], ((4,), (2,), (2,), (0,), "last")

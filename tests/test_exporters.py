@@ -4,6 +4,7 @@
 import importlib
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as leaves
 
 import maxunpool_cuda
-from maxunpool_cuda import _operators
 
 PAGE = Path(__file__).parent.parent.joinpath("docs/export.md").read_text(encoding="utf-8")
 SIZES = (8, 12, 4)
@@ -146,6 +146,18 @@ def coreml(make: Callable[..., Any], model: nn.Module, x: Tensor) -> Run:
     return lambda _: results
 
 
+def executorch(make: Callable[..., Any], model: nn.Module, x: Tensor) -> Run:
+    if torch.__version__ < "2.13":
+        pytest.skip("the runtime of ExecuTorch 1.5.1 is not built for this PyTorch")
+    exir: Any = pytest.importorskip("executorch.exir", reason="only make test-all installs it")
+    runtime: Any = importlib.import_module("executorch.runtime")
+    file = exir.to_edge_transform_and_lower(make(model, x)).to_executorch().buffer
+    program = runtime.Runtime.get().load_program(file)
+    program.load_method("forward")  # or its error
+    # A method reads the program's memory as it runs, and does not keep it.
+    return lambda x: program.load_method("forward").execute([x])
+
+
 def pytorch(make: Callable[..., Any], model: nn.Module, x: Tensor) -> Run:
     made = make(model, x)
     run: Run = made if make is traced else made.module()
@@ -169,6 +181,8 @@ ROWS: dict[tuple[str, str], tuple[Callable[..., Run], Callable[..., Any]]] = {
     ("CoreML", "a program after decompositions"): (coreml, decomposed),
     ("CoreML", "an exported program"): (coreml, exported),
     ("CoreML", "a trace"): (coreml, traced),
+    ("ExecuTorch", "a program after decompositions"): (executorch, decomposed),
+    ("ExecuTorch", "an exported program"): (executorch, exported),
     ("PyTorch, C++, AOTInductor", "a program after decompositions"): (pytorch, decomposed),
     ("PyTorch", "an exported program"): (pytorch, exported),
     ("PyTorch", "a trace"): (pytorch, traced),
@@ -209,9 +223,9 @@ def has_own_operators(made: Any, make: Callable[..., Any]) -> bool:
     return re.search(r"maxunpool_cuda::max|ops\.maxunpool_cuda\.max", str(graph)) is not None
 
 
-# make test installs neither OpenVINO nor coremltools.
+# make test installs none of the three.
 def is_slow(cell: Cell, dims: int) -> bool:
-    return dims != 2 or cell.row[0] in ("OpenVINO", "CoreML")
+    return dims != 2 or cell.row[0] in ("OpenVINO", "CoreML", "ExecuTorch")
 
 
 @pytest.mark.parametrize(
@@ -228,9 +242,8 @@ def is_slow(cell: Cell, dims: int) -> bool:
     ],
 )
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:::coremltools")
-def test_every_cell(cell: Cell, dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell(cell: Cell, dims: int) -> None:
     """Where an exporter meets an operator of this package, a warning says the ways out."""
-    monkeypatch.setattr(_operators, "with_onnx_translation", set())
     runtime, make = ROWS[cell.row]
     model = maxunpool_cuda.convert_max_pooling(MODELS[cell.model](dims).eval())
     x = torch.randint(-4, 5, (2, 3, *SIZES[:dims])).float()
@@ -239,15 +252,27 @@ def test_every_cell(cell: Cell, dims: int, monkeypatch: pytest.MonkeyPatch) -> N
     says = in_3d if in_3d and dims == 3 else says
     if make in (exported, traced):
         is_own = has_own_operators(make(model, x), make)
-        assert is_own == (says in ("with this package", "A", "B"))
+        assert is_own == (says in ("with this package", "A", "B", "E"))
     if says in ("yes", "with this package"):
         run = runtime(make, model, x)
         found = [got.to(right.dtype) for got, right in zip(leaves(run(x)), expected, strict=True)]
         assert all_same(found, expected)
-    elif says in ("A", "B", "D"):
+    elif says in ("A", "B", "D", "E"):
         ways_out = r"\.decompositions\(\).*\.onnx_translation_table\(\).*\.restore_max_pooling\("
         with pytest.warns(match=ways_out), pytest.raises(Exception, match=words_of(says)):
             runtime(make, model, x)
     else:
         with pytest.raises(Exception, match=words_of(says)):
             runtime(make, model, x)
+
+
+def test_an_export_with_the_table_of_onnx_is_not_warned_of() -> None:
+    """One without it is, though somebody has asked for the table."""
+    pool, x = maxunpool_cuda.MaxPool2d(2, return_indices=True), torch.rand(1, 1, 4, 4)
+    table = maxunpool_cuda.export.onnx_translation_table()
+    with pytest.warns(match="this program calls"), pytest.raises(Exception, match=words_of("D")):
+        torch.onnx.export(pool, (x,), verbose=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.onnx.export(pool, (x,), verbose=False, custom_translation_table=table)
+    assert not [each for each in caught if "this program calls" in str(each.message)]

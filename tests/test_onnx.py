@@ -167,6 +167,22 @@ def test_openvino(index_dtype: Any, reduce: str, sizes: Any, others: Any, window
         assert all_same(returned, function(given))
 
 
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.uint8], ids=str)
+def test_decompositions_keep_nan(index_dtype: torch.dtype, window: Sequence[int]) -> None:
+    """Where it is not the first of its window, ONNX Runtime's MaxPool does not."""
+    x = with_ties(2, 3, 8, 8)
+    x[0, 0, 4, 5] = x[1, 2, 6, 3] = torch.nan
+    function = pool_and_back(2, window, index_dtype, "last")
+    assert all(result.isnan().any() for result in function(x)[::2])
+    assert "MaxPool" not in check(function, x, decomposed=True)
+    ours = to_onnx(program_of(function, x), decomposed=False)
+    pool = torch.nn.MaxPool2d(*window, return_indices=True)
+    for by_max_pool in (ours, torch.onnx.export(pool, (x,), verbose=False)):
+        assert "MaxPool" in operators_of(by_max_pool)
+        assert not any(result.isnan().any() for result in by_max_pool(x)), by_max_pool
+
+
 # More padding than window, which ONNX Runtime refuses.
 PADDED = Geometry((3, 9), (1, 2), (3, 1), (1, 3), (5, 4))
 
