@@ -221,11 +221,8 @@ class Comparison {
   template <bool kAtEnd>
   MAXUNPOOL_INLINE Elements load(const Element* from) const {
     Elements vector = {};
-    int64_t bytes = kVector;
-    if constexpr (kAtEnd) {
-      bytes = std::min(kVector, static_cast<int64_t>((input_end_ - from) * sizeof(Element)));
-    }
-    std::memcpy(&vector, from, bytes);
+    const int64_t left = kAtEnd ? input_end_ - from : kLanes; // elements
+    std::memcpy(&vector, from, std::min(kLanes, left) * sizeof(Element));
     return vector;
   }
 
