@@ -25,6 +25,8 @@
 #include <torch/csrc/stable/macros.h>
 
 #include <cuda_runtime_api.h>
+
+#include <atomic>
 #endif
 
 namespace maxunpool_cuda {
@@ -128,8 +130,10 @@ inline std::optional<Tensor> try_empty(
   if (!storage) {
     return std::nullopt;
   }
-  // To grow by no byte cannot fail for want of memory, so the first answer holds for all calls.
-  static const bool has_operator = try_grow(*storage, 0);
+  // Only a yes is remembered. To grow by no byte cannot fail for want of memory, but a first call may
+  // fail for another reason.
+  static std::atomic<bool> has_operator = false;
+  has_operator = has_operator || try_grow(*storage, 0);
   if (has_operator) {
     int64_t bytes = static_cast<int64_t>(element_size(type));
     for (const int64_t size : sizes) {
