@@ -130,8 +130,8 @@ inline std::optional<Tensor> try_empty(
   if (!storage) {
     return std::nullopt;
   }
-  // Only a yes is remembered. To grow by no byte cannot fail for want of memory, but a first call may
-  // fail for another reason.
+  // Only a yes is remembered. To grow by no byte cannot fail for want of memory, but a first call
+  // may fail for another reason.
   static std::atomic<bool> has_operator = false;
   has_operator = has_operator || try_grow(*storage, 0);
   if (has_operator) {
