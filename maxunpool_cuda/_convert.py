@@ -60,8 +60,8 @@ def convert_max_pooling(
     These are torch.nn's MaxPool1d/2d/3d, AdaptiveMaxPool1d/2d/3d and MaxUnpool1d/2d/3d. Each stays
     the same object, wherever else it is used. By default pools return flat int64 indices. Results
     of the model stay the same. So do gradients, but for two where windows overlap: torch.nn's
-    gradient of unpooling is wrong there, and in float16 and bfloat16 it rounds that of pooling after
-    each addition, where this package rounds once.
+    gradient of unpooling is wrong there. That of pooling in float16 and bfloat16 is rounded once
+    here, and after each addition there.
 
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool gets smaller indices only if the modules
