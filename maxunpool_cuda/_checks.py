@@ -297,7 +297,7 @@ def _is_allocated(tensor: Tensor) -> bool:
     last = tensor.storage_offset()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         last += (size - 1) * stride
-    return tensor.numel() == 0 or (last + 1) * tensor.element_size() <= room
+    return bool(tensor.numel() == 0 or (last + 1) * tensor.element_size() <= room)
 
 
 def not_dense_error(name: str, argument: str, tensor: Tensor) -> NotImplementedError:

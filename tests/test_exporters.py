@@ -268,7 +268,8 @@ def test_every_cell(cell: Cell, dims: int) -> None:
 
 def test_an_export_with_the_table_of_onnx_is_not_warned_of() -> None:
     """One without it is, though somebody has asked for the table."""
-    pool, x = maxunpool_cuda.MaxPool2d(2, return_indices=True), torch.rand(1, 1, 4, 4)
+    pool = maxunpool_cuda.MaxPool2d(2, return_indices=True).eval()
+    x = torch.rand(1, 1, 4, 4)
     table = maxunpool_cuda.export.onnx_translation_table()
     with pytest.warns(match="this program calls"), pytest.raises(Exception, match=words_of("D")):
         torch.onnx.export(pool, (x,), verbose=False)
