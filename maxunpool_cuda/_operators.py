@@ -484,7 +484,7 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
     if is_traced():
         return operator.overload(*tensors, *arguments)
     try:
-        if not _takes_short_way(tensors):
+        if not takes_short_way(tensors):
             if is_jit_tracing():
                 _warn_of_exporters(operator, _TracerWarning)
             return operator.overload(*tensors, *arguments)
@@ -497,7 +497,7 @@ def call(operator: Operator, tensors: tuple[Tensor, ...], arguments: Any) -> Any
         raise ours from None
 
 
-def _takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
+def takes_short_way(tensors: tuple[Tensor, ...]) -> bool:
     """Whether nothing but autograd has to see a call with these tensors."""
     return _autograd_alone_sees_calls() and _PLAIN.issuperset(map(type, tensors))
 
