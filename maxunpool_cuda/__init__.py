@@ -26,7 +26,7 @@ from . import _library
 if not _library.import_installed_copy():  # which a source tree does where nothing is built
     from . import export, functional
     from ._attribution import exact_attributions
-    from ._convert import convert_max_pooling, converted, explain_conversion, restore_max_pooling
+    from ._convert import convert_max_pooling, restore_max_pooling
     from ._library import build_info, check_errors
     from ._patch import patched
     from .modules import (
@@ -54,9 +54,7 @@ __all__ = [
     "build_info",
     "check_errors",
     "convert_max_pooling",
-    "converted",
     "exact_attributions",
-    "explain_conversion",
     "export",
     "functional",
     "patched",

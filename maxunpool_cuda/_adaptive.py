@@ -26,7 +26,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from . import _arguments, _call, _operators
 from ._arguments import Ints, is_known_int
 from ._call import Pooled
-from ._checks import check_allocated, not_dense_error
+from ._checks import check_allocated, check_index_dtype, not_dense_error
 from ._decompositions import all_positions
 
 
@@ -48,21 +48,22 @@ def adaptive_max_pool(
         )
         return result
     name = function.__name__
-    _arguments.check_index_dtype(name, index_dtype, is_adaptive=True)
+    check_index_dtype(name, index_dtype, is_adaptive=True)
+    output_size = _arguments.adaptive_size(name, output_size, dims)
     if not return_indices:
         index_dtype = torch.int64  # nobody sees them, so any plane will do
     if _call.is_for_torch(name, input, index_dtype):
         return _pool_by_torch(name, input, output_size, return_indices)
     if index_dtype == torch.int32:
         _arguments.check_fits_int32(name, input.shape[-dims:])
-    axes = _known_axes(input, output_size, dims)
+    axes = _known_axes(input, output_size)
     is_recorded = _call.leaves_python()
     if axes is not None and all(axis.has_one_size for axis in axes):
         window = tuple([axis.size // axis.pooled for axis in axes])
         return _pool_equal_windows(function, input, window, return_indices, index_dtype)
     if axes is not None and is_recorded:
         return _pool_written_out(function, input, axes, return_indices, index_dtype)
-    if is_recorded and not return_indices and _is_recorded_as_torchs(output_size, dims):
+    if is_recorded and not return_indices and _is_recorded_as_torchs(output_size):
         return _pool_by_torch(name, input, output_size, return_indices=False)
     values, indices = _pool_unequal_windows(name, input, output_size, index_dtype, dims=dims)
     return (values, indices) if return_indices else values
@@ -74,13 +75,15 @@ def _pool_by_torch(name: str, input: Tensor, output_size: Any, return_indices: b
     return results
 
 
-def _is_recorded_as_torchs(output_size: object, dims: int) -> bool:
+def _is_recorded_as_torchs(output_size: tuple[Any, ...]) -> bool:
     """Whether torch.nn's function is recorded for sizes that are not known.
 
     Exporters take its windows for those of the example's sizes, which is right if the window is the
     whole plane. A trace is for the example's sizes anyway.
     """
-    return _operators.is_jit_tracing() or output_size in (1, (1,) * dims, [1] * dims)
+    return _operators.is_jit_tracing() or all(
+        type(size) is int and size == 1 for size in output_size
+    )
 
 
 class _Axis(NamedTuple):
@@ -102,24 +105,21 @@ class _Axis(NamedTuple):
         return [[*window] + [window[-1]] * (largest - len(window)) for window in windows]
 
 
-def _known_axes(input: Tensor, output_size: object, dims: int) -> list[_Axis] | None:
+def _known_axes(input: Tensor, output_size: tuple[Any, ...]) -> list[_Axis] | None:
     """The axes, or None if case 2 has to do it.
 
     All sizes must be known: a question about a symbolic size would fix it in the graph that is
-    being traced. Case 2 are empty inputs, too, and arguments that are wrong: torch.nn's function
-    refuses those, in its own words.
+    being traced. Case 2 are empty inputs, too, and shapes and dtypes that are wrong: torch.nn's
+    function refuses those, in its own words.
     """
-    output_sizes = (output_size,) * dims if type(output_size) is int else output_size
-    if not isinstance(output_sizes, (tuple, list)) or len(output_sizes) != dims:
-        return None
-    shape = input.shape
+    shape, dims = input.shape, len(output_size)
     if len(shape) - dims not in (1, 2) or input.dtype not in _call.TORCH_POOLS:
         return None
     if any(is_known_int(size) and size == 0 for size in shape):
         return None
     axes = []
-    for size, output in zip(shape[-dims:], output_sizes, strict=True):
-        pooled = size if output is None and dims > 1 else output  # torch.nn has no None in 1d
+    for size, output in zip(shape[-dims:], output_size, strict=True):
+        pooled = size if output is None else output
         if not (is_known_int(size) and is_known_int(pooled) and pooled > 0):
             return None
         axes.append(_Axis(size, pooled))

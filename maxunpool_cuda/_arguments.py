@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -26,29 +26,10 @@ Reduce = Literal["last", "sum"]
 _INT = (int, torch.SymInt)
 
 
-def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = False) -> None:
-    """Raise a ValueError unless the pool can return indices of this dtype."""
-    allowed = _checks.INDEX_DTYPES
-    if is_adaptive:
-        allowed = (torch.int64, torch.int32)
-        expected = (
-            "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
-        )
-    else:
-        expected = "torch.int64, torch.int32 or torch.uint8"
-    if index_dtype not in allowed:
-        raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
-
-
 def check_ceil_mode(name: str, ceil_mode: object) -> None:
     """Raise a TypeError unless it is a bool."""
     if not isinstance(ceil_mode, bool):
         raise TypeError(f"{name}: expected ceil_mode to be a bool but got {ceil_mode!r}")
-
-
-def has_no_stride(stride: object) -> bool:
-    """Whether a pool is given no stride, so that it is the kernel size: None, () or []."""
-    return stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
 
 
 def smallest_index_dtype(shape: Ints, kernel_size: Ints, dilation: Ints) -> torch.dtype:
@@ -88,9 +69,53 @@ def per_dim(name: str, argument: str, value: IntOrInts, dims: int) -> Ints:
     result = _ints(name, f"{argument} to be an int or a sequence of ints", value, numbers)
     if len(result) not in (1, dims):
         raise RuntimeError(
-            f"{name}: expected {argument} to be one or {dims} ints but got {value!r}"
+            f"{name}: expected {argument} to be {_count(dims, 'int')} but got {value!r}"
         )
     return result * dims if len(result) == 1 else result
+
+
+def _count(dims: int, noun: str) -> str:
+    """How many numbers an argument may have, in words: "one int" or "one or 2 ints"."""
+    return f"one {noun}" if dims == 1 else f"one or {dims} {noun}s"
+
+
+def pool_window(
+    name: str,
+    dims: int,
+    kernel_size: IntOrInts,
+    stride: IntOrInts | None,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """The four arguments of a pool's window, each with one int for each dimension."""
+    kernel = per_dim(name, "kernel_size", kernel_size, dims)
+    # torch.nn's pools take (), [] and None for no stride.
+    if stride is None or (isinstance(stride, (tuple, list)) and not stride):
+        steps = kernel
+    else:
+        steps = per_dim(name, "stride", stride, dims)
+    pads = per_dim(name, "padding", padding, dims)
+    return kernel, steps, pads, per_dim(name, "dilation", dilation, dims)
+
+
+def adaptive_size(name: str, output_size: IntsOrNones, dims: int) -> tuple[Any, ...]:
+    """The size of the output in each of ``dims`` dimensions; None is that of the input.
+
+    As in torch.nn, signals have no None, and a size may be 0.
+    """
+    numbers: Any = output_size if is_sequence(output_size) else (output_size,)
+    expected = "output_size to be an int or a sequence of ints"
+    as_size = _as_int
+    if dims > 1:
+        expected, as_size = f"{expected} or Nones", _as_int_or_none
+    sizes = _ints(name, expected, output_size, numbers, as_size)
+    if len(sizes) not in (1, dims):
+        raise RuntimeError(
+            f"{name}: expected output_size to be {_count(dims, 'size')} but got {output_size!r}"
+        )
+    if any(type(size) is int and size < 0 for size in sizes):
+        raise RuntimeError(f"{name}: expected no negative output_size but got {output_size!r}")
+    return sizes * dims if len(sizes) == 1 else sizes
 
 
 def unpooled_size(
@@ -159,23 +184,33 @@ def is_sequence(value: object) -> bool:
     return getattr(value, "ndim", 0) == 1
 
 
-def _ints(name: str, expected: str, argument: object, values: Iterable[int]) -> Ints:
+def _as_int(value: Any) -> Any:
+    """``value`` as an int, if its type is another one that counts: NumPy's, or a tensor."""
+    if isinstance(value, bool):
+        raise TypeError
+    return value if isinstance(value, _INT) else operator.index(value)
+
+
+def _as_int_or_none(value: Any) -> Any:
+    return None if value is None else _as_int(value)
+
+
+def _ints(
+    name: str,
+    expected: str,
+    argument: object,
+    values: Iterable[int],
+    as_int: Callable[[Any], Any] = _as_int,
+) -> Ints:
     """``values`` as ints; symbolic ones stay symbolic.
 
     If one of them is no int, a TypeError names what was expected, and the ``argument`` that they
     are of. A bool is no int here: it is a flag in a wrong place.
     """
     try:
-        return tuple([v if type(v) in _INT else _as_int(v) for v in values])
+        return tuple([v if type(v) in _INT else as_int(v) for v in values])
     except TypeError:
         raise TypeError(f"{name}: expected {expected} but got {argument!r}") from None
-
-
-def _as_int(value: Any) -> Any:
-    """``value`` as an int, if its type is another one that counts: NumPy's, or a tensor."""
-    if isinstance(value, bool):
-        raise TypeError
-    return value if isinstance(value, _INT) else operator.index(value)
 
 
 def is_exporting() -> bool:

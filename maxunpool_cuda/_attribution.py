@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd, _MaxPoolNd
 
-from ._convert import Uncopied, check_model, left_in_order
-from ._deep_lift import Call, with_multiplier
+from ._convert import check_model
+from ._deep_lift import Call, Uncopied, with_multiplier
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -114,9 +114,39 @@ def exact_attributions(model: Model) -> Iterator[Model]:
         if _tools(module):
             raise _hooks_error(_name_of(path, module))
     _warn_of_pools(model)
-    with left_in_order("exact_attributions", model), _with_rule(model):
+    with _left_in_order(model), _with_rule(model):
         yield model
     _check_releases()  # of what was imported inside
+
+
+# For each context that is open, in the order of entry, the modules that it may have changed.
+_open_contexts: list[list[nn.Module]] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _left_in_order(model: nn.Module) -> Iterator[None]:
+    """Raise a ValueError on exit if a later context that shares a module with it is still open.
+
+    After an exception inside, that is raised.
+    """
+    changed = [*model.modules()]
+    has_failed = True
+    with _lock:
+        _open_contexts.append(changed)
+    try:
+        yield
+        has_failed = False
+    finally:
+        with _lock:
+            place = [each is changed for each in _open_contexts].index(True)
+            later = {module for each in _open_contexts[place + 1 :] for module in each}
+            del _open_contexts[place]
+        if later.intersection(changed) and not has_failed:
+            raise ValueError(
+                "exact_attributions: expected contexts to be left in the reverse order but got one "
+                f"of {type(model).__name__} inside which another is open"
+            )
 
 
 def _warn_of_pools(model: nn.Module) -> None:

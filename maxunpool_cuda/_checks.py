@@ -3,7 +3,7 @@
 
 The guard of compiled kernels (csrc/guard.h) asks the same questions without words. It hands a call
 that it refuses to ``unpooled_shape`` or ``pooled_shape``, which raise the error. The types of the
-errors are torch.nn's, and the words in parentheses are PyTorch's own, as its tests look for them.
+errors are torch.nn's.
 
 A size may be symbolic. If a trace leaves a condition on sizes open, the condition counts as met:
 the later call, which has numbers, is checked again.
@@ -29,24 +29,6 @@ ORDERED_DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 ARITHMETIC_DTYPES = (*ORDERED_DTYPES, torch.complex64, torch.complex128)
-# PyTorch's names in C++, which messages have.
-_NAMES = {
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.uint16: "UInt16",
-    torch.uint32: "UInt32",
-    torch.uint64: "UInt64",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
 
 
 class Window(NamedTuple):
@@ -84,15 +66,24 @@ def holds(condition: Any) -> bool:
     return guard_or_true(condition)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """The name that messages have: Float for torch.float32."""
-    return _NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
-
-
 def check_reduce(name: str, reduce: str) -> None:
     """Check that ``reduce`` is one of the two; errors begin with ``name``."""
     if not isinstance(reduce, str) or reduce not in ("last", "sum"):
         raise ValueError(f"{name}: expected reduce to be 'last' or 'sum' but got {reduce!r}")
+
+
+def check_index_dtype(name: str, index_dtype: torch.dtype, is_adaptive: bool = False) -> None:
+    """Raise a ValueError unless a pool can return indices of this dtype."""
+    if is_adaptive:
+        allowed = INDEX_DTYPES[:2]
+        expected = (
+            "torch.int64 or torch.int32, as adaptive windows, of many sizes, have no offsets,"
+        )
+    else:
+        allowed = INDEX_DTYPES
+        expected = "torch.int64, torch.int32 or torch.uint8"
+    if index_dtype not in allowed:
+        raise ValueError(f"{name}: expected index_dtype to be {expected} but got {index_dtype!r}")
 
 
 def fits_uint8(kernel_size: Ints, dilation: Ints = ()) -> bool:
@@ -116,14 +107,9 @@ def check_window(window: Window) -> None:
             raise TypeError(f"{name}: expected {argument} to be 64-bit ints but got {numbers}")
     for numbers, least, wanted in (
         (window.kernel_size, 1, "kernel_size greater than zero"),
-        (
-            window.stride,
-            1,
-            "stride greater than zero (strides should be greater than zero, stride should not be "
-            "zero)",
-        ),
+        (window.stride, 1, "stride greater than zero"),
         (window.dilation, 1, "dilation greater than zero"),
-        (window.padding, 0, "no negative padding (pad must be non-negative)"),
+        (window.padding, 0, "no negative padding"),
     ):
         if not all(number >= least for number in numbers):
             raise RuntimeError(f"{window.name}: expected {wanted} but got {window}")
@@ -131,6 +117,16 @@ def check_window(window: Window) -> None:
         if not all(_number(number, 0) < LIMIT for number in numbers):
             raise RuntimeError(
                 f"{window.name}: expected sizes that do not overflow but got {window}"
+            )
+
+
+def check_pool_window(window: Window) -> None:
+    """The same of a pool, whose padding is at most half of its kernel."""
+    check_window(window)
+    for padding, kernel in zip(window.padding, window.kernel_size, strict=True):
+        if not padding <= kernel // 2:
+            raise RuntimeError(
+                f"{window.name}: expected padding of at most half of kernel_size but got {window}"
             )
 
 
@@ -180,8 +176,8 @@ def unpooled_shape(
     _check_shape(window, "input" if is_forward else "indices", (values if is_forward else indices))
     if is_forward and not _same_sizes(values.shape, indices.shape):
         raise RuntimeError(
-            f"{name}: expected indices of the input's shape, {[*values.shape]} (Expected shape of "
-            f"indices to be same as that of the input tensor), but got {[*indices.shape]}"
+            f"{name}: expected indices of the input's shape, {[*values.shape]}, but got "
+            f"{[*indices.shape]}"
         )
     if len(output_size) != window.rank:
         raise ValueError(
@@ -212,18 +208,10 @@ def pooled_shape(
             f"{name}: expected kernel_size, stride, padding and dilation of one length, 1, 2 or 3, "
             f"but got {window}"
         )
-    check_window(window)
-    for padding, kernel in zip(window.padding, window.kernel_size, strict=True):
-        if not padding <= kernel // 2:
-            # PyTorch's words mean the extent of a dilated window, and refuse by the kernel size.
-            theirs = " (pad should be at most half of effective kernel size)"
-            theirs = "" if is_dilated(window.dilation) else theirs
-            raise RuntimeError(
-                f"{name}: expected padding of at most half of kernel_size{theirs} but got {window}"
-            )
+    check_pool_window(window)
     if input.dtype not in ORDERED_DTYPES:
         raise NotImplementedError(
-            f"{name}: expected a dtype whose elements compare but got {name_of(input.dtype)}"
+            f"{name}: expected a dtype whose elements compare but got {input.dtype}"
         )
     _check_shape(window, "input", input)
     _check_overflow(window, input.shape, input.shape)
@@ -235,8 +223,8 @@ def pooled_shape(
     ]
     if not all(holds(axis.pooled > 0) for axis in axes):
         raise RuntimeError(
-            f"{name}: expected windows that fit the padded input (Output size is too small) but "
-            f"got input of shape {[*input.shape]}, {window}"
+            f"{name}: expected windows that fit the padded input but got input of shape "
+            f"{[*input.shape]}, {window}"
         )
     return (*input.shape[: -window.rank], *(axis.pooled for axis in axes))
 
@@ -283,8 +271,7 @@ def check_allocated(name: str, **tensors: Tensor) -> None:
         if not _is_allocated(tensor):
             raise RuntimeError(
                 f"{name}: expected {argument} in memory but got a tensor of shape "
-                f"{[*tensor.shape]} in a storage of {tensor.untyped_storage().nbytes()} bytes (The "
-                "tensor has a non-zero number of elements, but its data is not allocated yet)"
+                f"{[*tensor.shape]} in a storage of {tensor.untyped_storage().nbytes()} bytes"
             )
 
 
@@ -342,15 +329,14 @@ def _check_tensors(values: Tensor, indices: Tensor, window: Window, reduce: str)
         )
     if indices.dtype not in INDEX_DTYPES:
         raise RuntimeError(
-            f"{window.name}: expected indices of type int64, int32 or uint8 (elements in indices "
-            f"should be type int64) but got {name_of(indices.dtype)}"
+            f"{window.name}: expected indices of torch.int64, torch.int32 or torch.uint8 but got "
+            f"{indices.dtype}"
         )
     if indices.dtype == torch.uint8:
-        _check_fits_uint8(window)
+        check_fits_uint8(window)
     if reduce == "sum" and values.dtype not in ARITHMETIC_DTYPES:
         raise NotImplementedError(
-            f"{window.name}: expected a dtype that adds up for reduce='sum' but got "
-            f"{name_of(values.dtype)}"
+            f"{window.name}: expected a dtype that adds up for reduce='sum' but got {values.dtype}"
         )
 
 
@@ -364,18 +350,13 @@ def _check_shape(window: Window, argument: str, tensor: Tensor) -> None:
 def shape_error(window: Window, argument: str, shape: Ints) -> RuntimeError:
     """The error of an argument that has not the dimensions of a call, or an empty one."""
     least = window.rank + 1
-    if window.dilation:
-        theirs = f"Expected {least}D or {least + 1}D (batch mode) tensor with optional 0 dim batch "
-        theirs += "size for input"
-    else:
-        theirs = f"Input to max_unpooling{least - 1}d should be a {least}d or {least + 1}d Tensor"
     return RuntimeError(
         f"{window.name}: expected {argument} of {least} or {least + 1} dimensions, of which only a "
-        f"batch may be empty ({theirs}), but got shape {[*shape]}"
+        f"batch may be empty, but got shape {[*shape]}"
     )
 
 
-def _check_fits_uint8(window: Window) -> None:
+def check_fits_uint8(window: Window) -> None:
     if not fits_uint8(window.kernel_size, window.dilation):
         raise ValueError(
             f"{window.name}: expected kernel_size of at most {MOST_OFFSETS} elements, and no "
@@ -385,13 +366,9 @@ def _check_fits_uint8(window: Window) -> None:
 
 
 def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) -> None:
-    if index_dtype not in INDEX_DTYPES:
-        raise ValueError(
-            f"{window.name}: expected index_dtype to be int64, int32 or uint8 but got "
-            f"{name_of(index_dtype)}"
-        )
+    check_index_dtype(window.name, index_dtype)
     if index_dtype == torch.uint8:
-        _check_fits_uint8(window)
+        check_fits_uint8(window)
     elif index_dtype == torch.int32 and not holds(math.prod(spatial) < 2**31):
         raise large_plane_error(window.name, spatial)
 

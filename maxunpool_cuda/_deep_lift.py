@@ -17,7 +17,7 @@ Lee's package shap. No private name of captum or shap is needed for it.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -125,3 +125,13 @@ def with_multiplier(x: Tensor, given: Tensor, call: Call) -> Tensor:
     """
     result: Tensor = _Multiplied.apply(x, given, call)
     return result
+
+
+class Uncopied:
+    """For hooks of a context: a copy of the model would keep them."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError(
+            "exact_attributions: expected a model that is copied or pickled outside but got a copy "
+            "inside, which would stay as the model is inside"
+        )

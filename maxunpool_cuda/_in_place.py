@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ._convert import Uncopied
+from ._deep_lift import Uncopied
 
 # References compare by the address of the storage. No other storage gets it while they live.
 _Storages: TypeAlias = set[StorageWeakRef]

@@ -17,6 +17,7 @@ import functools
 import importlib
 import inspect
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -25,8 +26,8 @@ import torch.nn.functional as torch_F
 from torch.overrides import TorchFunctionMode
 
 from . import functional
-from ._arguments import IntOrInts, Reduce, check_index_dtype
-from ._checks import check_reduce
+from ._arguments import IntOrInts, Reduce
+from ._checks import check_index_dtype, check_reduce
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -144,13 +145,17 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 
     Args:
         index_dtype: of the indices that pooling returns if asked for them: int64 and int32, flat
-            positions, or uint8, offsets in the window (adaptive pooling then returns int64).
+            positions, or uint8, offsets in the window. Adaptive pooling, whose windows have many
+            sizes, returns int64 in place of uint8, and warns.
         reduce: what becomes of values with the same index, ``"last"`` or ``"sum"``.
 
     Raises:
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
         TypeError: an argument is positional; the decorated object is no function, or a generator
             or coroutine function, or it returns a generator or a coroutine.
+
+    Warns:
+        UserWarning: inside, an adaptive pool returns int64 indices where uint8 ones were asked for.
 
     Example:
         >>> with patched(index_dtype=torch.uint8):
@@ -174,6 +179,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         # patched wraps a mode instead of being one: at a graph break inside it, Dynamo would leave
         # the mode switched on.
         self._mode: Any = _Mode()
+        self._mode.index_dtype = index_dtype
         adaptive_dtype = torch.int64 if index_dtype == torch.uint8 else index_dtype
         self._mode.options = {
             "max_pool": {"index_dtype": index_dtype},
@@ -208,6 +214,7 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 class _Mode(TorchFunctionMode):
     """What PyTorch calls instead of its functions while this is on."""
 
+    index_dtype: torch.dtype
     options: dict[str, dict[str, Any]]  # for each kind of function, the arguments that are added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -219,8 +226,7 @@ class _Mode(TorchFunctionMode):
             if subclasses and torch._C._is_torch_function_enabled():
                 with self:
                     return _call_subclasses(func, subclasses, args, kwargs)
-            replacement, kind = _REPLACEMENTS[func]
-            return replacement(*args, **kwargs, **self.options[kind])
+            return self._replace(func, args, kwargs)
         if _redispatch and func in _RUN_OTHERS_CODE:
             with self:  # on in hooks, and in checkpoints that are computed again
                 return _redispatch(func, types, args, kwargs)
@@ -231,6 +237,27 @@ class _Mode(TorchFunctionMode):
                 pass
             args = tuple(_with_mode(self, arg) for arg in args)
         return func(*args, **kwargs)
+
+    def _replace(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The results of this package's function in place of ``func``."""
+        replacement, kind = _REPLACEMENTS[func]
+        results = replacement(*args, **kwargs, **self.options[kind])
+        has_indices = isinstance(results, tuple)
+        if kind == "adaptive_max_pool" and has_indices and self.index_dtype == torch.uint8:
+            _warn_of_flat_indices(func.__name__)
+        return results
+
+
+def _warn_of_flat_indices(name: str) -> None:
+    warnings.warn(
+        f"patched: expected windows of one size for torch.uint8 indices but got {name}, which "
+        "returns torch.int64 ones",
+        stacklevel=4,
+    )
+
+
+# Dynamo calls this function instead of tracing it: it does not trace warnings.
+_warn_of_flat_indices._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _unfinished_error(function: object) -> TypeError:

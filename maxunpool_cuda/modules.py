@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Max unpooling, max pooling and adaptive max pooling as modules, in place of torch.nn's.
 
-Each class derives from torch.nn's class of the same name, so that ``isinstance``, ``repr``, pickles
-and state are torch.nn's. What a kind adds is in a class that its three dimensions share: an
-argument that torch.nn lacks, and a ``forward`` that calls this package's function.
+Each class derives from torch.nn's class of the same name, so that ``isinstance``, pickles and state
+are torch.nn's. What a kind adds is in a class that its three dimensions share: an argument that
+torch.nn lacks, which ``repr`` shows, and a ``forward`` that calls this package's function.
+Constructors check what a call checks, but for symbolic sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -19,13 +20,24 @@ from torch.fx import Proxy, Tracer
 from . import functional
 from ._arguments import (
     IntOrInts,
+    Ints,
     IntsOrNones,
     Reduce,
-    check_index_dtype,
+    adaptive_size,
+    check_ceil_mode,
+    is_known_int,
     per_dim,
+    pool_window,
 )
 from ._call import Pooled
-from ._checks import check_reduce
+from ._checks import (
+    Window,
+    check_fits_uint8,
+    check_index_dtype,
+    check_pool_window,
+    check_reduce,
+    check_window,
+)
 
 
 class _Leaf:
@@ -34,6 +46,9 @@ class _Leaf:
     torch.fx makes a node of a call of a torch.nn module, and traces into modules of others. These
     modules make the node themselves. TorchScript has neither them nor their operators.
     """
+
+    _dims: int  # spatial dimensions
+    _own_argument: str  # that torch.nn's class lacks
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Give the classes of this file, not those of others, what they inherit as their own.
@@ -46,6 +61,15 @@ class _Leaf:
             function = getattr(cls, name, None)
             if cls.__module__ == __name__ and isinstance(function, FunctionType):
                 setattr(cls, name, _renamed(function, f"{cls.__name__}.{name}"))
+
+    def _get_name(self) -> str:
+        """The name in ``repr``: that of the class, and of the package if it is one of these."""
+        name = type(self).__name__
+        return f"maxunpool_cuda.{name}" if type(self).__module__ == __name__ else name
+
+    def extra_repr(self) -> str:
+        inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
+        return f"{inherited}, {self._own_argument}={getattr(self, self._own_argument)!r}"
 
     def _call_in_graph(self, input: Proxy, *arguments: Any) -> Any:
         """The node of a call of this module, in the graph that torch.fx is tracing."""
@@ -72,6 +96,11 @@ def _renamed(function: FunctionType, qualname: str) -> FunctionType:
     return copy
 
 
+def _are_known(*numbers: Ints) -> bool:
+    """Whether no number is symbolic. A call checks symbolic ones, as part of its graph."""
+    return all(map(is_known_int, sum(numbers, ())))
+
+
 class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     """What MaxUnpool1d, 2d and 3d share. torch.nn's class, the other base of each, makes tuples."""
 
@@ -80,6 +109,7 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     stride: Any
     padding: Any
     reduce: Reduce = "last"  # also for modules whose state is from a pickle of torch.nn's
+    _own_argument = "reduce"
 
     def __init__(
         self,
@@ -90,17 +120,19 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         reduce: Reduce = "last",
     ) -> None:
         name = type(self).__name__
-        steps = kernel_size if stride is None else stride
-        # torch.nn's class makes (2.0, 2.0) of 2.0, which later errors would show.
-        for argument, value in (
-            ("kernel_size", kernel_size),
-            ("stride", steps),
-            ("padding", padding),
-        ):
-            if isinstance(value, str) or not isinstance(value, Iterable):
-                per_dim(name, argument, value, dims=1)
-        super().__init__(kernel_size, stride, padding)
         check_reduce(name, reduce)
+        steps = kernel_size if stride is None else stride
+        window = [
+            per_dim(name, argument, value, self._dims)
+            for argument, value in (
+                ("kernel_size", kernel_size),
+                ("stride", steps),
+                ("padding", padding),
+            )
+        ]
+        if _are_known(*window):
+            check_window(Window("MaxUnpool", *window))
+        super().__init__(kernel_size, stride, padding)
         self.reduce = reduce
 
     def forward(
@@ -131,10 +163,6 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         window = (self.kernel_size, self.stride, self.padding)
         return self._function(input, indices, *window, output_size, reduce=self.reduce)
 
-    def extra_repr(self) -> str:
-        inherited = super().extra_repr()
-        return inherited if self.reduce == "last" else f"{inherited}, reduce={self.reduce!r}"
-
 
 class _Pool(_Leaf):
     """What pools of both kinds share: the dtype of their indices, and their ``forward``."""
@@ -142,6 +170,7 @@ class _Pool(_Leaf):
     _function: Callable[..., Pooled]
     _argument_names: tuple[str, ...]  # the attributes that the function takes, in its order
     index_dtype: torch.dtype = torch.int64  # also for modules with the state of torch.nn's
+    _own_argument = "index_dtype"
 
     def forward(self, input: Tensor) -> Pooled:
         """Take the largest element of each window.
@@ -164,11 +193,6 @@ class _Pool(_Leaf):
             return self._call_in_graph(input)
         arguments = [getattr(self, name) for name in self._argument_names]
         return self._function(input, *arguments, index_dtype=self.index_dtype)
-
-    def extra_repr(self) -> str:
-        inherited: str = super().extra_repr()  # type: ignore[misc]  # of torch.nn's
-        is_usual = self.index_dtype == torch.int64
-        return inherited if is_usual else f"{inherited}, index_dtype={self.index_dtype}"
 
 
 class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
@@ -195,8 +219,16 @@ class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
+        name = type(self).__name__
+        check_index_dtype(name, index_dtype)
+        check_ceil_mode(name, ceil_mode)
+        numbers = pool_window(name, self._dims, kernel_size, stride, padding, dilation)
+        if _are_known(*numbers):
+            window = Window("MaxPool", *numbers)
+            check_pool_window(window)
+            if index_dtype == torch.uint8:
+                check_fits_uint8(window)
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
-        check_index_dtype(type(self).__name__, index_dtype)
         self.index_dtype = index_dtype
 
 
@@ -212,8 +244,10 @@ class _AdaptiveMaxPool(_Pool, torch.nn.modules.pooling._AdaptiveMaxPoolNd):
         *,
         index_dtype: torch.dtype = torch.int64,
     ) -> None:
+        name = type(self).__name__
+        check_index_dtype(name, index_dtype, is_adaptive=True)
+        adaptive_size(name, output_size, self._dims)
         super().__init__(output_size, return_indices)  # type: ignore[arg-type]
-        check_index_dtype(type(self).__name__, index_dtype, is_adaptive=True)
         self.index_dtype = index_dtype
 
 
@@ -246,6 +280,7 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
         tensor([[0., 7.]])
     """
 
+    _dims = 1
     _function = staticmethod(functional.max_unpool1d)
 
 
@@ -277,6 +312,7 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
         torch.Size([8, 3, 31, 32])
     """
 
+    _dims = 2
     _function = staticmethod(functional.max_unpool2d)
 
 
@@ -305,6 +341,7 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
         tensor([[[[7., 0.]]]])
     """
 
+    _dims = 3
     _function = staticmethod(functional.max_unpool3d)
 
 
@@ -339,6 +376,7 @@ class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
         tensor([[7.]])
     """
 
+    _dims = 1
     _function = staticmethod(functional.max_pool1d)
 
 
@@ -375,6 +413,7 @@ class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
         (torch.Size([8, 3, 16, 16]), torch.uint8)
     """
 
+    _dims = 2
     _function = staticmethod(functional.max_pool2d)
 
 
@@ -409,6 +448,7 @@ class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
         tensor([[[[7.]]]])
     """
 
+    _dims = 3
     _function = staticmethod(functional.max_pool3d)
 
 
@@ -434,6 +474,7 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
         tensor([[7.]])
     """
 
+    _dims = 1
     _function = staticmethod(functional.adaptive_max_pool1d)
 
 
@@ -460,6 +501,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
                  [4.]]])
     """
 
+    _dims = 2
     _function = staticmethod(functional.adaptive_max_pool2d)
 
 
@@ -486,4 +528,5 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
         tensor([[[[7.]]]])
     """
 
+    _dims = 3
     _function = staticmethod(functional.adaptive_max_pool3d)

@@ -626,10 +626,10 @@ def test_modules_with_a_backward_hook() -> None:
         assert error(deep_lift, net, x, baseline) < 1e-9
 
 
-def test_a_model_is_converted_outside() -> None:
-    """Inside, nothing is converted in a run. It may be converted between runs."""
+def test_a_model_may_be_converted_inside() -> None:
     net, x, baseline = network_of(1, [nn.MaxPool1d(3, 1)])
-    with exact_attributions(net), maxunpool_cuda.converted(net):
+    with exact_attributions(net):
+        maxunpool_cuda.convert_max_pooling(net)
         assert error(deep_lift, net, x, baseline) < 1e-9
 
 

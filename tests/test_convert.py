@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +16,7 @@ from maxunpool_cuda import (
     MaxPool2d,
     MaxUnpool2d,
     convert_max_pooling,
-    converted,
-    explain_conversion,
+    patched,
     restore_max_pooling,
 )
 
@@ -76,26 +75,68 @@ KEPT = {
 }
 
 
+def warning_of(model: nn.Module, **options: Any) -> str:
+    """What the one warning of a conversion names. Where it is an error, the model is as it was."""
+    with unchanged(model), pytest.raises(UserWarning, match=r"inside maxunpool_cuda\.patched\(\)$"):
+        convert_max_pooling(model, **options)
+    with pytest.warns(UserWarning, match="^convert_max_pooling: expected ") as caught:
+        convert_max_pooling(model, **options)
+    assert [warning.filename for warning in caught] == [__file__]
+    return str(caught[0].message).split("; ")[0].split(" with ", 1)[1]
+
+
 @pytest.mark.parametrize("reason", KEPT)
 def test_which_pools_keep_their_indices(reason: str) -> None:
     """The second time, the model is converted already."""
     model = nn.Sequential(*KEPT[reason])
     for _ in range(2):
-        with unchanged(model):
-            assert explain_conversion(model, index_dtype=torch.uint8) == {"0": reason}
-        with pytest.warns(UserWarning, match=re.escape(reason)):
-            convert_max_pooling(model, index_dtype=torch.uint8)
+        assert warning_of(model, index_dtype=torch.uint8) == str({"0": reason})
         assert type(model[0]) in OURS.values()
         assert model[0].index_dtype == torch.int64
 
 
-def test_small_flat_indices_need_an_unpool() -> None:
-    reasons = explain_conversion(pool(2), index_dtype=torch.int32)
-    assert reasons == {"": "there is no MaxUnpool2d to take the indices"}
+@pytest.mark.parametrize("options", [{}, *({"index_dtype": dtype} for dtype in INDEX_DTYPES)])
+def test_indices_need_an_unpool(options: dict[str, Any]) -> None:
+    """A model that returns indices may unpool them by a function, which is not seen.
+
+    Only int64 is given to such a pool, whatever it had.
+    """
+    reasons = "{'0': 'there is no MaxUnpool2d to take the indices'}"
+    model = nn.Sequential(pool(2), nn.MaxPool2d(2))
+    assert warning_of(model, **options) == reasons
+    model[0].index_dtype = torch.int32
+    assert warning_of(model, **options) == reasons
+    is_flat = options == {"index_dtype": torch.int64}
+    assert model[0].index_dtype == (torch.int64 if is_flat else torch.int32)
 
 
-@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
-def test_conversion_and_back(dtype: torch.dtype) -> None:
+class PadsAndUnpools(nn.Module):
+    """What conversion does not reach: a subclass of a pool, and a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = pool(2, of=OwnPool)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, indices = self.pool(nn.functional.pad(x, (0, 1, 0, 1)))
+        return nn.functional.max_unpool2d(values, indices, 2)
+
+
+def test_the_way_out() -> None:
+    """The warning's last words end the error that conversion leaves."""
+    x, model = torch.rand(1, 2, 5, 7), PadsAndUnpools()
+    torch.use_deterministic_algorithms(False)
+    expected = model(x)
+    assert "'pool': 'OwnPool, a subclass of MaxPool2d, is left alone'" in warning_of(model)
+    torch.use_deterministic_algorithms(True)
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        model(x)
+    with patched():
+        assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, *INDEX_DTYPES], ids=str)
+def test_conversion_and_back(dtype: torch.dtype | None) -> None:
     """Modules stay the same objects. They keep their attributes and get only index_dtype."""
     unpickled = pool(3)
     unpickled.stride = None  # as in pickles of old modules
@@ -103,8 +144,11 @@ def test_conversion_and_back(dtype: torch.dtype) -> None:
     model = nn.Sequential(*(kind(2) for kind in OURS), *windows_of_3)
     before = state(model)
     assert convert_max_pooling(model, index_dtype=dtype) is model
+    with unchanged(model):
+        convert_max_pooling(model)  # which keeps what pools have
     for (module, kind, attributes), now in zip(before, state(model), strict=True):
-        added = {"index_dtype": dtype} if attributes.get("return_indices") else {}
+        has_indices = dtype is not None and attributes.get("return_indices")
+        added = {"index_dtype": dtype} if has_indices else {}
         assert now == (module, OURS.get(kind, kind), attributes | added)
     assert restore_max_pooling(model) is model
     assert state(model) == before
@@ -123,37 +167,28 @@ def test_reduce() -> None:
     assert [module.reduce for module in model] == ["last", "last", "sum"]
 
 
-def test_a_warning_names_the_line_of_the_caller() -> None:
-    model = nn.ReLU()
-    with pytest.warns(UserWarning, match="^convert_max_pooling: .* ReLU with none") as first:
-        convert_max_pooling(model)
-    with pytest.warns(UserWarning, match="^converted: .* with none") as second, converted(model):
-        pass
-    assert first[0].filename == second[0].filename == __file__
+def test_a_model_without_max_pooling() -> None:
+    assert warning_of(nn.ReLU()) == "none among its modules"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_one_warning_names_what_is_left_alone() -> None:
-    """And which pools keep their indices. If it is an error, the model is as it was."""
+    """And which pools keep their indices."""
     scripted = torch.jit.script(nn.Sequential(nn.AdaptiveMaxPool3d(2)))
     left_alone = with_own_forward(nn.MaxUnpool2d(2)), scripted, pool(2, of=OwnPool), Foreign()
     model = nn.Sequential(*left_alone, pool(2), pool(2, of=nn.MaxPool1d))
     reasons = {
         "0": "MaxUnpool2d, whose forward is set on the instance, is left alone",
-        "1.0": "AdaptiveMaxPool3d, in TorchScript, is left alone",
+        "1.0": "AdaptiveMaxPool3d, in TorchScript, is left alone, by patched() too",
         "2": "OwnPool, a subclass of MaxPool2d, is left alone",
         "3": "Foreign, a subclass of _MaxUnpoolNd, is left alone",
         # Unpools that are left alone take flat indices.
         "4": "MaxUnpool2d, whose forward is set on the instance, may want int64 indices",
         "5": "Foreign, a subclass of _MaxUnpoolNd, may want int64 indices",
     }
-    assert explain_conversion(model, index_dtype=torch.uint8) == reasons
-    with unchanged(model), pytest.raises(UserWarning, match="is left alone"):
-        convert_max_pooling(model, index_dtype=torch.uint8)
-    with pytest.warns(UserWarning, match=re.escape(f" with {reasons}. ")) as caught:
-        convert_max_pooling(model, index_dtype=torch.uint8)
-    assert len(caught) == 1
+    assert warning_of(model, index_dtype=torch.uint8) == str(reasons)
     assert [name for name, m in model.named_modules() if type(m) in OURS.values()] == ["4", "5"]
+    assert warning_of(model) == str(dict([*reasons.items()][:4]))
 
 
 def test_restoring_what_was_not_torchs_to_begin_with() -> None:
@@ -186,80 +221,15 @@ def test_nothing_is_restored_where_something_cannot_be(reason: str) -> None:
         restore_max_pooling(model)
 
 
-@pytest.mark.parametrize("name", ["convert_max_pooling", "explain_conversion", "converted"])
-def test_arguments_are_checked(name: str) -> None:
-
-    def call(model: Any, **options: Any) -> None:
-        result = getattr(maxunpool_cuda, name)(model, **options)
-        if name == "converted":
-            result.__enter__()
-
-    with pytest.raises(TypeError, match=f"^{name}: .* a Module but got list"):
-        call([MaxPool2d(2)])
-    with pytest.raises(ValueError, match=f"^{name}: expected index_dtype"):
-        call(MaxPool2d(2), index_dtype=torch.int16)
-    with pytest.raises(ValueError, match=f"^{name}: expected reduce"):
-        call(MaxPool2d(2), reduce="first")
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"^convert_max_pooling: .* a Module but got list"):
+        convert_max_pooling([MaxPool2d(2)])
+    with pytest.raises(ValueError, match=r"^convert_max_pooling: expected index_dtype"):
+        convert_max_pooling(MaxPool2d(2), index_dtype=torch.int16)
+    with pytest.raises(ValueError, match=r"^convert_max_pooling: expected reduce"):
+        convert_max_pooling(MaxPool2d(2), reduce="first")
 
 
 def test_only_models_are_restored() -> None:
     with pytest.raises(TypeError, match=r"^restore_max_pooling: .* a Module but got list"):
         restore_max_pooling([MaxPool2d(2)])
-
-
-def test_converted_undoes_what_it_did() -> None:
-    """It undoes nothing else, even after an exception, whatever the body did to the model."""
-    ours = MaxUnpool2d(3, reduce="sum")
-    model = nn.Sequential(pool(2), nn.MaxUnpool2d(2), nn.MaxPool2d(2), ours)
-    context = converted(model, index_dtype=torch.uint8, reduce="last")
-    with unchanged(model), suppress(ZeroDivisionError), context as given:
-        assert given is model
-        assert (model[0].index_dtype, ours.reduce) == (torch.uint8, "last")
-        model[1].reduce = "sum"
-        raise ZeroDivisionError
-    with converted(model):
-        removed = model.pop(2)
-        ours.reduce = "last"  # of a module that was not converted
-    assert type(removed) is nn.MaxPool2d
-    assert ours.reduce == "last"
-
-
-def test_conversion_inside_of_conversion() -> None:
-    model = nn.Sequential(pool(2), nn.MaxUnpool2d(2))
-    with unchanged(model), converted(model, index_dtype=torch.int32):
-        with converted(model, index_dtype=torch.uint8):
-            assert model[0].index_dtype == torch.uint8
-        assert model[0].index_dtype == torch.int32
-        restore_max_pooling(model)
-
-
-def test_contexts_that_cross() -> None:
-    """As two threads with one model may enter and leave them."""
-    model = nn.Sequential(nn.MaxPool2d(2))
-    earlier = converted(model)
-    earlier.__enter__()
-    expected = "^converted: expected contexts to be left in the reverse order but got "
-    with converted(model), pytest.raises(ValueError, match=expected):
-        earlier.__exit__(None, None, None)
-
-
-def test_an_exception_inside_is_the_one_that_is_raised() -> None:
-    """Whatever else is wrong at the end."""
-    model = nn.Sequential(nn.MaxPool2d(2))
-    earlier = converted(model)
-    earlier.__enter__()
-    raised = ZeroDivisionError()
-    with converted(model):
-        assert not earlier.__exit__(ZeroDivisionError, raised, None)
-    with pytest.raises(ZeroDivisionError), converted(model):  # noqa: PT012
-        model[0].__class__ = OwnOfOurs
-        raise raised
-
-
-def test_a_class_that_converted_did_not_give() -> None:
-    """As FSDP2's fully_shard gives one. It is an error at the end, and nothing is undone."""
-    model = nn.Sequential(nn.MaxPool2d(2), nn.MaxUnpool2d(2))
-    expected = r"^converted: .* but got \{'0': 'OwnOfOurs'\}$"
-    with pytest.raises(ValueError, match=expected), converted(model):
-        model[0].__class__ = OwnOfOurs
-    assert [*map(type, model)] == [OwnOfOurs, MaxUnpool2d]

@@ -35,13 +35,17 @@ every_module = pytest.mark.parametrize(("name", "arguments"), MODULES, ids=str)
 def test_modules_are_torch_modules(name: str, arguments: tuple[Any, ...]) -> None:
     module, other = (getattr(of, name)(*arguments) for of in (maxunpool_cuda, nn))
     assert isinstance(module, getattr(nn, name))
-    assert repr(module) == repr(other)
+    (own,) = vars(module).keys() - vars(other).keys()
+    ending = f", {own}={getattr(module, own)!r})"
+    assert repr(module) == f"maxunpool_cuda.{repr(other)[:-1]}{ending}"
     assert vars(other).items() <= vars(module).items()
     assert module.state_dict() == {}
     # A pickle of torch.nn's has not the argument that torch.nn's module lacks.
     unpickled = type(module).__new__(type(module))
     unpickled.__setstate__(vars(other))
-    assert repr(unpickled) == repr(other)
+    assert repr(unpickled) == repr(module)
+    of_user = type("OfUser", (type(module),), {})(*arguments)
+    assert repr(of_user).startswith("OfUser(")
 
 
 @pytest.mark.usefixtures("single_threaded_torch")

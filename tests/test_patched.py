@@ -101,7 +101,20 @@ def test_modules() -> None:
         assert F.max_unpool2d(row, twice, 2)[0, 0, 0] == 4
         # Of these windows there are no offsets of one byte.
         assert nn.MaxPool2d(17)(torch.rand(1, 40, 40)).shape == (1, 2, 2)
-        assert nn.AdaptiveMaxPool2d(2, return_indices=True)(IMAGE)[1].dtype == torch.int64
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_adaptive_pools_have_no_offsets(is_compiled: bool) -> None:
+    """A warning says that they return flat indices, where they return any."""
+    pools = [nn.AdaptiveMaxPool2d(2, return_indices=answer) for answer in (False, True)]
+    if is_compiled:
+        pools = [torch.compile(pool, backend="eager", fullgraph=True) for pool in pools]
+    with patched(index_dtype=torch.uint8):
+        pools[0](IMAGE)
+        with pytest.warns(UserWarning, match=r"^patched: .*uint8 .* returns torch\.int64 ones$"):
+            _, indices = pools[1](IMAGE)
+    assert indices.dtype == torch.int64
 
 
 def test_nesting() -> None:

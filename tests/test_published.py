@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Published models, made this package's in both ways, and called or handed on."""
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from published import PUBLISHED, Results, drawn, pooling_in, results
 from torch import Tensor, nn
 
-from maxunpool_cuda import converted, export, patched
+from maxunpool_cuda import convert_max_pooling, export, patched
 
 
 def unpickled(model: nn.Module, x: Tensor) -> Results:
@@ -62,10 +63,8 @@ def test_every_way(
     model.to(real_device)
     torch.use_deterministic_algorithms(True)  # under which torch.nn's unpooling raises an error
     if is_converted:
-        context: Any = converted(model, index_dtype=torch.uint8)
-    else:
-        context = patched(index_dtype=torch.int32)
-    with context:
+        convert_max_pooling(model, index_dtype=torch.uint8)
+    with contextlib.nullcontext() if is_converted else patched(index_dtype=torch.int32):
         found = way(model, x.to(real_device))
     assert [key for key in found if not torch.equal(found[key], expected[key])] == []
 
@@ -107,5 +106,5 @@ def test_finite_differences() -> None:
     assert slope() > 1.1 * expected
     with patched():
         assert slope() == pytest.approx(expected)
-    with converted(model, index_dtype=torch.uint8):
-        assert slope() == pytest.approx(expected)
+    convert_max_pooling(model, index_dtype=torch.uint8)
+    assert slope() == pytest.approx(expected)
