@@ -141,6 +141,8 @@ check-between:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL) TORCH=torch==2.13.0 VENV=.venv-cpu ARGS="$(ONCE) $(ARGS)"
 check-newest:
 	$(MAKE) test-all WHEEL=$(THE_WHEEL)
+	@echo "check-newest: the PyTorch that was tested, and the newest that pip finds"
+	@$(VENV)/bin/python -m pip index versions torch 2> /dev/null | grep -E "INSTALLED|LATEST" || echo "  none"
 check-upgrade:
 	$(PYTHON) tools/wheel.py check $(THE_WHEEL)
 check-cuda: export MAXUNPOOL_HOST_CODE := 1

@@ -80,10 +80,9 @@ def convert_max_pooling(
             set on the instance. Or the model has no max pooling. :class:`patched` is the way out.
 
     Example:
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.MaxPool2d(2))
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.AdaptiveMaxPool2d(1))
         >>> convert_max_pooling(model)[1]
-        maxunpool_cuda.MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False, \
-        index_dtype=torch.int64)
+        maxunpool_cuda.AdaptiveMaxPool2d(output_size=1, index_dtype=torch.int64)
     """
     name = "convert_max_pooling"
     check_model(name, model)

@@ -441,7 +441,7 @@ def adaptive_max_pool2d(
 
     Args:
         input: ``(N, C, H_in, W_in)`` or ``(C, H_in, W_in)``, of float16 to float64 or bfloat16.
-        output_size: ``(H_out, W_out)``, or one int for both; None keeps the size of the input.
+        output_size: ``(H_out, W_out)``, or one size for both; None keeps the size of the input.
         return_indices: whether to return the indices, too.
         index_dtype: int64 or int32, of flat positions in the input plane. Windows of different
             sizes have no offsets in common, so uint8 is refused.
@@ -451,8 +451,9 @@ def adaptive_max_pool2d(
 
     Raises:
         ValueError: ``index_dtype`` is none of those allowed, or too small for the plane.
-        RuntimeError: torch.nn's function raises it, in its own words, for shapes and sizes.
-        TypeError: ``input`` is no tensor; or torch.nn's function raises it, for sizes.
+        RuntimeError: the number of sizes is wrong, or one is negative; or torch.nn's function
+            raises it, in its own words, for shapes.
+        TypeError: ``input`` is no tensor, or a size is no int.
         NotImplementedError: ``input`` is sparse or nested; torch.nn's function does not take the
             dtype; or ``input`` goes to that function, which lacks ``index_dtype``.
 

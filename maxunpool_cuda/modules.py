@@ -273,6 +273,9 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
           ``out = (in - 1) * stride - 2 * padding + kernel_size``
 
     Raises:
+        TypeError: a number is no int.
+        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
+            ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -302,6 +305,9 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
           ``out = (in - 1) * stride - 2 * padding + kernel_size``
 
     Raises:
+        TypeError: a number is no int.
+        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
+            ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -334,6 +340,9 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
           ``out = (in - 1) * stride - 2 * padding + kernel_size``
 
     Raises:
+        TypeError: a number is no int.
+        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
+            ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -369,7 +378,10 @@ class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
           if ``ceil_mode`` adds a window
 
     Raises:
-        ValueError: ``index_dtype`` is none of those allowed.
+        TypeError: a number is no int, or ``ceil_mode`` no bool.
+        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+            ``kernel_size``, or another number is not positive.
+        ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
     Example:
         >>> MaxPool1d(2)(torch.tensor([[1.0, 7.0]]))
@@ -404,7 +416,10 @@ class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
           if ``ceil_mode`` adds a window
 
     Raises:
-        ValueError: ``index_dtype`` is none of those allowed.
+        TypeError: a number is no int, or ``ceil_mode`` no bool.
+        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+            ``kernel_size``, or another number is not positive.
+        ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
     Example:
         >>> pool = MaxPool2d(2, return_indices=True, index_dtype=torch.uint8)
@@ -441,7 +456,10 @@ class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
           if ``ceil_mode`` adds a window
 
     Raises:
-        ValueError: ``index_dtype`` is none of those allowed.
+        TypeError: a number is no int, or ``ceil_mode`` no bool.
+        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+            ``kernel_size``, or another number is not positive.
+        ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
     Example:
         >>> MaxPool3d((1, 1, 2))(torch.tensor([[[[1.0, 7.0]]]]))
@@ -467,6 +485,8 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
         - output, and indices: ``(N, C, L_out)`` or ``(C, L_out)``
 
     Raises:
+        TypeError: a size is no int.
+        RuntimeError: the number of sizes is wrong, or one is negative.
         ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
@@ -493,6 +513,8 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
         - output, and indices: ``(N, C, H_out, W_out)`` or ``(C, H_out, W_out)``
 
     Raises:
+        TypeError: a size is no int.
+        RuntimeError: the number of sizes is wrong, or one is negative.
         ValueError: ``index_dtype`` is none of those allowed.
 
     Example:
@@ -521,6 +543,8 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
         - output, and indices: ``(N, C, D_out, H_out, W_out)`` or ``(C, D_out, H_out, W_out)``
 
     Raises:
+        TypeError: a size is no int.
+        RuntimeError: the number of sizes is wrong, or one is negative.
         ValueError: ``index_dtype`` is none of those allowed.
 
     Example:

@@ -24,6 +24,7 @@ CALLS = [
     (nn.MaxPool3d(2), 3, "max_pool3d_with_indices", False),
     (nn.MaxPool3d(2, return_indices=True), 3, "max_pool3d_with_indices", RELEASE >= (2, 13)),
     (nn.AdaptiveMaxPool2d(1), 2, "adaptive_max_pool2d", False),
+    (nn.Upsample(scale_factor=2, mode="bicubic"), 2, "upsample_bicubic2d", RELEASE >= (2, 15)),
 ]
 
 

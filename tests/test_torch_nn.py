@@ -121,6 +121,16 @@ def test_pytorchs_own_samples(name: str, rng: random.Random) -> None:
             ours(sample.input, *sample.args, **sample.kwargs)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_dilation_that_32_bits_just_hold(device: str, dims: int) -> None:
+    """In windows of one element, which are not dilated by it."""
+    x = torch.rand(2, 3, *[5] * dims)
+    pool = getattr(F, f"max_pool{dims}d")
+    values, indices = pool(x.to(device), 1, dilation=2**31 - 1, ceil_mode=True, return_indices=True)
+    assert same(values.cpu(), x)
+    assert same(indices.cpu(), torch.arange(5**dims).view(x.shape[2:]).expand(x.shape))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_bools_pool_as_zeros_and_ones(device: str, dims: int) -> None:
