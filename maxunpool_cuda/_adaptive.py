@@ -49,21 +49,23 @@ def adaptive_max_pool(
         return result
     name = function.__name__
     check_index_dtype(name, index_dtype, is_adaptive=True)
-    output_size = _arguments.adaptive_size(name, output_size, dims)
+    sizes = _arguments.adaptive_size(name, output_size, dims)
+    # torch.nn's function takes one int faster than a tuple.
+    output_size = output_size if type(output_size) is int else sizes
     if not return_indices:
         index_dtype = torch.int64  # nobody sees them, so any plane will do
     if _call.is_for_torch(name, input, index_dtype):
         return _pool_by_torch(name, input, output_size, return_indices)
     if index_dtype == torch.int32:
         _arguments.check_fits_int32(name, input.shape[-dims:])
-    axes = _known_axes(input, output_size)
+    axes = _known_axes(input, sizes)
     is_recorded = _call.leaves_python()
     if axes is not None and all(axis.has_one_size for axis in axes):
         window = tuple([axis.size // axis.pooled for axis in axes])
         return _pool_equal_windows(function, input, window, return_indices, index_dtype)
     if axes is not None and is_recorded:
         return _pool_written_out(function, input, axes, return_indices, index_dtype)
-    if is_recorded and not return_indices and _is_recorded_as_torchs(output_size):
+    if is_recorded and not return_indices and _is_recorded_as_torchs(sizes):
         return _pool_by_torch(name, input, output_size, return_indices=False)
     values, indices = _pool_unequal_windows(name, input, output_size, index_dtype, dims=dims)
     return (values, indices) if return_indices else values

@@ -103,6 +103,8 @@ def adaptive_size(name: str, output_size: IntsOrNones, dims: int) -> tuple[Any, 
 
     As in torch.nn, signals have no None, and a size may be 0.
     """
+    if type(output_size) is int and output_size >= 0:  # which most calls have
+        return (output_size,) * dims
     numbers: Any = output_size if is_sequence(output_size) else (output_size,)
     expected = "output_size to be an int or a sequence of ints"
     as_size = _as_int

@@ -117,7 +117,7 @@ def _reasons(
     reasons: dict[str, str] = {}
     for path, module in named:
         reason = _why_left_alone(module, index_dtype, reduce)
-        if not reason and getattr(module, "return_indices", False) and type(module) in _CONVERTIBLE:
+        if not reason and _returns_indices(module):
             reason = _why_not_these_indices(module, index_dtype, unpools)
         if reason:
             reasons[path] = reason
@@ -126,7 +126,7 @@ def _reasons(
 
 def _set_arguments(module: Any, index_dtype: torch.dtype | None, reduce: Any) -> None:
     """Give a pool or an unpool of this package what it takes of these; None keeps what it has."""
-    if index_dtype is not None and getattr(module, "return_indices", False):
+    if index_dtype is not None and _returns_indices(module):
         module.index_dtype = index_dtype
     if reduce is not None and isinstance(module, _MaxUnpoolNd):
         module.reduce = reduce
@@ -187,6 +187,11 @@ def _torch_class_name(module: torch.nn.Module) -> str:
     return next(each.__name__ for each in classes if each.__module__ == _MaxPoolNd.__module__)
 
 
+def _returns_indices(module: Any) -> bool:
+    """Whether it is a pool that returns indices. An unpool has no such attribute."""
+    return isinstance(module, _TORCH_BASES) and getattr(module, "return_indices", False)
+
+
 def _is_convertible(module: torch.nn.Module) -> bool:
     """Whether ``module`` does what its class says, one of torch.nn's nine or of the nine here."""
     return type(module) in _CONVERTIBLE and "forward" not in vars(module)
@@ -210,7 +215,7 @@ def _why_left_alone(
         return None
     is_as_asked = _is_convertible(module)
     if isinstance(module, _OUR_BASE):  # a subclass
-        has_indices = getattr(module, "return_indices", False) and index_dtype is not None
+        has_indices = _returns_indices(module) and index_dtype is not None
         has_reduce = isinstance(module, _MaxUnpoolNd) and reduce is not None
         is_as_asked = not (has_indices and module.index_dtype != index_dtype)
         is_as_asked &= not (has_reduce and module.reduce != reduce)
@@ -263,7 +268,7 @@ def _why_not_restored(module: Any) -> str | None:
         if _is_convertible(module):
             return None
         return f"{_description(module)} may call this package's"
-    if getattr(module, "return_indices", False) and module.index_dtype != torch.int64:
+    if _returns_indices(module) and module.index_dtype != torch.int64:
         return f"{_description(module)} would still return {module.index_dtype} indices"
     return None
 
