@@ -49,9 +49,9 @@ def convert_max_pooling(
     """Make all max pooling modules of a model this package's, in place, and return the model.
 
     These are torch.nn's MaxPool1d/2d/3d, AdaptiveMaxPool1d/2d/3d and MaxUnpool1d/2d/3d. Each stays
-    the same object, wherever else it is used. Results of the model stay the same. So do gradients,
-    but for two where windows overlap: torch.nn's gradient of unpooling is wrong there. That of
-    pooling in float16 and bfloat16 is rounded once here, and after each addition there.
+    the same object, wherever else it is used. Results of the model stay the same. Two gradients
+    differ where windows overlap: torch.nn's of unpooling is wrong there, and those of pooling in
+    float16 and bfloat16 are rounded once here, and after each addition by torch.nn.
 
     Smaller indices suit models that hand them to unpools and do nothing else with them. This is not
     checked, so compare the model before and after. A pool gets smaller indices only if the modules
@@ -74,10 +74,10 @@ def convert_max_pooling(
         ValueError: ``index_dtype`` or ``reduce`` is none of those allowed.
 
     Warns:
-        UserWarning: for names of modules, why this pool returns other indices than those asked for,
-            that no module of the model takes its indices, or why what looks like max pooling is
-            left alone: subclasses, scripted modules, and modules of torch.nn whose ``forward`` is
-            set on the instance. Or the model has no max pooling. :class:`patched` is the way out.
+        UserWarning: has for the name of a module why it is left alone (a subclass, scripted, or a
+            ``forward`` that is set on the instance), why a pool keeps its indices, or that no
+            module of the model takes them; or the model has no max pooling. :class:`patched`
+            reaches functions, and subclasses that call them.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.AdaptiveMaxPool2d(1))
@@ -135,12 +135,11 @@ def _set_arguments(module: Any, index_dtype: torch.dtype | None, reduce: Any) ->
 def restore_max_pooling(model: Model) -> Model:
     """Make all modules of this package in a model torch.nn's, in place.
 
-    Modules keep their hooks and get the class and the attributes of torch.nn's, also those that
-    were this package's from the start. Pools that returned smaller indices return int64 ones.
-    Subclasses of this package's classes are left alone.
+    Modules keep their hooks, and become torch.nn's even if they never were. Pools that returned
+    smaller indices return int64 ones. Subclasses of this package's classes are left alone.
 
-    Three kinds of tools need this: those that look up ``type(module)``, TorchScript (which takes no
-    unpool at all), and pickles that are loaded without this package.
+    Three kinds of tools need this: those that look up ``type(module)``, :func:`torch.jit.script`
+    (which takes no unpool at all), and pickles that are loaded without this package.
 
     Args:
         model: any module.

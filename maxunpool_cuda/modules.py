@@ -274,8 +274,8 @@ class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d):
 
     Raises:
         TypeError: a number is no int.
-        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
-            ``padding`` is negative.
+        RuntimeError: there are too many or too few, or ``kernel_size`` or ``stride`` is not
+            positive, or ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -306,8 +306,8 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d):
 
     Raises:
         TypeError: a number is no int.
-        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
-            ``padding`` is negative.
+        RuntimeError: there are too many or too few, or ``kernel_size`` or ``stride`` is not
+            positive, or ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -341,8 +341,8 @@ class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d):
 
     Raises:
         TypeError: a number is no int.
-        RuntimeError: their count is wrong, or ``kernel_size`` or ``stride`` is not positive, or
-            ``padding`` is negative.
+        RuntimeError: there are too many or too few, or ``kernel_size`` or ``stride`` is not
+            positive, or ``padding`` is negative.
         ValueError: ``reduce`` is neither ``"last"`` nor ``"sum"``.
 
     Example:
@@ -379,7 +379,7 @@ class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
 
     Raises:
         TypeError: a number is no int, or ``ceil_mode`` no bool.
-        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+        RuntimeError: there are too many or too few, or ``padding`` is negative or above half of
             ``kernel_size``, or another number is not positive.
         ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
@@ -417,7 +417,7 @@ class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
 
     Raises:
         TypeError: a number is no int, or ``ceil_mode`` no bool.
-        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+        RuntimeError: there are too many or too few, or ``padding`` is negative or above half of
             ``kernel_size``, or another number is not positive.
         ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
@@ -457,7 +457,7 @@ class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
 
     Raises:
         TypeError: a number is no int, or ``ceil_mode`` no bool.
-        RuntimeError: their count is wrong, or ``padding`` is negative or above half of
+        RuntimeError: there are too many or too few, or ``padding`` is negative or above half of
             ``kernel_size``, or another number is not positive.
         ValueError: ``index_dtype`` is none of those allowed, or too small for the window (uint8).
 
