@@ -4,7 +4,7 @@
 Each class derives from torch.nn's class of the same name, so that ``isinstance``, pickles and state
 are torch.nn's. What a kind adds is in a class that its three dimensions share: an argument that
 torch.nn lacks, which ``repr`` shows, and a ``forward`` that calls this package's function.
-Constructors check what a call checks, but for symbolic sizes.
+Constructors check what a call checks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from torch.fx import Proxy, Tracer
 from . import functional
 from ._arguments import (
     IntOrInts,
-    Ints,
     IntsOrNones,
     Reduce,
     adaptive_size,
     check_ceil_mode,
-    is_known_int,
     per_dim,
     pool_window,
 )
@@ -96,11 +94,6 @@ def _renamed(function: FunctionType, qualname: str) -> FunctionType:
     return copy
 
 
-def _are_known(*numbers: Ints) -> bool:
-    """Whether no number is symbolic. A call checks symbolic ones, as part of its graph."""
-    return all(map(is_known_int, sum(numbers, ())))
-
-
 class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
     """What MaxUnpool1d, 2d and 3d share. torch.nn's class, the other base of each, makes tuples."""
 
@@ -122,16 +115,12 @@ class _MaxUnpool(_Leaf, torch.nn.modules.pooling._MaxUnpoolNd):
         name = type(self).__name__
         check_reduce(name, reduce)
         steps = kernel_size if stride is None else stride
-        window = [
-            per_dim(name, argument, value, self._dims)
-            for argument, value in (
-                ("kernel_size", kernel_size),
-                ("stride", steps),
-                ("padding", padding),
-            )
-        ]
-        if _are_known(*window):
-            check_window(Window("MaxUnpool", *window))
+        window = (
+            per_dim(name, "kernel_size", kernel_size, self._dims),
+            per_dim(name, "stride", steps, self._dims),
+            per_dim(name, "padding", padding, self._dims),
+        )
+        check_window(Window("MaxUnpool", *window))
         super().__init__(kernel_size, stride, padding)
         self.reduce = reduce
 
@@ -223,11 +212,10 @@ class _MaxPool(_Pool, torch.nn.modules.pooling._MaxPoolNd):
         check_index_dtype(name, index_dtype)
         check_ceil_mode(name, ceil_mode)
         numbers = pool_window(name, self._dims, kernel_size, stride, padding, dilation)
-        if _are_known(*numbers):
-            window = Window("MaxPool", *numbers)
-            check_pool_window(window)
-            if index_dtype == torch.uint8:
-                check_fits_uint8(window)
+        window = Window("MaxPool", *numbers)
+        check_pool_window(window)
+        if index_dtype == torch.uint8:
+            check_fits_uint8(window)
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)  # type: ignore[arg-type]
         self.index_dtype = index_dtype
 

@@ -72,3 +72,18 @@ def test_repr_and_errors_name_the_class_and_its_own_argument(name: str) -> None:
         module()
     with pytest.raises(NotImplementedError, match=rf"^{name}: .*torch\.jit\.script"):
         torch.jit.script(module)
+
+
+def test_a_graph_may_make_modules() -> None:
+    """Of sizes that it leaves open, which constructors check like others."""
+
+    def pool_all(x: torch.Tensor) -> torch.Tensor:
+        pool = maxunpool_cuda.MaxPool2d(x.shape[-2:], return_indices=True)
+        values, indices = pool(x)
+        unpooled: torch.Tensor = maxunpool_cuda.MaxUnpool2d(x.shape[-2:])(values, indices)
+        return unpooled
+
+    compiled = torch.compile(pool_all, backend="aot_eager", fullgraph=True, dynamic=True)
+    for height in (5, 6, 9):
+        x = torch.rand(1, 2, height, height + 2)
+        assert torch.equal(compiled(x), pool_all(x))
