@@ -121,7 +121,7 @@ def check_window(window: Window) -> None:
 
 
 def check_pool_window(window: Window) -> None:
-    """The same of a pool, whose padding is at most half of its kernel."""
+    """Check each number of a pool's window, and that its padding is at most half of its kernel."""
     check_window(window)
     for padding, kernel in zip(window.padding, window.kernel_size, strict=True):
         if not padding <= kernel // 2:
@@ -216,7 +216,7 @@ def pooled_shape(
     _check_shape(window, "input", input)
     _check_overflow(window, input.shape, input.shape)
     spatial = input.shape[-window.rank :]
-    _check_index_dtype(window, spatial, index_dtype)
+    _check_indices_fit(window, spatial, index_dtype)
     axes = [
         _decompositions.pooled_axis(*numbers, ceil_mode=ceil_mode)
         for numbers in zip(spatial, *window[1:], strict=True)
@@ -365,7 +365,7 @@ def check_fits_uint8(window: Window) -> None:
         )
 
 
-def _check_index_dtype(window: Window, spatial: Ints, index_dtype: torch.dtype) -> None:
+def _check_indices_fit(window: Window, spatial: Ints, index_dtype: torch.dtype) -> None:
     check_index_dtype(window.name, index_dtype)
     if index_dtype == torch.uint8:
         check_fits_uint8(window)

@@ -39,8 +39,6 @@ _CONVERTIBLE = {*_TO_OURS, *_TO_TORCH}
 # The bases of all modules that look like max pooling or unpooling, and of this package's.
 _TORCH_BASES = (_MaxPoolNd, _AdaptiveMaxPoolNd, _MaxUnpoolNd)
 _OUR_BASE: Any = modules._Leaf
-# The attributes that torch.nn's modules lack.
-_OUR_ATTRIBUTES = ("index_dtype", "reduce")
 
 
 def convert_max_pooling(
@@ -105,7 +103,9 @@ def convert_max_pooling(
             module.__class__ = _TO_OURS[type(module)]
         if type(module) in _TO_TORCH:
             fits = index_dtype == torch.int64 or path not in reasons
-            _set_arguments(module, index_dtype if fits else None, reduce)
+            asked_for = _asked_for(module, index_dtype if fits else None, reduce)
+            if asked_for is not None:
+                setattr(module, module._own_argument, asked_for)
     return model
 
 
@@ -124,12 +124,11 @@ def _reasons(
     return reasons
 
 
-def _set_arguments(module: Any, index_dtype: torch.dtype | None, reduce: Any) -> None:
-    """Give a pool or an unpool of this package what it takes of these; None keeps what it has."""
-    if index_dtype is not None and _returns_indices(module):
-        module.index_dtype = index_dtype
-    if reduce is not None and isinstance(module, _MaxUnpoolNd):
-        module.reduce = reduce
+def _asked_for(module: Any, index_dtype: torch.dtype | None, reduce: Reduce | None) -> Any:
+    """What a module of this package shall have of these; None if it keeps what it has."""
+    if isinstance(module, _MaxUnpoolNd):
+        return reduce
+    return index_dtype if _returns_indices(module) else None
 
 
 def restore_max_pooling(model: Model) -> Model:
@@ -167,10 +166,10 @@ def restore_max_pooling(model: Model) -> Model:
     if reasons:
         raise ValueError(f"restore_max_pooling: expected what torch.nn has too but got {reasons}")
     for module in model.modules():
-        if type(module) in _TO_TORCH:
-            module.__class__ = _TO_TORCH[type(module)]
-            for name in _OUR_ATTRIBUTES:
-                vars(module).pop(name, None)
+        kind: Any = type(module)
+        if kind in _TO_TORCH:
+            vars(module).pop(kind._own_argument, None)
+            module.__class__ = _TO_TORCH[kind]
     return model
 
 
@@ -214,10 +213,8 @@ def _why_left_alone(
         return None
     is_as_asked = _is_convertible(module)
     if isinstance(module, _OUR_BASE):  # a subclass
-        has_indices = _returns_indices(module) and index_dtype is not None
-        has_reduce = isinstance(module, _MaxUnpoolNd) and reduce is not None
-        is_as_asked = not (has_indices and module.index_dtype != index_dtype)
-        is_as_asked &= not (has_reduce and module.reduce != reduce)
+        asked_for = _asked_for(module, index_dtype, reduce)
+        is_as_asked = asked_for in (None, getattr(module, module._own_argument))
     return None if is_as_asked else f"{_description(module)} is left alone"
 
 

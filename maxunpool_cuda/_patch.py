@@ -179,7 +179,6 @@ class patched:  # noqa: N801  # as torch.no_grad is written
         # patched wraps a mode instead of being one: at a graph break inside it, Dynamo would leave
         # the mode switched on.
         self._mode: Any = _Mode()
-        self._mode.index_dtype = index_dtype
         adaptive_dtype = torch.int64 if index_dtype == torch.uint8 else index_dtype
         self._mode.options = {
             "max_pool": {"index_dtype": index_dtype},
@@ -214,7 +213,6 @@ class patched:  # noqa: N801  # as torch.no_grad is written
 class _Mode(TorchFunctionMode):
     """What PyTorch calls instead of its functions while this is on."""
 
-    index_dtype: torch.dtype
     options: dict[str, dict[str, Any]]  # for each kind of function, the arguments that are added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,7 +241,8 @@ class _Mode(TorchFunctionMode):
         replacement, kind = _REPLACEMENTS[func]
         results = replacement(*args, **kwargs, **self.options[kind])
         has_indices = isinstance(results, tuple)
-        if kind == "adaptive_max_pool" and has_indices and self.index_dtype == torch.uint8:
+        wants_offsets = self.options["max_pool"]["index_dtype"] == torch.uint8
+        if kind == "adaptive_max_pool" and has_indices and wants_offsets:
             _warn_of_flat_indices(func.__name__)
         return results
 

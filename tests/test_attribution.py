@@ -661,6 +661,15 @@ def test_contexts_are_left_in_reverse_order() -> None:
     assert with_hooks(net) == before
 
 
+def test_an_exception_inside_is_the_one_that_is_raised() -> None:
+    """And not that of the order, which is wrong, too."""
+    net, _, _ = network_of(1, [nn.AdaptiveMaxPool1d(4), relu()])
+    first = exact_attributions(net)
+    first.__enter__()
+    with exact_attributions(net):
+        assert not first.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+
+
 @pytest.mark.parametrize(
     ("tool", "changed"),
     [
